@@ -1,0 +1,39 @@
+# `make demo` and `make test` set up what they need and do the rest. PYTHON chooses the interpreter (3.11 to 3.13).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check format docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m arrayopt demo
+
+test: check docs
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.test
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky -q docs docs/_build
+
+clean:
+	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[demo]'
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[test]'
+	touch $@ $(VENV)/.demo

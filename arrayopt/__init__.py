@@ -1,0 +1,28 @@
+"""Layer-wise adaptive and memory-efficient optimizers for any array-API library."""
+
+from arrayopt import schedules
+from arrayopt.functional import init, update
+from arrayopt.hyper import Hyper, flag, real
+from arrayopt.optimizer import Optimizer
+from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
+
+__all__ = [
+    "CAME",
+    "LAMB",
+    "LANS",
+    "LARS",
+    "SGD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "Hyper",
+    "Optimizer",
+    "Rule",
+    "flag",
+    "init",
+    "real",
+    "schedules",
+    "update",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,90 @@
+"""What is asked of an array beyond the array API standard, in one place: dtype names, working precision, writing."""
+
+import math
+from typing import Any
+
+import array_api_compat
+from array_api_compat import array_namespace
+
+__all__ = [
+    "Array",
+    "array_namespace",
+    "detached",
+    "dtype_name",
+    "is_array",
+    "kind",
+    "library",
+    "place",
+    "size",
+    "store",
+    "working_dtype",
+    "writable",
+]
+
+Array = Any
+"""An array of any array-API library."""
+
+_WORKING = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "complex64": "complex64",
+    "complex128": "complex128",
+}
+
+
+def is_array(x: Any) -> bool:
+    """Whether x is an array of an array-API library (NumPy scalars, which cannot be written, included)."""
+    return bool(array_api_compat.is_array_api_obj(x))
+
+
+def dtype_name(x: Array) -> str:
+    """The dtype's plain name, such as ``"bfloat16"``, the same in every library."""
+    return str(x.dtype).rsplit(".", 1)[-1]
+
+
+def kind(x: Array) -> str:
+    """``"real"``, ``"complex"``, or the dtype's name where arithmetic is not defined for it."""
+    name = dtype_name(x)
+    return name if name not in _WORKING else "complex" if name.startswith("complex") else "real"
+
+
+def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
+    """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
+    name = _WORKING[dtype_name(x)]
+    return getattr(xp, {"complex64": "float32", "complex128": "float64"}.get(name, name) if real else name)
+
+
+def place(x: Array) -> tuple[Any, Any]:
+    """Which library an array belongs to, and the device that it is on."""
+    return array_namespace(x), array_api_compat.device(x)
+
+
+def library(x: Array) -> str:
+    """The plain name of an array's library: ``"numpy"``, ``"torch"``, ``"jax.numpy"``, ..."""
+    name: str = array_namespace(x).__name__
+    return name.removeprefix("array_api_compat.")
+
+
+def size(x: Array) -> int:
+    """The number of elements."""
+    return math.prod(x.shape)
+
+
+def writable(x: Array) -> bool:
+    """Whether an array can be written in place."""
+    return bool(array_api_compat.is_writeable_array(x))
+
+
+def detached(x: Array) -> Array:
+    """The same memory without PyTorch's gradient recording; other libraries' arrays as they are."""
+    return x.detach() if array_api_compat.is_torch_array(x) else x
+
+
+def store(target: Array, value: Array) -> Array:
+    """Write value into target where it can be written, and return what now holds it, in target's dtype."""
+    if writable(target):
+        detached(target)[...] = value
+        return target
+    return value

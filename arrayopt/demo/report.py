@@ -1,0 +1,190 @@
+"""The demo as one sees it: a progress bar, a table and a figure.
+
+Imports rich and matplotlib; nothing else of `arrayopt` imports this module before the demo is asked for.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from arrayopt.demo.digits import Backend, Digits, Run, compare
+
+__all__ = ["figure", "progress", "show", "table"]
+
+# Okabe and Ito's colours, which remain apart for colour-blind eyes.
+RULE_COLOURS = {"LAMB": "#0072B2", "LANS": "#E69F00", "CAME": "#009E73", "AdamW": "#D55E00", "SGD": "#7F7F7F"}
+LAYER_COLOURS = ("#440154", "#31688E", "#35B779", "#B8A800")
+STYLE = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.5,
+}
+
+
+def show(
+    rules: Sequence[str], data: Digits, backend: Backend, steps: int, batch: int, seed: int, output: Path
+) -> list[Run]:
+    """Run the comparison (see `arrayopt.demo.digits.compare`) before the user's eyes, and draw it to `output`."""
+    console = Console(highlight=False)
+    plain = console.options.ascii_only
+    console.print(
+        f"{len(data.train_x)} training and {len(data.test_x)} test images; "
+        f"{steps} steps of {batch} images, {backend.name}, seed {seed}"
+    )
+    with progress(console, rules, steps) as on_step:
+        runs = compare(rules, data=data, backend=backend, steps=steps, batch=batch, seed=seed, on_step=on_step)
+    console.print(table(runs, plain=plain))
+    figure(runs, output)
+    console.print(f"figure: {output}", soft_wrap=True, markup=False)
+    return runs
+
+
+@contextmanager
+def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Callable[[str, int], object]]:
+    """Show how far each rule has come, as a function to call with the rule and its finished steps.
+
+    On a terminal there is a bar for each rule; where output goes to a file or a pipe, one line for each rule that is done.
+    """
+    if not console.is_terminal:
+        yield lambda rule, step: console.print(f"{rule}: {steps} steps done") if step == steps else None
+        return
+    columns = (TextColumn("{task.description:>6}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        tasks = {rule: bars.add_task(rule, total=steps, start=False) for rule in rules}
+
+        def advance(rule: str, step: int) -> None:
+            if step == 1:
+                bars.start_task(tasks[rule])
+            bars.update(tasks[rule], completed=step)
+
+        yield advance
+
+
+def table(runs: Sequence[Run], *, plain: bool = False) -> Table:
+    """One line for each rule, in the order given; with `plain`, ASCII only."""
+    made = Table(title=None, header_style="bold")
+    made.add_column("rule")
+    for heading in ("peak lr", "test accuracy", "training loss", "seconds", "us/update" if plain else "µs/update"):
+        made.add_column(heading, justify="right")
+    best = max(run.accuracies[-1] for run in runs)
+    for run in runs:
+        accuracy = f"{run.accuracies[-1]:.2%}"
+        made.add_row(
+            run.rule,
+            f"{run.lr:g}",
+            f"[bold]{accuracy}[/bold]" if run.accuracies[-1] == best else accuracy,
+            f"{run.final_loss:.2e}",
+            f"{run.seconds:.2f}",
+            f"{1e6 * run.step_seconds:,.0f}",
+        )
+    return made
+
+
+def figure(runs: Sequence[Run], path: Path) -> None:
+    """Draw loss, accuracy and trust ratios, and write them to `path`, whose suffix says in which format."""
+    import matplotlib
+
+    adaptive = [run for run in runs if run.trust_ratios]
+    with matplotlib.rc_context(STYLE):
+        made = Figure(figsize=(10.0, 7.2 if adaptive else 3.8), dpi=150, layout="constrained")
+        made.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr]
+        rows = made.subfigures(2 if adaptive else 1, 1, squeeze=False)[:, 0]
+        left, right = rows[0].subplots(1, 2)
+        _losses(left, runs)
+        _accuracies(right, runs)
+        if adaptive:
+            axes = rows[1].subplots(1, len(adaptive), sharey=True, squeeze=False)[0]
+            for axis, run in zip(axes, adaptive, strict=True):
+                _trust_ratios(axis, run)
+            axes[0].set_ylabel("‖p‖ / ‖u‖")
+        made.savefig(path)
+
+
+def _losses(axis: Axes, runs: Sequence[Run]) -> None:
+    axis.set_title("Training loss")
+    axis.set_yscale("log")
+    axis.set_ylabel("cross-entropy of the batch")
+    axis.set_xlabel("step")
+    curves = {}
+    for run in runs:
+        smooth = _running_mean(run.losses)
+        axis.plot(np.arange(1, len(smooth) + 1), smooth, color=RULE_COLOURS[run.rule])
+        curves[run.rule] = (smooth[-1], RULE_COLOURS[run.rule])
+    _label_ends(axis, curves)
+
+
+def _accuracies(axis: Axes, runs: Sequence[Run]) -> None:
+    axis.set_title("Test accuracy")
+    axis.set_xlabel("step")
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    curves = {}
+    for run in runs:
+        axis.plot(run.evaluated, run.accuracies, color=RULE_COLOURS[run.rule])
+        curves[f"{run.rule}  {run.accuracies[-1]:.1%}"] = (run.accuracies[-1], RULE_COLOURS[run.rule])
+    axis.set_ylim(max(0.0, min(0.9, *(run.accuracies[-1] - 0.02 for run in runs))), 1.0)
+    _label_ends(axis, curves)
+
+
+def _trust_ratios(axis: Axes, run: Run) -> None:
+    axis.set_title(f"Trust ratio of each weight, {run.rule}")
+    axis.set_yscale("log")
+    axis.set_xlabel("step")
+    curves = {}
+    for (tensor, ratios), colour in zip(run.trust_ratios.items(), LAYER_COLOURS, strict=False):
+        axis.plot(run.evaluated, ratios, color=colour)
+        curves[tensor.removesuffix(".weight")] = (ratios[-1], colour)
+    _label_ends(axis, curves)
+
+
+def _label_ends(axis: Axes, curves: dict[str, tuple[float, str]]) -> None:
+    """Write each curve's name at its right end, moved up or down where two would touch."""
+    axis.margins(x=0.0)
+    names = sorted(curves, key=lambda name: curves[name][0])
+    axis.autoscale_view()
+    ends = axis.transData.transform([(0.0, curves[name][0]) for name in names])
+    wanted = np.clip(axis.transAxes.inverted().transform(ends)[:, 1], 0.0, 1.0)
+    for name, height in zip(names, _spread(wanted, gap=0.075), strict=True):
+        axis.text(1.02, height, name, color=curves[name][1], transform=axis.transAxes, va="center", weight="bold")
+
+
+def _spread(wanted: Any, gap: float) -> list[float]:
+    """The sorted heights nearest to those wanted with no two closer than `gap`: clusters are spaced about their middle."""
+    clusters: list[list[float]] = []
+    for height in wanted:
+        clusters.append([height])
+        while len(clusters) > 1 and _bottom(clusters[-1], gap) < _bottom(clusters[-2], gap) + len(clusters[-2]) * gap:
+            last = clusters.pop()
+            clusters[-1] += last
+    return [_bottom(cluster, gap) + i * gap for cluster in clusters for i in range(len(cluster))]
+
+
+def _bottom(cluster: list[float], gap: float) -> float:
+    """Height of the lowest of a cluster's labels, kept within the axes where the cluster fits."""
+    span = (len(cluster) - 1) * gap
+    return max(0.0, min(1.0 - span, sum(cluster) / len(cluster) - span / 2))
+
+
+def _running_mean(values: Sequence[float], width: int = 5) -> np.ndarray:
+    """Mean of each value and up to `width - 1` before it: batches differ, and their noise would hide the curves."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))

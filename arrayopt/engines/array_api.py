@@ -1,0 +1,90 @@
+"""The reference engine: a rule as it is written, on whole arrays of any array-API library."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, detached, is_array, size, store, working_dtype
+from arrayopt.engines.base import Task
+from arrayopt.groups import Tensor
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import norm
+
+__all__ = ["ArrayAPI", "apply"]
+
+Report = dict[str, Array]
+
+
+def apply(
+    rule: Rule, p: Array, g: Array, slots: dict[str, Array], t: Any, hypers: dict[str, Any]
+) -> tuple[Array, dict[str, Array], Report]:
+    """One update of one tensor, pure: the new parameter in its dtype, the new slots in theirs, and what the rule reports.
+
+    Arithmetic is in at least float32; the result is rounded to the parameter's dtype once, at the end.
+
+    Raises
+    ------
+    ValueError
+        If the rule returns other slots, or other shapes, than it was given.
+    """
+    if size(p) == 0:
+        return p, slots, {}
+    xp = array_namespace(p)
+    work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
+    h = SimpleNamespace(**{name: xp.astype(x, scalar) if is_array(x) else x for name, x in {**hypers, "t": t}.items()})
+    new_p, out = rule(xp, xp.astype(p, work, copy=False), xp.astype(g, work, copy=False), slots, h)
+    lacking = [name for name in slots if name not in out]
+    if lacking:
+        raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
+    for name, old, new in [("the parameter", p, new_p), *((name, slots[name], out[name]) for name in slots)]:
+        if tuple(new.shape) != tuple(old.shape):
+            raise ValueError(
+                f"{type(rule).__name__}.update must keep shapes; {name} was {tuple(old.shape)}, is {tuple(new.shape)}"
+            )
+    new_slots = {name: xp.astype(out[name], old.dtype, copy=False) for name, old in slots.items()}
+    return xp.astype(new_p, p.dtype, copy=False), new_slots, {k: x for k, x in out.items() if k not in slots}
+
+
+class ArrayAPI:
+    """Whole arrays, one operation after the other: slow, obvious, and what all else is compared with."""
+
+    name = "array_api"
+
+    def prepare(self, tasks: Sequence[Task], *, clip: Array | None, stats: bool) -> Callable[[], dict[str, Report]]:
+        """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
+        done = [(task.tensor, *_update(task, clip, stats)) for task in tasks]
+
+        def launch() -> dict[str, Report]:
+            reports = {}
+            for tensor, p, slots, report in done:
+                tensor.array = store(tensor.array, p)
+                tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
+                tensor.t += 1
+                reports[tensor.name] = report
+            return reports
+
+        return launch
+
+    def explain(self, rule: Rule, tensors: Sequence[Tensor]) -> str:
+        """Say how these tensors' updates are run."""
+        return "whole arrays, one operation of the rule after the other; each makes a temporary"
+
+
+def _update(task: Task, clip: Array | None, stats: bool) -> tuple[Array, dict[str, Array], Report]:
+    """One task's new parameter, slots and report."""
+    p, g = detached(task.tensor.array), detached(task.grad)
+    xp = array_namespace(p)
+    if clip is not None and size(p):
+        work = working_dtype(xp, p)
+        g = xp.astype(g, work, copy=False) * xp.astype(clip, working_dtype(xp, p, real=True))
+    new_p, slots, report = apply(task.rule, p, g, task.tensor.slots, task.tensor.t + 1, task.hypers)
+    if stats and size(p):
+        work = working_dtype(xp, p)
+        old = xp.astype(p, work, copy=False)
+        report = {
+            **report,
+            "param_norm": norm(xp, old),
+            "grad_norm": norm(xp, xp.astype(g, work, copy=False)),
+            "update_norm": norm(xp, xp.astype(new_p, work, copy=False) - old),
+        }
+    return new_p, slots, report

@@ -1,0 +1,141 @@
+"""Hyper-parameters: numbers in an interval, schedules of the step, and sequences indexed by it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, field
+from numbers import Real
+from typing import Any, final
+
+import array_api_compat
+
+__all__ = ["Hyper", "Listed", "coerce", "evaluate", "flag", "real"]
+
+Hyper = float | Callable[[int], float] | Sequence[float]
+"""What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
+
+
+@final
+@dataclass(frozen=True)
+class Listed:
+    """A schedule that reads its values from a sequence: `values[step]`.
+
+    Parameters
+    ----------
+    values : tuple of float
+        One value for each step of the run.
+
+    Raises
+    ------
+    ValueError
+        When called with a step beyond the last value. (With a traced step, as under `jax.jit`, nothing can be raised:
+        the value is NaN there.)
+
+    Examples
+    --------
+    >>> Listed((0.1, 0.05))(1)
+    0.05
+    """
+
+    values: tuple[float, ...]
+
+    def __call__(self, step: Any) -> Any:
+        n = len(self.values)
+        if isinstance(step, int):
+            if step >= n:
+                raise ValueError(f"the sequence has {n} values and has run out at step {step} (steps count from 0)")
+            return self.values[step]
+        xp = array_api_compat.array_namespace(step)
+        value = xp.take(xp.asarray(self.values), xp.reshape(xp.clip(step, 0, n - 1), (1,)))[0]
+        return xp.where(step < n, value, math.nan)
+
+
+def real(interval: str, default: Any = MISSING, *, optional: bool = False) -> Any:
+    """Declare a numeric field of a rule, with the interval that its values must lie in.
+
+    Parameters
+    ----------
+    interval : str
+        Such as ``"[0, 1)"`` or ``"(0, inf)"``. An end at infinity is always open: values are finite.
+    default : float or None, optional
+        None makes the field optional. Without a default the field must be given.
+    optional : bool, default False
+        Whether None, "off", may be given although it is not the default.
+
+    Returns
+    -------
+    dataclasses.Field
+        To be used as the class-level value of a dataclass field.
+    """
+    _contains(interval, 0.0)  # a malformed interval shows at import
+    made: Any = field(default=default, metadata={"interval": interval, "optional": optional or default is None})
+    return made
+
+
+def flag(default: bool) -> Any:
+    """Declare a structural field of a rule: True or False, fixed while a rule is in use."""
+    made: Any = field(default=default, metadata={"flag": True})
+    return made
+
+
+def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> Any:
+    """Check one hyper-parameter as given and bring it to its stored form: float, callable, 0-d array or None."""
+    if value is None and optional:
+        return None
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return _checked(where, float(value), interval)
+    if callable(value) and not isinstance(value, type):
+        return value
+    if array_api_compat.is_array_api_obj(value):
+        if value.ndim == 0:
+            number = _concrete(value)
+            return value if number is None else _checked(where, value, interval, number)
+        if value.ndim > 1:
+            raise ValueError(f"{where} must be a number or a sequence; got an array of shape {tuple(value.shape)}")
+        value = [float(x) for x in value]
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | dict | set):
+        values = list(value)
+        if not values:
+            raise ValueError(f"{where} must hold a value for each step; got an empty sequence")
+        return Listed(tuple(coerce(f"{where}[{i}]", x, interval, optional=False) for i, x in enumerate(values)))
+    raise TypeError(
+        f"{where} must be a number, a schedule (a function of the step) or a sequence of numbers"
+        f"{', or None' if optional else ''}; got {value!r}"
+    )
+
+
+def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
+    """One hyper-parameter at `step`: a float, or an array where the step or the value is one."""
+    if value is None or isinstance(value, float) or not callable(value):
+        return value
+    try:
+        result = value(step)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if isinstance(result, bool) or not (isinstance(result, Real) or array_api_compat.is_array_api_obj(result)):
+        raise TypeError(f"{where}: a schedule must return a number; got {result!r} at step {step}")
+    if isinstance(step, int):
+        return _checked(f"{where} at step {step}", float(result), interval)
+    return result
+
+
+def _checked(where: str, value: Any, interval: str | None, number: float | None = None) -> Any:
+    """`value`, if it (or `number`, its concrete value) lies in the interval."""
+    number = value if number is None else number
+    if not math.isfinite(number) or (interval is not None and not _contains(interval, number)):
+        raise ValueError(f"{where} must be {'finite' if interval is None else f'in {interval}'}; got {number}")
+    return value
+
+
+def _contains(interval: str, x: float) -> bool:
+    """Whether x lies in an interval such as ``"[0, 1)"``."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = x >= low if interval[0] == "[" else x > low
+    return above and (x <= high if interval[-1] == "]" else x < high)
+
+
+def _concrete(value: Any) -> float | None:
+    """The value of a 0-d array, or None while a library traces it."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except TypeError:  # jax.errors.ConcretizationTypeError is one
+        return None

@@ -1,0 +1,381 @@
+"""The optimizer: parameters, their groups, and the state that goes with them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from arrayopt.arrays import Array, dtype_name, kind, library, place, size
+from arrayopt.clipping import clip_factor, global_norm
+from arrayopt.engines import Task, select
+from arrayopt.groups import Group, Groups, Tensor, assign, fields_of, new_slots, override, unknown_key
+from arrayopt.hyper import Hyper, coerce, evaluate
+from arrayopt.params import is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.rules.base import Rule
+from arrayopt.state import dump, load
+from arrayopt.stats import Stats
+from arrayopt.trees import flatten, rebuild
+
+__all__ = ["Optimizer"]
+
+CLIP_NORM = "(0, inf)"
+
+
+class Optimizer:
+    """Applies an update rule to parameters, step by step.
+
+    Parameters
+    ----------
+    params : array, tree of arrays, or list of group dicts
+        A tree is made of dict, list, tuple and namedtuple; its arrays are named by their paths, such as
+        ``blocks.0.bias`` (a lone array: ``param``), and may be of any array-API library, of float16, bfloat16, float32 or
+        float64 (LAMB and AdamW: complex too). Leaves that are None are left out. Or a list of group dicts,
+        ``[{"params": [...], "lr": 0.1}, {"params": ...}, {"order_params": [...]}]``; see *Groups and schedules*.
+    rule : Rule
+        The update rule.
+    groups : mapping of pattern to dict, or list of such pairs, optional
+        What some tensors have otherwise: ``{"*.bias": {"weight_decay": 0.0}}``. A pattern is a glob over the whole name, a
+        compiled regular expression (searched for), or a function ``f(name, array)``. The first match wins; tensors
+        without one follow the rule as it is.
+    engine : str, default "auto"
+        What runs the rule: ``"auto"`` chooses by the arrays; ``"array_api"`` runs it as written.
+    clip_norm : number, schedule or sequence, optional
+        Scale all gradients down together where their joint Euclidean norm is above this, in (0, inf).
+    stats : bool, default False
+        Collect `Optimizer.stats` in each step.
+
+    Attributes
+    ----------
+    params
+        The parameters, in the structure given (list of group dicts: a flat list in their order).
+    rule : Rule
+        What tensors follow where their group does not say otherwise. Its fields can be read and set on the optimizer:
+        ``opt.lr = 0.1``.
+    groups : tuple of Group
+        The groups, in order; their fields can be set too: ``opt.groups[0].lr = 0.1``.
+    step_count : int
+        Steps made: what schedules see in the next step.
+    state : mapping of str to mapping
+        For each tensor its number of updates ``t`` and its slots, by name.
+    stats : Stats
+        Trust ratio and norms of the last step, with ``stats=True``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For parameters, groups or options that cannot be used, saying which and why.
+
+    Notes
+    -----
+    Writable arrays (NumPy, CuPy, PyTorch, ...) are updated in place; others (JAX, read-only) are replaced, so keep what
+    `step` returns. A step that raises has changed nothing, but for what a hook did.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> params = {"w": np.ones((2, 2)), "b": np.zeros(2)}
+    >>> opt = ao.Optimizer(params, ao.LAMB(lr=0.1), groups={"b": {"weight_decay": 0.0, "adapt": False}})
+    >>> params = opt.step({"w": np.ones((2, 2)), "b": np.ones(2)})
+    >>> params["b"].round(3)
+    array([-0.1, -0.1])
+    """
+
+    __slots__ = (
+        "_after", "_before", "_by_position", "_engine", "_groups", "_rule", "_stats", "_tensors", "_tree", "clip_norm", "step_count",
+    )  # fmt: skip
+
+    _rule: Rule
+    step_count: int
+    clip_norm: Hyper | None
+
+    def __init__(
+        self,
+        params: Any,
+        rule: Rule,
+        *,
+        groups: Groups | None = None,
+        engine: str = "auto",
+        clip_norm: Hyper | None = None,
+        stats: bool = False,
+    ) -> None:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+        made: list[tuple[str, Mapping[str, Any], list[str]]]
+        by_position = is_group_list(params)
+        if by_position:
+            if groups is not None:
+                raise ValueError("Optimizer: give `groups`, or params as a list of group dicts, not both")
+            named, entries = parse_group_list(params)
+            made = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
+            tree: Any = [leaf for _, leaf in named]
+        else:
+            tree = list(params) if isinstance(params, Iterator) else params
+            named = named_params(tree)
+            made = assign(rule, groups, named)
+        object.__setattr__(self, "_rule", rule)
+        self._engine, self.clip_norm = engine, clip_norm
+        self._stats, self.step_count = Stats(enabled=stats), 0
+        self._tree, self._by_position = tree, by_position
+        tensors = {name: Tensor(name, leaf) for name, leaf in named}
+        self._tensors = list(tensors.values())
+        self._groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self._before: list[Callable[[Optimizer, Any], Any]] = []
+        self._after: list[Callable[[Optimizer], Any]] = []
+        self._start(self._groups)
+        select(engine, self._tensors)
+
+    def _start(self, groups: list[Group]) -> None:
+        """Give tensors their first state."""
+        for group in groups:
+            for tensor in group.tensors:
+                if kind(tensor.array) == "complex" and not group.rule.complex_ok:
+                    raise TypeError(
+                        f"{type(group.rule).__name__} is not defined for complex parameters; got {tensor.name!r}"
+                    )
+                tensor.slots = new_slots(group.rule, tensor.array)
+
+    # ---- the step ----------------------------------------------------------------------------------------------------
+
+    def step(self, grads: Any) -> Any:
+        """Update the parameters by their gradients.
+
+        Parameters
+        ----------
+        grads : tree of arrays and None
+            In the structure of the parameters, or a flat mapping by tensor name; with params as a list of group dicts, a
+            flat list in their order. Shapes, library and device as the parameters'; any floating dtype of the same kind.
+            A tensor whose gradient is None is left out of this step and keeps its own number of updates.
+
+        Returns
+        -------
+        params
+            The parameters, in the structure given: the very same object where all arrays could be written in place.
+
+        Raises
+        ------
+        ValueError
+            If gradients do not match the parameters (listing every mismatch), or a schedule's value is out of range or
+            its sequence has run out. Nothing has been changed then.
+        """
+        for before in list(self._before):
+            replaced = before(self, grads)
+            grads = grads if replaced is None else replaced
+        matched = self._match(grads)
+        limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
+        norm = None if limit is None else global_norm([g for g in matched.values() if g is not None])
+        clip = None if limit is None else clip_factor(norm, limit)
+        launches = []
+        for rule, tensors in self._buckets():
+            hypers = rule.at(self.step_count)
+            tasks = [Task(x, matched[x.name], rule, hypers) for x in tensors if matched[x.name] is not None]
+            engine, _ = select(self._engine, tensors)
+            launches.append(engine.prepare(tasks, clip=clip, stats=self._stats.enabled))
+        reports: dict[str, dict[str, Array]] = {}
+        for launch in launches:
+            reports |= launch()
+        self.step_count += 1
+        if self._stats.enabled:
+            self._stats.replace(reports)
+            self._stats.global_norm = norm
+        for after in list(self._after):
+            after(self)
+        return self.params
+
+    def _match(self, grads: Any) -> dict[str, Array | None]:
+        """Checked gradients by tensor name."""
+        if self._by_position and not isinstance(grads, Mapping):
+            leaves = [leaf for _, leaf in flatten(grads)]
+            if len(leaves) != len(self._tensors):
+                raise ValueError(f"Optimizer.step: grads must hold {len(self._tensors)} entries; got {len(leaves)}")
+            grads = {tensor.name: leaf for tensor, leaf in zip(self._tensors, leaves, strict=True)}
+        named = [(tensor.name, tensor.array) for tensor in self._tensors]
+        return dict(zip(dict(named), match_grads("Optimizer.step", named, grads), strict=True))
+
+    def _buckets(self) -> list[tuple[Rule, list[Tensor]]]:
+        """Tensors that share a rule, a dtype, a library and a device, in order."""
+        buckets: dict[Any, tuple[Rule, list[Tensor]]] = {}
+        for group in self._groups:
+            for tensor in group.tensors:
+                xp, device = place(tensor.array)
+                key = (id(group.rule), dtype_name(tensor.array), xp, str(device))
+                buckets.setdefault(key, (group.rule, []))[1].append(tensor)
+        return list(buckets.values())
+
+    # ---- parameters and groups -----------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> Any:
+        """The parameters, in the structure given."""
+        leaves = [leaf for _, leaf in flatten(self._tree) if leaf is not None]
+        if any(tensor.array is not leaf for tensor, leaf in zip(self._tensors, leaves, strict=True)):
+            new = iter(self._tensors)
+            self._tree = rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new).array)
+        return self._tree
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, in order."""
+        return tuple(self._groups)
+
+    @property
+    def state(self) -> Mapping[str, Mapping[str, Any]]:
+        """For each tensor its number of updates ``t`` and its slots, by name; read-only, but for the arrays themselves."""
+        return MappingProxyType({x.name: MappingProxyType({"t": x.t, **x.slots}) for x in self._tensors})
+
+    @property
+    def stats(self) -> Stats:
+        """Trust ratio and norms of the last step, with ``stats=True``."""
+        return self._stats
+
+    @property
+    def rule(self) -> Rule:
+        """What tensors follow where their group does not say otherwise."""
+        return self._rule
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in fields_of(type(self._rule)):
+            return getattr(self._rule, name)
+        raise AttributeError(f"Optimizer has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in fields_of(type(self._rule)):
+            self._set_field(name, value)
+        elif name == "clip_norm":
+            object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
+        elif name == "step_count" or name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            raise AttributeError(f"Optimizer: {unknown_key(self._rule, name)}")
+
+    def _set_field(self, name: str, value: Any) -> None:
+        """Change a field of the rule, for all groups that do not set it for themselves."""
+        change = {name: value}
+        rule = override(self._rule, change, "Optimizer")
+        following = [group for group in self._groups if name not in group.overridden]
+        rules = [group.checked(group.rule, change) for group in following]
+        self._rule = rule
+        for group, new in zip(following, rules, strict=True):
+            group.replace_rule(new)
+
+    def add_group(self, params: Any, **overrides: Any) -> Group:
+        """Take more parameters in, as a new group; they start with fresh state and a count of their own.
+
+        Parameters
+        ----------
+        params : tree of arrays
+            A dict of new keys where the parameters are a dict; an array or a list, to be appended, where they are a list.
+        **overrides
+            Hyper-parameters that the group has for itself.
+
+        Returns
+        -------
+        Group
+            The new group. `params`, and so what `step` expects and returns, now holds the new parameters too.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for `Optimizer`; for names that are taken; for parameters that are neither a dict nor a list.
+        """
+        if isinstance(self._tree, dict) and isinstance(params, dict):
+            taken = [str(key) for key in params if key in self._tree]
+            if taken:
+                raise ValueError(f"Optimizer.add_group: there is already a parameter at {', '.join(taken)}")
+            tree: Any = rebuild(self._tree, lambda leaf: leaf)
+            tree.update(params)
+        elif isinstance(self._tree, list) and not isinstance(params, dict):
+            more = list(params) if isinstance(params, list | tuple | Iterator) else [params]
+            tree = [*self._tree, *more]
+        else:
+            raise ValueError(
+                "Optimizer.add_group: params must be a dict where the parameters are a dict, and an array or list where they"
+                f" are a list; got {type(params).__name__} for {type(self._tree).__name__}"
+            )
+        named = named_params(tree, "Optimizer.add_group")[len(self._tensors) :]
+        named_params([leaf for _, leaf in named], "Optimizer.add_group")
+        group = Group(f"added {len(self._groups)}", self._rule, overrides, [Tensor(name, leaf) for name, leaf in named])
+        self._start([group])
+        self._groups.append(group)
+        self._tensors += group.tensors
+        self._tree = tree
+        return group
+
+    # ---- hooks -------------------------------------------------------------------------------------------------------------
+
+    def before_step(self, hook: Callable[["Optimizer", Any], Any]) -> Callable[[], None]:
+        """Have ``hook(opt, grads)`` called at the beginning of each step; what it returns, if not None, is taken as the gradients.
+
+        Returns
+        -------
+        callable
+            Takes the hook away again.
+        """
+        return _attach(self._before, hook)
+
+    def after_step(self, hook: Callable[["Optimizer"], Any]) -> Callable[[], None]:
+        """Have ``hook(opt)`` called at the end of each step.
+
+        Returns
+        -------
+        callable
+            Takes the hook away again.
+        """
+        return _attach(self._after, hook)
+
+    # ---- saving and showing ------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.
+
+        Returns
+        -------
+        dict
+            Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
+        """
+        return dump(self.step_count, self._rule, self._groups)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
+
+        Parameters
+        ----------
+        saved : dict
+            What `state_dict` returned, of an optimizer over tensors of the same names, shapes and dtypes, in the same
+            groups, under rules with the same switches. The arrays are copied.
+
+        Raises
+        ------
+        TypeError
+            If it is no such dict.
+        ValueError
+            If it does not fit, listing every mismatch. Nothing has been changed then.
+        """
+        self.step_count, self._rule = load(saved, self._rule, self._groups)
+
+    def explain(self) -> str:
+        """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""
+        lines = []
+        for rule, tensors in self._buckets():
+            engine, why = select(self._engine, tensors)
+            first = tensors[0].array
+            lines += [
+                f"{rule!r}",
+                f"  {len(tensors)} tensors, {sum(size(x.array) for x in tensors)} parameters,"
+                f" {dtype_name(first)}, {library(first)} on {place(first)[1]}",
+                f"  engine {engine.name} ({why}): {engine.explain(rule, tensors)}",
+            ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        total = sum(size(x.array) for x in self._tensors)
+        head = f"Optimizer({self._rule!r}, {len(self._tensors)} tensors, {total} parameters, step {self.step_count})"
+        return "\n".join(
+            [head, *(f"  {group!r}" for group in self._groups if len(self._groups) > 1 or group.overridden)]
+        )
+
+
+def _attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
+    """Add a hook, and return what takes it away."""
+    if not callable(hook):
+        raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
+    hooks.append(hook)
+    return lambda: hooks.remove(hook) if hook in hooks else None

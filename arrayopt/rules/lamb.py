@@ -1,0 +1,178 @@
+"""LAMB and LANS: Adam's direction, each layer's step in proportion to the layer's own norm."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import Hyper, flag, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import clip_by_value, debias, moments, nonzero, norm, sqrt, trust_ratio, zeros_abs2
+
+__all__ = ["LAMB", "LANS"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _LayerwiseAdam(Rule):
+    """What LAMB and LANS have in common."""
+
+    lr: Hyper = real("[0, inf)", 1e-3)
+    beta1: Hyper = real("[0, 1)", 0.9)
+    beta2: Hyper = real("[0, 1)", 0.999)
+    eps: Hyper = real("(0, inf)", 1e-6)
+    weight_decay: Hyper = real("[0, inf)", 0.01)
+    bias_correction: bool = flag(True)
+    adapt: bool = flag(True)
+    clip_value: Hyper | None = real("(0, inf)", None)
+    min_norm: Hyper | None = real("[0, inf)", None)
+    max_norm: Hyper | None = real("[0, inf)", None)
+    min_ratio: Hyper | None = real("[0, inf)", None)
+    max_ratio: Hyper | None = real("[0, inf)", None)
+
+    def check(self) -> None:
+        for what in ("norm", "ratio"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if isinstance(low, float) and isinstance(high, float) and low > high:
+                raise ValueError(
+                    f"{type(self).__name__}: `min_{what}` must be at most `max_{what}`; got {low} > {high}"
+                )
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {"m": xp.zeros_like(p), "v": zeros_abs2(xp, p)}
+
+    def _averages(self, xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array, Array, Array]:
+        """The moments m and v, the debiased m, and the denominator √v + eps."""
+        m, v = moments(xp, g, s, h)
+        m_hat, v_hat = (debias(m, h.beta1, h.t), debias(v, h.beta2, h.t)) if self.bias_correction else (m, v)
+        return m, v, m_hat, sqrt(xp, v_hat) + h.eps
+
+    def _ratio(self, xp: Any, p: Array, u: Array, h: Any) -> Any:
+        """The trust ratio of an update u of p."""
+        return trust_ratio(xp, norm(xp, p), norm(xp, u), h) if self.adapt else 1.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LAMB(_LayerwiseAdam):
+    r"""Layer-wise adaptive moments for large batches (You et al. 2020).
+
+    .. math::
+
+        m &\leftarrow \beta_1 m + (1-\beta_1)\, g, \qquad v \leftarrow \beta_2 v + (1-\beta_2)\, |g|^2 \\
+        u &= \frac{m / c_1}{\sqrt{v / c_2} + \epsilon} + \lambda p,
+             \qquad c_i = 1 - \beta_i^t \\
+        p &\leftarrow p - \eta \, \frac{\varphi(\lVert p \rVert)}{\lVert u \rVert}\, u
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1e-3
+        The learning rate η, in [0, inf).
+    beta1, beta2 : number, schedule or sequence, default 0.9, 0.999
+        Decay of the first and second moment, in [0, 1).
+    eps : number, schedule or sequence, default 1e-6
+        Added to the root of the second moment, in (0, inf).
+    weight_decay : number, schedule or sequence, default 0.01
+        Decoupled weight decay λ, in [0, inf); inside u, so the trust ratio sees it.
+    bias_correction : bool, default True
+        Divide the moments by c₁ and c₂; without, c₁ = c₂ = 1.
+    adapt : bool, default True
+        Use the trust ratio; without, it is 1.
+    clip_value : number, schedule or sequence, optional
+        Limit each element of the gradient to ±clip_value first, in (0, inf). Complex: its magnitude.
+    min_norm, max_norm : number, schedule or sequence, optional
+        φ limits ‖p‖ to [min_norm, max_norm], before the test for zero.
+    min_ratio, max_ratio : number, schedule or sequence, optional
+        Limits of the trust ratio.
+    grad_centralization : bool, default False
+        See `Rule`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind, or outside its interval, or min above max.
+
+    Notes
+    -----
+    The ratio is 1 where φ(‖p‖) or ‖u‖ is zero, so zero tensors train on. Norms are over the whole tensor. Weight decay is
+    part of u (the paper's form); global gradient clipping is the Optimizer's `clip_norm`, not part of the rule.
+
+    References
+    ----------
+    You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv:1904.00962, algorithm 2.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> w = np.array([3.0, 4.0])
+    >>> ao.Optimizer(w, ao.LAMB(lr=0.1, weight_decay=0.0)).step(np.array([1.0, -1.0])).round(3)
+    array([2.646, 4.354])
+    """
+
+    complex_ok: ClassVar[bool] = True
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        g = clip_by_value(xp, g, h.clip_value)
+        m, v, m_hat, d = self._averages(xp, g, s, h)
+        u = m_hat / d + h.weight_decay * p
+        r = self._ratio(xp, p, u, h)
+        return p - h.lr * r * u, {"m": m, "v": v, "trust_ratio": r}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LANS(_LayerwiseAdam):
+    r"""LAMB with normalized gradients and a Nesterov-like second part (Zheng et al. 2020).
+
+    .. math::
+
+        g &\leftarrow g / \lVert g \rVert, \qquad
+             m, v \text{ as in LAMB}, \qquad d = \sqrt{v / c_2} + \epsilon \\
+        u_m &= (m / c_1) / d + \lambda p, \qquad u_g = g / d + \lambda p \\
+        p &\leftarrow p - \eta \left(
+             \beta_1 \frac{\varphi(\lVert p \rVert)}{\lVert u_m \rVert} u_m +
+             (1-\beta_1) \frac{\varphi(\lVert p \rVert)}{\lVert u_g \rVert} u_g \right)
+
+    Parameters
+    ----------
+    lr, beta1, beta2, eps, weight_decay, bias_correction, adapt, min_norm, max_norm, min_ratio, max_ratio
+        As in `LAMB`, with the same defaults and ranges.
+    clip_value : number, schedule or sequence, optional
+        Limit each element of the *normalized* gradient to ±clip_value, in (0, inf).
+    sequential : bool, default False
+        Apply the u_m part first; u_g then decays the updated parameter, with ‖p‖ still the old one.
+    grad_centralization : bool, default False
+        See `Rule`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `LAMB`.
+
+    Notes
+    -----
+    A zero gradient stays zero (MXNet's gives NaN). `sequential=True` is what MXNet's unfused ``step()`` computes, the
+    default what its ``fused_step()`` does and the paper says.
+
+    References
+    ----------
+    Zheng et al., "Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes", arXiv:2006.13484, algorithm 2.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> w = np.array([3.0, 4.0])
+    >>> ao.Optimizer(w, ao.LANS(lr=0.1, weight_decay=0.0)).step(np.array([1.0, -1.0])).round(3)
+    array([2.646, 4.354])
+    """
+
+    sequential: bool = flag(False)
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        g = clip_by_value(xp, g / nonzero(xp, norm(xp, g)), h.clip_value)
+        m, v, m_hat, d = self._averages(xp, g, s, h)
+        u_m = m_hat / d + h.weight_decay * p
+        r_m = self._ratio(xp, p, u_m, h)
+        new = p - h.lr * h.beta1 * r_m * u_m
+        u_g = g / d + h.weight_decay * (new if self.sequential else p)
+        r_g = self._ratio(xp, p, u_g, h)
+        new = new - h.lr * (1.0 - h.beta1) * r_g * u_g
+        return new, {"m": m, "v": v, "trust_ratio": r_m, "trust_ratio_grad": r_g}

@@ -1,0 +1,83 @@
+"""LARS: momentum SGD with a step per layer in proportion to ‖p‖ / ‖g‖."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import Hyper, flag, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import nonzero, norm
+
+__all__ = ["LARS"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LARS(Rule):
+    r"""Layer-wise adaptive rate scaling (You et al. 2017).
+
+    .. math::
+
+        \lambda &= c \, \frac{\lVert p \rVert}{\lVert g \rVert + w \lVert p \rVert + \epsilon} \\
+        b &\leftarrow \mu b + \lambda (g + w p), \qquad p \leftarrow p - \eta\, b
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence
+        The learning rate η, in [0, inf); to be given.
+    momentum : number, schedule or sequence, default 0.9
+        μ, in [0, 1).
+    weight_decay : number, schedule or sequence, default 0
+        w, in [0, inf).
+    trust_coefficient : number, schedule or sequence, default 1e-3
+        c, in (0, inf).
+    eps : number, schedule or sequence, default 0
+        In [0, inf).
+    adapt : bool, default True
+        Use λ; without, it is 1.
+    decayed_norm : bool, default False
+        λ = c·‖p‖ / (‖g + w·p‖ + eps) instead: the norm of the decayed gradient, as in optax and pytorch_optimizer.
+    grad_centralization : bool, default False
+        See `Rule`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    λ is 1 where ‖p‖ or the gradient's norm is zero. The learning rate is applied outside the momentum; MXNet and optax
+    have it inside, which differs only where lr changes.
+
+    References
+    ----------
+    You, Gitman, Ginsburg, "Large Batch Training of Convolutional Networks", arXiv:1708.03888, algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> w = np.array([3.0, 4.0])
+    >>> ao.Optimizer(w, ao.LARS(lr=10.0)).step(np.array([0.6, 0.8])).round(3)
+    array([2.97, 3.96])
+    """
+
+    lr: Hyper = real("[0, inf)")
+    momentum: Hyper = real("[0, 1)", 0.9)
+    weight_decay: Hyper = real("[0, inf)", 0.0)
+    trust_coefficient: Hyper = real("(0, inf)", 1e-3)
+    eps: Hyper = real("[0, inf)", 0.0)
+    adapt: bool = flag(True)
+    decayed_norm: bool = flag(False)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {"buf": xp.zeros_like(p)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        decayed, ratio = g + h.weight_decay * p, 1.0
+        if self.adapt:
+            a, b = norm(xp, p), norm(xp, decayed if self.decayed_norm else g)
+            divisor = (b if self.decayed_norm else b + h.weight_decay * a) + h.eps
+            ratio = xp.where((a > 0) & (b > 0), h.trust_coefficient * a / nonzero(xp, divisor), 1.0)
+        buf = h.momentum * s["buf"] + ratio * decayed
+        return p - h.lr * buf, {"buf": buf, "trust_ratio": ratio}

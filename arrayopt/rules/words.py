@@ -1,0 +1,155 @@
+"""The words that update rules are written in: averages, norms, ratios, in plain array API.
+
+``x``, ``g``, ``p`` are whole arrays of one tensor; ``beta``, ``t`` and other scalars are Python numbers, or 0-d arrays where
+a library traces them. Nothing here writes an input or decides by an array's value in Python.
+"""
+
+import math
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, kind
+
+__all__ = [
+    "abs2",
+    "at_first",
+    "bias_correction",
+    "centralize",
+    "clamp",
+    "clip_by_value",
+    "debias",
+    "decayed_beta",
+    "ema",
+    "is_zero",
+    "moments",
+    "nonzero",
+    "norm",
+    "rank_one",
+    "relative_lr",
+    "rms",
+    "sqrt",
+    "trust_ratio",
+    "zeros_abs2",
+]
+
+# ---- scalars: of the host, or traced ---------------------------------------------------------------------------------
+
+
+def _scalar(name: str, x: Any) -> Any:
+    """A function of `math` on a Python number, the namespace's own on an array."""
+    return getattr(math, name)(x) if isinstance(x, int | float) else getattr(array_namespace(x), name)(x)
+
+
+def bias_correction(beta: Any, t: Any) -> Any:
+    """1 - beta^t, without cancellation (Adam, arXiv:1412.6980, section 3)."""
+    log_beta = -math.inf if is_zero(beta) else _scalar("log", beta)
+    return -_scalar("expm1", t * log_beta)
+
+
+def at_first(t: Any, first: Any, later: Any) -> Any:
+    """`first` in a tensor's first update (t = 1), `later` after it."""
+    return (first if t == 1 else later) if isinstance(t, int) else array_namespace(t).where(t == 1, first, later)
+
+
+def decayed_beta(t: Any, decay_rate: Any) -> Any:
+    """1 - t^(-decay_rate), a decay that grows with t (Adafactor, arXiv:1804.04235, section 7.2)."""
+    return 1.0 - t**-decay_rate
+
+
+def relative_lr(t: Any, *, warmup: bool) -> Any:
+    """min(1e-2, 1/√t), or min(1e-6·t, 1/√t) with warm-up (Adafactor, arXiv:1804.04235, section 8)."""
+    decay, ceiling = 1.0 / _scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
+    return min(decay, ceiling) if isinstance(t, int) else array_namespace(t).minimum(decay, ceiling)
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a hyper-parameter is the plain number zero, and not a schedule or an array: a structural fact."""
+    return isinstance(x, float) and x == 0.0
+
+
+# ---- element by element ----------------------------------------------------------------------------------------------
+
+
+def nonzero(xp: Any, x: Array) -> Array:
+    """x as a divisor: zeros become one; NaN stays."""
+    return xp.where(x == 0, 1.0, x)
+
+
+def sqrt(xp: Any, x: Array) -> Array:
+    """√x whose derivative at zero is zero, so that automatic differentiation through a step gives no NaN."""
+    return xp.where(x == 0, 0.0, xp.sqrt(nonzero(xp, x)))
+
+
+def abs2(xp: Any, x: Array) -> Array:
+    """|x|², real also for complex x."""
+    return xp.real(x) ** 2 + xp.imag(x) ** 2 if kind(x) == "complex" else x * x
+
+
+def zeros_abs2(xp: Any, p: Array) -> Array:
+    """Zeros that can hold |p|²: real also for complex p."""
+    return xp.zeros_like(xp.real(p) if kind(p) == "complex" else p)
+
+
+def clip_by_value(xp: Any, g: Array, limit: Any) -> Array:
+    """g with magnitudes limited to `limit` (complex: the phase is kept); None leaves it as it is."""
+    if limit is None:
+        return g
+    return g / xp.maximum(xp.abs(g) / limit, 1.0) if kind(g) == "complex" else clamp(xp, g, -limit, limit)
+
+
+def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
+    """x limited to [low, high]; None leaves an end open; NaN stays."""
+    x = x if low is None else xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)
+
+
+def ema(average: Array, x: Array, beta: Any) -> Array:
+    """The exponential moving average, one step on: beta·average + (1 - beta)·x."""
+    return beta * average + (1.0 - beta) * x
+
+
+def moments(xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array]:
+    """Adam's first and second moment, one step on (arXiv:1412.6980, algorithm 1)."""
+    return ema(s["m"], g, h.beta1), ema(s["v"], abs2(xp, g), h.beta2)
+
+
+def debias(average: Array, beta: Any, t: Any) -> Array:
+    """An average that began at zero, corrected for that: average / (1 - beta^t)."""
+    return average / bias_correction(beta, t)
+
+
+# ---- whole tensors ---------------------------------------------------------------------------------------------------
+
+
+def norm(xp: Any, x: Array) -> Array:
+    """The Euclidean norm over the whole tensor, 0-d."""
+    return sqrt(xp, xp.sum(abs2(xp, x)))
+
+
+def rms(xp: Any, x: Array) -> Array:
+    """The root mean square over the whole tensor, 0-d."""
+    return sqrt(xp, xp.mean(abs2(xp, x)))
+
+
+def trust_ratio(xp: Any, a: Array, b: Array, h: Any) -> Array:
+    """φ(a) / b limited to [min_ratio, max_ratio], 1 where φ(a) or b is not positive; φ limits to [min_norm, max_norm].
+
+    LAMB, arXiv:1904.00962, algorithm 2.
+    """
+    a = clamp(xp, a, h.min_norm, h.max_norm)
+    ratio = xp.where((a > 0) & (b > 0), a / nonzero(xp, b), 1.0)
+    return clamp(xp, ratio, h.min_ratio, h.max_ratio)
+
+
+def centralize(xp: Any, g: Array) -> Array:
+    """g less its mean over all axes but the first, for rank ≥ 2 (arXiv:2004.01461, equation 1)."""
+    return g if g.ndim < 2 else g - xp.mean(g, axis=tuple(range(1, g.ndim)), keepdims=True)
+
+
+# ---- rows and columns: the factored statistics of Adafactor and CAME ---------------------------------------------------
+
+
+def rank_one(xp: Any, x: Array, r: Array, c: Array) -> Array:
+    """x · (r / mean(r))^-½ · c^-½: x over the root of the rank-one estimate of the mean of what r and c average."""
+    rows = r / nonzero(xp, xp.mean(r, axis=-1, keepdims=True))
+    rows, columns = xp.sqrt(nonzero(xp, rows)), xp.sqrt(nonzero(xp, c))
+    return x / xp.expand_dims(rows, axis=-1) / xp.expand_dims(columns, axis=-2)

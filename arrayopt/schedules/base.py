@@ -1,0 +1,152 @@
+"""What all schedules share: the call, the checks of their fields, and arithmetic with `*` and `+`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, final, overload
+
+import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj
+
+from arrayopt.schedules.fields import CHECKS, Operand, is_operand
+
+__all__ = ["Array", "Product", "Schedule", "Sum", "at", "default_dtype", "mix", "real"]
+
+Array = Any
+"""An array of any array-API library."""
+
+
+class Schedule(ABC):
+    """A number for every step of training: ``schedule(step)``, where the first step is 0.
+
+    The step is an ``int``, and the value then a ``float`` computed in double precision; or it is an integer array, such
+    as a JAX tracer under ``jax.jit``, and the value an array of the same library and shape, of that library's default
+    floating dtype. Schedules are immutable, and can be printed, compared, hashed and pickled. Where one of a and b is a
+    schedule, and the other too, or a number or any function of the step, ``a * b`` and ``a + b`` are schedules.
+
+    Notes
+    -----
+    The sign of a step given as an array is not checked, as that would mean to wait for the device.
+
+    Examples
+    --------
+    >>> from arrayopt.schedules import Cosine, Warmup
+    >>> schedule = Warmup(1.0, warmup_steps=10) * Cosine(0.5, decay_steps=100)
+    >>> schedule(0), schedule(5), schedule(100)
+    (0.0, 0.24846104257439222, 0.0)
+    >>> import numpy as np
+    >>> schedule(np.asarray([0, 5, 100]))
+    array([0.        , 0.24846104, 0.        ])
+    """
+
+    __array_ufunc__ = None  # np.float64(0.5) * schedule is ours to answer
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # every final class is a dataclass
+            check = CHECKS[str(field.type)]
+            value = check(f"{type(self).__name__}: `{field.name}`", getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @overload
+    def __call__(self, step: int) -> float: ...
+    @overload
+    def __call__(self, step: Array) -> Array: ...
+    def __call__(self, step: Any) -> Any:
+        """The value at ``step``: a float for an int of at least 0, an array for an integer array."""
+        who = f"{type(self).__name__}: `step`"
+        if isinstance(step, int | np.integer) and not isinstance(step, bool):
+            if step < 0:
+                raise ValueError(f"{who} must be at least 0; got {step}")
+            return float(self._value(np, np.int64(step)))
+        if not is_array_api_obj(step):
+            raise TypeError(f"{who} must be an integer; got {step!r}")
+        xp = array_namespace(step)
+        if not xp.isdtype(step.dtype, "integral"):
+            raise TypeError(f"{who} must be an array of integers; got dtype {step.dtype}")
+        return xp.asarray(self._value(xp, xp.asarray(step, dtype=default_dtype(xp, "integral"))))
+
+    @abstractmethod
+    def _value(self, xp: Any, s: Array) -> Array:
+        """The formula. `s` is an integer array and `xp` its namespace, or for an int step an `np.int64` and `np`."""
+
+    def __repr__(self) -> str:
+        given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x, default in given if x != default)})"
+
+    def __mul__(self, other: Operand) -> Product:
+        return Product(self, other) if is_operand(other) else NotImplemented
+
+    def __add__(self, other: Operand) -> Sum:
+        return Sum(self, other) if is_operand(other) else NotImplemented
+
+    __rmul__ = __mul__
+    __radd__ = __add__
+
+
+def default_dtype(xp: Any, kind: str) -> Any:
+    """The dtype that a library gives to "integral" or "real floating" numbers where none is asked for."""
+    return xp.__array_namespace_info__().default_dtypes()[kind]
+
+
+def real(xp: Any, x: Any) -> Array:
+    """Integers, exact until here, as floating-point numbers."""
+    return np.float64(x) if xp is np else xp.asarray(x, dtype=default_dtype(xp, "real floating"))
+
+
+def mix(start: float, end: float, w: Array) -> Array:
+    """From start (w = 0) to end (w = 1), with no rounding error at either."""
+    return start * (1.0 - w) + end * w
+
+
+def at(part: Operand, xp: Any, s: Array) -> Any:
+    """The value of a number, a schedule or any other function of the step."""
+    if isinstance(part, Schedule):
+        return part._value(xp, s)
+    if not callable(part):
+        return part
+    return real(xp, part(int(s) if xp is np else s))
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Product(Schedule):
+    """``a(s) * b(s)``, as written by ``a * b``: one is a schedule, the other any function of the step or a number.
+
+    Examples
+    --------
+    >>> from arrayopt.schedules import Constant
+    >>> Constant(0.1) * 0.5
+    (Constant(value=0.1) * 0.5)
+    """
+
+    a: Operand
+    b: Operand
+
+    def _value(self, xp: Any, s: Array) -> Array:
+        return at(self.a, xp, s) * at(self.b, xp, s)
+
+    def __repr__(self) -> str:
+        return f"({self.a!r} * {self.b!r})"
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Sum(Schedule):
+    """``a(s) + b(s)``, as written by ``a + b``: one is a schedule, the other any function of the step or a number.
+
+    Examples
+    --------
+    >>> from arrayopt.schedules import Constant, Warmup
+    >>> Constant(0.1) + Warmup(0.2, warmup_steps=2)
+    (Constant(value=0.1) + Warmup(peak_value=0.2, warmup_steps=2))
+    """
+
+    a: Operand
+    b: Operand
+
+    def _value(self, xp: Any, s: Array) -> Array:
+        return at(self.a, xp, s) + at(self.b, xp, s)
+
+    def __repr__(self) -> str:
+        return f"({self.a!r} + {self.b!r})"

@@ -1,0 +1,78 @@
+"""A picture of schedules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["plot"]
+
+
+def plot(
+    schedules: Callable[[int], float] | Mapping[str, Callable[[int], float]],
+    steps: int,
+    *,
+    ax: Any = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Draw the values of schedules at the steps ``0, ..., steps - 1``.
+
+    Parameters
+    ----------
+    schedules : schedule or dict of str to schedule
+        What to draw, or several by their labels. Any function of the step will do.
+    steps : int
+        How many, at least 1.
+    ax : matplotlib.axes.Axes, optional
+        What to draw on; by default a new figure.
+    path : path-like, optional
+        Where to save the figure as a PNG.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        What has been drawn on.
+
+    Raises
+    ------
+    ImportError
+        If Matplotlib is missing.
+    TypeError, ValueError
+        If an argument is not as said above.
+
+    Examples
+    --------
+    >>> from arrayopt.schedules import Cosine, Warmup, plot
+    >>> ax = plot({"warm-up": Warmup(0.1, 20), "cosine": Cosine(0.1, 100)}, steps=100)
+    >>> ax.get_xlabel()
+    'step'
+    """
+    labelled = schedules if isinstance(schedules, Mapping) else {str(schedules): schedules}
+    for label, schedule in labelled.items():
+        if not callable(schedule):
+            raise TypeError(f"plot: {label!r} must be a schedule or another function of the step; got {schedule!r}")
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise TypeError(f"plot: `steps` must be an integer; got {steps!r}")
+    if steps < 1:
+        raise ValueError(f"plot: `steps` must be at least 1; got {steps}")
+    if ax is None:
+        ax = _new_axes()
+    for label, schedule in labelled.items():
+        ax.plot(range(steps), [float(schedule(s)) for s in range(steps)], label=label)
+    ax.set_xlabel("step")
+    ax.set_ylabel("value")
+    if labelled:
+        ax.legend()
+    if path is not None:
+        ax.figure.savefig(path, format="png")
+    return ax
+
+
+def _new_axes() -> Any:
+    """Axes of a figure that an interactive session shows."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("plot: Matplotlib is needed; `pip install arrayopt[demo]` brings it") from error
+    return pyplot.subplots(layout="constrained")[1]

@@ -1,0 +1,134 @@
+"""The state of an optimizer as a plain dict, and back."""
+
+import dataclasses
+from typing import Any
+
+from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place
+from arrayopt.groups import Group, Tensor, override
+from arrayopt.rules.base import Rule, hypers, is_flag
+
+__all__ = ["dump", "load"]
+
+FORMAT = 1
+
+
+def dump(step: int, rule: Rule, groups: list[Group]) -> dict[str, Any]:
+    """See `Optimizer.state_dict`."""
+    return {
+        "format": FORMAT,
+        "step": step,
+        "rule": _describe(rule),
+        "groups": [
+            {
+                **_describe(group.rule),
+                "label": group.label,
+                "own": sorted(group.overridden),
+                "tensors": list(group.names),
+            }
+            for group in groups
+        ],
+        "tensors": {
+            tensor.name: {
+                "t": tensor.t,
+                "shape": tuple(tensor.array.shape),
+                "dtype": dtype_name(tensor.array),
+                "slots": {name: _copy(x) for name, x in tensor.slots.items()},
+            }
+            for group in groups
+            for tensor in group.tensors
+        },
+    }
+
+
+def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, Rule]:
+    """Bring groups and their tensors to the saved state, once all of it has been checked; see `Optimizer.load_state_dict`."""
+    if not isinstance(saved, dict) or not {"format", "step", "rule", "groups", "tensors"} <= set(saved):
+        raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; got {type(saved).__name__}")
+    if saved["format"] != FORMAT:
+        raise ValueError(f"Optimizer.load_state_dict: format must be {FORMAT}; got {saved['format']!r}")
+    wrong = _rule_differences("rule", saved["rule"], rule)
+    if len(saved["groups"]) != len(groups):
+        wrong.append(f"saved {len(saved['groups'])} groups, here {len(groups)}")
+    for group, was in zip(groups, saved["groups"], strict=False):
+        wrong += _rule_differences(f"group {group.label!r}", was, group.rule)
+        if list(group.names) != was["tensors"]:
+            wrong.append(f"group {group.label!r} held {was['tensors']}, here {list(group.names)}")
+    tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
+    wrong += [f"missing {name!r}" for name in tensors if name not in saved["tensors"]]
+    wrong += [f"unexpected {name!r}" for name in saved["tensors"] if name not in tensors]
+    for name, was in saved["tensors"].items():
+        if name in tensors:
+            wrong += _tensor_differences(tensors[name], was)
+    if wrong:
+        raise ValueError(f"Optimizer.load_state_dict: the state does not fit: {'; '.join(wrong)}")
+
+    new_rule = override(rule, saved["rule"]["hypers"], "Optimizer.load_state_dict")
+    new_rules = [
+        override(g.rule, was["hypers"], f"group {g.label!r}") for g, was in zip(groups, saved["groups"], strict=True)
+    ]
+    new_slots = {
+        name: {slot: _like(tensor.slots[slot], x) for slot, x in saved["tensors"][name]["slots"].items()}
+        for name, tensor in tensors.items()
+    }
+    for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
+        group.replace_rule(grouped, frozenset(was["own"]))
+    for name, tensor in tensors.items():
+        tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
+    return saved["step"], new_rule
+
+
+def _describe(rule: Rule) -> dict[str, Any]:
+    """A rule as plain values: its name, switches and hyper-parameters."""
+    return {
+        "name": type(rule).__name__,
+        "switches": {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule) if is_flag(f)},
+        "hypers": {name: getattr(rule, name) for name in hypers(type(rule))},
+    }
+
+
+def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
+    """What is structurally different between a saved rule and one in use."""
+    now = _describe(rule)
+    if was["name"] != now["name"]:
+        return [f"{who} was {was['name']}, here {now['name']}"]
+    wrong = [
+        f"{who} had {k}={was['switches'].get(k)!r}, here {v!r}"
+        for k, v in now["switches"].items()
+        if was["switches"].get(k) != v
+    ]
+    return wrong + [
+        f"{who} had {k}={was['hypers'].get(k)!r}, here {v!r}"
+        for k, v in now["hypers"].items()
+        if (was["hypers"].get(k) is None) != (v is None)
+    ]
+
+
+def _tensor_differences(tensor: Tensor, was: dict[str, Any]) -> list[str]:
+    """What is different between a saved tensor's state and what this tensor needs."""
+    who, wrong = repr(tensor.name), []
+    if tuple(was["shape"]) != tuple(tensor.array.shape):
+        wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tuple(tensor.array.shape)}")
+    if was["dtype"] != dtype_name(tensor.array):
+        wrong.append(f"dtype {was['dtype']} at {who}, expected {dtype_name(tensor.array)}")
+    if list(was["slots"]) != list(tensor.slots):
+        return [*wrong, f"slots {list(was['slots'])} at {who}, expected {list(tensor.slots)}"]
+    for slot, mine in tensor.slots.items():
+        x = was["slots"][slot]
+        if not is_array(x):
+            wrong.append(f"{type(x).__name__} as {slot} of {who}, expected an array")
+        elif tuple(x.shape) != tuple(mine.shape) or dtype_name(x) != dtype_name(mine):
+            wrong.append(
+                f"{slot} of {who} is {dtype_name(x)} {tuple(x.shape)}, expected {dtype_name(mine)} {tuple(mine.shape)}"
+            )
+    return wrong
+
+
+def _copy(x: Any) -> Any:
+    """A copy of an array, of the same library and on the same device."""
+    return array_namespace(x).asarray(detached(x), copy=True)
+
+
+def _like(mine: Any, x: Any) -> Any:
+    """A copy of x of mine's library and on its device."""
+    xp, device = place(mine)
+    return _copy(x) if array_namespace(x) is xp else xp.asarray(x, dtype=mine.dtype, device=device, copy=True)

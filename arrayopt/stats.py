@@ -1,0 +1,57 @@
+"""What the last step reported of each tensor: trust ratio and norms."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from arrayopt.arrays import Array
+
+__all__ = ["Stats"]
+
+
+class Stats(Mapping[str, Mapping[str, Array]]):
+    """Reports of the last step by tensor name: ``opt.stats["w"]["trust_ratio"]``, as 0-d arrays on their device.
+
+    Looking up an array does not wait for the device; `read` does.
+
+    The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was given it, before
+    centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what the rule reports: ``trust_ratio`` of LAMB,
+    LANS and LARS, ``trust_ratio_grad`` of LANS. Tensors that the step left out, and empty ones, are absent.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.global_norm: Any = None
+        self._reports: dict[str, dict[str, Array]] = {}
+
+    def replace(self, reports: dict[str, dict[str, Array]]) -> None:
+        """Put a new step's reports in the place of the last one's."""
+        self._reports = {name: report for name, report in reports.items() if report}
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """All reports as Python floats, by tensor name; waits for the device.
+
+        Raises
+        ------
+        RuntimeError
+            If the Optimizer was made without ``stats=True``.
+        """
+        return {name: {key: float(x) for key, x in report.items()} for name, report in self._all().items()}
+
+    def _all(self) -> dict[str, dict[str, Array]]:
+        if not self.enabled:
+            raise RuntimeError("Optimizer: `stats` were not asked for; make it with stats=True")
+        return self._reports
+
+    def __getitem__(self, name: str) -> Mapping[str, Array]:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return (
+            f"Stats({len(self._reports)} tensors)" if self.enabled else "Stats(off; make the Optimizer with stats=True)"
+        )

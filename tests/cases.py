@@ -1,0 +1,60 @@
+"""A row per rule: the options that every common test runs it with. A new rule adds its rows here and no test."""
+
+import arrayopt as ao
+
+CASES = {
+    "LAMB": [
+        {},
+        {"bias_correction": False, "weight_decay": 0.1, "lr": 0.05},
+        {"clip_value": 0.3, "min_norm": 0.2, "max_norm": 1.5},
+        {"min_ratio": 0.1, "max_ratio": 1.0, "beta1": 0.0},
+        {"adapt": False, "grad_centralization": True},
+    ],
+    "LANS": [
+        {},
+        {"sequential": True, "weight_decay": 0.1, "lr": 0.05},
+        {"clip_value": 0.3, "min_norm": 0.2, "max_norm": 1.5, "bias_correction": False},
+        {"adapt": False, "sequential": True, "grad_centralization": True},
+        {"min_ratio": 0.5, "max_ratio": 2.0, "beta2": 0.9},
+    ],
+    "CAME": [
+        {"lr": 0.01},
+        {"lr": 0.01, "decay_rate": 0.8, "beta3": 0.99, "weight_decay": 0.1},
+        {"lr": 0.02, "scale_parameter": True, "clip_threshold": 0.5, "eps1": 1e-20, "eps2": 1e-10, "eps_scale": 0.01},
+        {"relative_step": True, "clip_threshold": None},
+        {"relative_step": True, "warmup_init": True, "scale_parameter": True, "grad_centralization": True},
+    ],
+    "LARS": [
+        {"lr": 0.1},
+        {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.01, "eps": 1e-8},
+        {"lr": 1.0, "weight_decay": 0.1, "trust_coefficient": 0.01, "decayed_norm": True},
+        {"lr": 0.1, "adapt": False, "grad_centralization": True},
+    ],
+    "AdamW": [
+        {},
+        {"bias_correction": False, "eps": 1e-6, "lr": 0.01},
+        {"amsgrad": True, "beta2": 0.5, "weight_decay": 0.0},
+        {"amsgrad": True, "bias_correction": False, "grad_centralization": True},
+    ],
+    "Adam": [{}, {"weight_decay": 0.1, "amsgrad": True, "beta2": 0.5}, {"bias_correction": False, "beta1": 0.0}],
+    "SGD": [
+        {"lr": 0.1},
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "dampening": 0.5},
+        {"lr": 0.1, "dampening": 0.5, "grad_centralization": True},
+    ],
+    "Adafactor": [
+        {},
+        {"lr": 0.01, "relative_step": False, "scale_parameter": False, "weight_decay": 0.1},
+        {"warmup_init": True, "beta1": 0.9, "clip_threshold": None},
+        {"decay_rate": 0.5, "eps1": 1e-20, "eps_scale": 0.01, "clip_threshold": 0.5, "grad_centralization": True},
+    ],
+}
+
+ALL = [(name, options) for name, rows in CASES.items() for options in rows]
+IDS = [f"{name}-{i}" for name, rows in CASES.items() for i in range(len(rows))]
+
+
+def make(name, options):
+    """The rule of a row."""
+    return getattr(ao, name)(**options)

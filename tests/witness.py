@@ -1,0 +1,277 @@
+"""Every update rule once more, as float64 loops in plain Python, to compare the package with.
+
+A tensor is its shape and a flat list of numbers in C order. Nothing here is shared with the package, and nothing is
+clever: a line of code is a line of the rule's definition. `h` holds the options, as `h.lr`, under the package's names.
+"""
+
+import math
+
+MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
+TRUST = {"adapt": True, "clip_value": None, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
+BUFFER = {"weight_decay": 0.0}  # and `lr`, which has no default
+FACTORED = {"lr": None, "eps1": 1e-30, "eps_scale": 1e-3, "clip_threshold": 1.0, "weight_decay": 0.0}
+CAME = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.9999, "eps2": 1e-16, "decay_rate": None}
+CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
+RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
+DEFAULTS = {
+    "LAMB": MOMENTS | TRUST,
+    "LANS": MOMENTS | TRUST | {"sequential": False},
+    "CAME": FACTORED | CAME | CONSTANT_LR,
+    "LARS": BUFFER | {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False},
+    "AdamW": MOMENTS | {"eps": 1e-8, "amsgrad": False},
+    "Adam": MOMENTS | {"eps": 1e-8, "weight_decay": 0.0, "amsgrad": False},
+    "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
+    "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
+}
+
+
+class Options:
+    """The options of one step, with the defaults of the rule where they are not given."""
+
+    def __init__(self, rule_name: str, given: dict) -> None:
+        values = DEFAULTS[rule_name] | {"grad_centralization": False} | given
+        unknown = set(given) - set(DEFAULTS[rule_name]) - {"lr", "grad_centralization"}
+        if unknown:
+            raise TypeError(f"witness: {rule_name} has no option {sorted(unknown)}")
+        self.__dict__.update(values)
+
+
+def step(
+    rule_name: str, options: dict, shape: tuple[int, ...], p: list, g: list, state: dict, t: int
+) -> tuple[list, dict]:
+    """One step of a rule on one tensor: (new p, new state). `state` is {} at first; `t` counts this update from 1."""
+    h = Options(rule_name, options)
+    s = state or zero_slots(rule_name, h, shape)
+    if len(p) == 0:
+        return p, s
+    if h.grad_centralization and len(shape) >= 2:
+        g = centralize(shape, g)
+    return RULES[rule_name](h, shape, p, g, s, t)
+
+
+def zero_slots(rule_name, h, shape):
+    """The state before the first step."""
+    whole = math.prod(shape)
+    if rule_name in ("SGD", "LARS"):
+        return {"buf": [0.0] * whole}
+    if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
+        slots = {"m": [0.0] * whole, "v": [0.0] * whole}
+        if rule_name in ("AdamW", "Adam") and h.amsgrad:
+            slots["v_max"] = [0.0] * whole
+        return slots
+    slots = {} if h.beta1 is None else {"m": [0.0] * whole}
+    if len(shape) < 2:
+        return slots | {"v": [0.0] * whole}
+    rows, columns = math.prod(shape[:-1]), math.prod(shape[:-2] + shape[-1:])
+    slots |= {"r": [0.0] * rows, "c": [0.0] * columns}
+    if rule_name == "CAME":
+        slots |= {"ir": [0.0] * rows, "ic": [0.0] * columns}
+    return slots
+
+
+def centralize(shape, g):
+    """g - mean(g over all axes but the first)."""
+    size = math.prod(shape[1:])
+    means = [sum(g[i * size : (i + 1) * size]) / size for i in range(shape[0])]
+    return [x - means[k // size] for k, x in enumerate(g)]
+
+
+def square(x):
+    """|x|^2 of a real or complex number."""
+    return x.real * x.real + x.imag * x.imag
+
+
+def norm(x):
+    """The Euclidean norm over the whole tensor."""
+    return math.sqrt(sum(square(a) for a in x))
+
+
+def rms(x):
+    """The root of the mean square over the whole tensor."""
+    return math.sqrt(sum(square(a) for a in x) / len(x))
+
+
+def nonzero(x):
+    """A divisor, where zero counts as 1."""
+    return 1.0 if x == 0 else x
+
+
+def ema(old, new, beta):
+    """beta old + (1 - beta) new."""
+    return [beta * a + (1 - beta) * b for a, b in zip(old, new, strict=True)]
+
+
+def corrections(h, t):
+    """c1 = 1 - beta1^t and c2 = 1 - beta2^t, or 1 without bias correction."""
+    if not h.bias_correction:
+        return 1.0, 1.0
+    return tuple(1.0 if beta == 0 else -math.expm1(t * math.log(beta)) for beta in (h.beta1, h.beta2))
+
+
+def clamp(x, low, high):
+    """x within [low, high], where these are set; NaN stays NaN."""
+    x = x if low is None else max(x, low)
+    return x if high is None else min(x, high)
+
+
+def clip(g, limit):
+    """Each element within [-limit, limit]; a complex one keeps its phase, and its magnitude is limited."""
+    if limit is None:
+        return g
+    if any(isinstance(x, complex) for x in g):
+        return [x * (limit / abs(x)) if abs(x) > limit else x for x in g]
+    return [clamp(x, -limit, limit) for x in g]
+
+
+def trust_ratio(h, p_norm, u_norm):
+    """ratio(phi(|p|), |u|), or 1 with adapt=False."""
+    if not h.adapt:
+        return 1.0
+    a, b = clamp(p_norm, h.min_norm, h.max_norm), u_norm
+    return clamp(a / b if a > 0 and b > 0 else 1.0, h.min_ratio, h.max_ratio)
+
+
+def lamb(h, shape, p, g, s, t):
+    n = range(len(p))
+    c1, c2 = corrections(h, t)
+    g = clip(g, h.clip_value)
+    m = ema(s["m"], g, h.beta1)
+    v = ema(s["v"], [square(x) for x in g], h.beta2)
+    u = [(m[i] / c1) / (math.sqrt(v[i] / c2) + h.eps) + h.weight_decay * p[i] for i in n]
+    r = trust_ratio(h, norm(p), norm(u))
+    return [p[i] - h.lr * r * u[i] for i in n], {"m": m, "v": v}
+
+
+def lans(h, shape, p, g, s, t):
+    n = range(len(p))
+    c1, c2 = corrections(h, t)
+    g_norm = nonzero(norm(g))
+    g = clip([x / g_norm for x in g], h.clip_value)
+    m = ema(s["m"], g, h.beta1)
+    v = ema(s["v"], [square(x) for x in g], h.beta2)
+    d = [math.sqrt(v[i] / c2) + h.eps for i in n]
+    u_m = [(m[i] / c1) / d[i] + h.weight_decay * p[i] for i in n]
+    r_m = trust_ratio(h, norm(p), norm(u_m))
+    p_mid = [p[i] - h.lr * h.beta1 * r_m * u_m[i] for i in n]
+    p_decayed = p_mid if h.sequential else p
+    u_g = [g[i] / d[i] + h.weight_decay * p_decayed[i] for i in n]
+    r_g = trust_ratio(h, norm(p), norm(u_g))
+    return [p_mid[i] - h.lr * (1 - h.beta1) * r_g * u_g[i] for i in n], {"m": m, "v": v}
+
+
+def adamw(h, shape, p, g, s, t):
+    n = range(len(p))
+    c1, c2 = corrections(h, t)
+    m = ema(s["m"], g, h.beta1)
+    v = ema(s["v"], [square(x) for x in g], h.beta2)
+    slots = {"m": m, "v": v}
+    if h.amsgrad:
+        v = slots["v_max"] = [max(v[i], s["v_max"][i]) for i in n]
+    u = [(m[i] / c1) / (math.sqrt(v[i] / c2) + h.eps) + h.weight_decay * p[i] for i in n]
+    return [p[i] - h.lr * u[i] for i in n], slots
+
+
+def adam(h, shape, p, g, s, t):
+    g = [g[i] + h.weight_decay * p[i] for i in range(len(p))]
+    h.weight_decay = 0.0
+    return adamw(h, shape, p, g, s, t)
+
+
+def sgd(h, shape, p, g, s, t):
+    n = range(len(p))
+    g = [g[i] + h.weight_decay * p[i] for i in n]
+    buf = g if t == 1 else [h.momentum * s["buf"][i] + (1 - h.dampening) * g[i] for i in n]
+    d = [g[i] + h.momentum * buf[i] for i in n] if h.nesterov else buf
+    return [p[i] - h.lr * d[i] for i in n], {"buf": buf}
+
+
+def lars(h, shape, p, g, s, t):
+    n = range(len(p))
+    g_decayed = [g[i] + h.weight_decay * p[i] for i in n]
+    p_norm, g_norm = norm(p), norm(g_decayed if h.decayed_norm else g)
+    decay = 0.0 if h.decayed_norm else h.weight_decay * p_norm
+    trust = 1.0
+    if h.adapt and p_norm != 0 and g_norm != 0:
+        trust = h.trust_coefficient * p_norm / (g_norm + decay + h.eps)
+    buf = [h.momentum * s["buf"][i] + trust * g_decayed[i] for i in n]
+    return [p[i] - h.lr * buf[i] for i in n], {"buf": buf}
+
+
+def row_means(shape, x):
+    """mean(x, -1), of shape[:-1]."""
+    columns = shape[-1]
+    return [sum(x[k * columns : (k + 1) * columns]) / columns for k in range(len(x) // columns)]
+
+
+def column_means(shape, x):
+    """mean(x, -2), of shape[:-2] + shape[-1:]."""
+    rows, columns = shape[-2:]
+    means = []
+    for b in range(len(x) // (rows * columns)):
+        for j in range(columns):
+            means.append(sum(x[(b * rows + i) * columns + j] for i in range(rows)) / rows)
+    return means
+
+
+def over_factored_root(shape, x, r, c):
+    """x (R / mean(R, -1))^-1/2 C^-1/2."""
+    rows, columns = shape[-2:]
+    out = []
+    for b in range(len(x) // (rows * columns)):
+        r_mean = nonzero(sum(r[b * rows : (b + 1) * rows]) / rows)
+        for i in range(rows):
+            for j in range(columns):
+                r_root = math.sqrt(nonzero(r[b * rows + i] / r_mean))
+                c_root = math.sqrt(nonzero(c[b * columns + j]))
+                out.append(x[(b * rows + i) * columns + j] / r_root / c_root)
+    return out
+
+
+def factored_update(h, shape, g, s, beta2):
+    """Steps 1 to 3 of CAME, which are Adafactor's: u and the slots of the second moment."""
+    q = [x * x + h.eps1 for x in g]
+    if len(shape) >= 2:
+        r = ema(s["r"], row_means(shape, q), beta2)
+        c = ema(s["c"], column_means(shape, q), beta2)
+        u, slots = over_factored_root(shape, g, r, c), {"r": r, "c": c}
+    else:
+        v = ema(s["v"], q, beta2)
+        u, slots = [g[i] / math.sqrt(nonzero(v[i])) for i in range(len(g))], {"v": v}
+    if h.clip_threshold is not None:
+        divisor = max(rms(u) / h.clip_threshold, 1.0)
+        u = [x / divisor for x in u]
+    return u, slots
+
+
+def step_size(h, p, t):
+    """lr_t of CAME and Adafactor."""
+    lr = min(1e-6 * t if h.warmup_init else 1e-2, 1 / math.sqrt(t)) if h.relative_step else h.lr
+    return lr * max(rms(p), h.eps_scale) if h.scale_parameter else lr
+
+
+def came(h, shape, p, g, s, t):
+    n = range(len(p))
+    lr_t = step_size(h, p, t)
+    beta2 = h.beta2 if h.decay_rate is None else 1 - t ** (-h.decay_rate)
+    u, slots = factored_update(h, shape, g, s, beta2)
+    m = slots["m"] = ema(s["m"], u, h.beta1)
+    d = m
+    if len(shape) >= 2:
+        instability = [(u[i] - m[i]) * (u[i] - m[i]) + h.eps2 for i in n]
+        slots["ir"] = ema(s["ir"], row_means(shape, instability), h.beta3)
+        slots["ic"] = ema(s["ic"], column_means(shape, instability), h.beta3)
+        d = over_factored_root(shape, m, slots["ir"], slots["ic"])
+    return [p[i] - lr_t * (d[i] + h.weight_decay * p[i]) for i in n], slots
+
+
+def adafactor(h, shape, p, g, s, t):
+    n = range(len(p))
+    lr_t = step_size(h, p, t)
+    u, slots = factored_update(h, shape, g, s, 1 - t ** (-h.decay_rate))
+    if h.beta1 is not None:
+        u = slots["m"] = ema(s["m"], u, h.beta1)
+    return [p[i] - lr_t * (u[i] + h.weight_decay * p[i]) for i in n], slots
+
+
+RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
+RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
