@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from arrayopt.arrays import array_namespace, is_array
 from arrayopt.engines.array_api import apply
 from arrayopt.groups import Groups, assign, new_slots, override
 from arrayopt.params import match_grads, named_params
@@ -27,8 +26,8 @@ def init(rule: Rule, params: Any, *, groups: Groups | None = None) -> dict[str, 
     Returns
     -------
     dict
-        ``{"step": 0, "tensors": {name: {"t": 0, slot: array, ...}}}``: steps made, and for each tensor its own number of
-        updates and its slots, in at least float32.
+        ``{"step": 0, "tensors": {name: {"t": 0, slot: array, ...}}}``: steps made, and for each tensor its own number
+        of updates and its slots, in at least float32.
 
     Raises
     ------
@@ -43,7 +42,7 @@ def init(rule: Rule, params: Any, *, groups: Groups | None = None) -> dict[str, 
     """
     named = named_params(params, "init")
     rules = _rules(rule, groups, named)
-    return {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], p)} for name, p in named}}
+    return {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
 
 
 def update(
@@ -95,7 +94,8 @@ def update(
     hypers = {id(r): r.at(state["step"]) for r in rules.values()}
     tensors = dict(state["tensors"])
     new: list[Any] = []
-    for (name, p), g in zip(named, matched, strict=True):
+    for name, p in named:
+        g = matched[name]
         if g is None:
             new.append(p)
             continue

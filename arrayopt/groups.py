@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, size, working_dtype
+from arrayopt.arrays import Array, array_namespace, kind, size, working_dtype
 from arrayopt.rules.base import Rule
 
 __all__ = ["Group", "Groups", "Tensor", "assign", "new_slots", "override"]
@@ -68,14 +68,14 @@ class Group:
         self.replace_rule(self.checked(self.rule, {name: value}), self.overridden | {name})
 
     def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
-        """The rule with changes, if the state that the group's tensors have fits it; ValueError otherwise."""
-        rule = override(rule, changes, f"group {self.label!r}")
-        for tensor in self.tensors:
-            expected = list(new_slots(rule, tensor.array))
+        """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
+        old, rule = rule, override(rule, changes, f"group {self.label!r}")
+        for tensor in self.tensors if rule.structure != old.structure else ():
+            expected = list(new_slots(rule, tensor.name, tensor.array))
             if expected != list(tensor.slots):
                 raise ValueError(
-                    f"group {self.label!r}: {', '.join(changes)} cannot change while training: it would change the state"
-                    f" kept for {tensor.name!r} from {list(tensor.slots)} to {expected}; make a new Optimizer"
+                    f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
+                    f" {tensor.name!r} would have to change from {list(tensor.slots)} to {expected}; make a new Optimizer"
                 )
         return rule
 
@@ -112,8 +112,10 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
         raise type(error)(f"{who}: {error}") from error
 
 
-def new_slots(rule: Rule, array: Array) -> dict[str, Array]:
-    """The state of one tensor before its first update, in at least float32."""
+def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
+    """The state of one tensor before its first update, in at least float32; TypeError if the rule cannot have it."""
+    if kind(array) == "complex" and not rule.complex_ok:
+        raise TypeError(f"{type(rule).__name__} is not defined for complex parameters; {name!r} is of {array.dtype}")
     xp = array_namespace(array)
     return rule.slots(xp, xp.astype(array, working_dtype(xp, array), copy=False))
 

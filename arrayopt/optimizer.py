@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import Array, dtype_name, kind, library, place, size
+from arrayopt.arrays import Array, dtype_name, place, size
 from arrayopt.clipping import clip_factor, global_norm
-from arrayopt.engines import Task, select
+from arrayopt.engines import Task, explain_bucket, select
 from arrayopt.groups import Group, Groups, Tensor, assign, fields_of, new_slots, override, unknown_key
 from arrayopt.hyper import Hyper, coerce, evaluate
-from arrayopt.params import is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.rules.base import Rule
 from arrayopt.state import dump, load
 from arrayopt.stats import Stats
@@ -27,15 +27,15 @@ class Optimizer:
     ----------
     params : array, tree of arrays, or list of group dicts
         A tree is made of dict, list, tuple and namedtuple; its arrays are named by their paths, such as
-        ``blocks.0.bias`` (a lone array: ``param``), and may be of any array-API library, of float16, bfloat16, float32 or
-        float64 (LAMB and AdamW: complex too). Leaves that are None are left out. Or a list of group dicts,
-        ``[{"params": [...], "lr": 0.1}, {"params": ...}, {"order_params": [...]}]``; see *Groups and schedules*.
+        ``blocks.0.bias`` (a lone array: ``param``), and may be of any array-API library, of float16, bfloat16, float32
+        or float64 (LAMB and AdamW: complex too). Leaves that are None are left out. Or a list of group dicts,
+        ``[{"params": [...], "lr": 0.1}, {"params": ...}, {"order_params": [...]}]``.
     rule : Rule
         The update rule.
     groups : mapping of pattern to dict, or list of such pairs, optional
-        What some tensors have otherwise: ``{"*.bias": {"weight_decay": 0.0}}``. A pattern is a glob over the whole name, a
-        compiled regular expression (searched for), or a function ``f(name, array)``. The first match wins; tensors
-        without one follow the rule as it is.
+        What some tensors have otherwise: ``{"*.bias": {"weight_decay": 0.0}}``. A pattern is a glob over the whole
+        name, a compiled regular expression (searched for), or a function ``f(name, array)``. The first match wins;
+        tensors without one follow the rule as it is.
     engine : str, default "auto"
         What runs the rule: ``"auto"`` chooses by the arrays; ``"array_api"`` runs it as written.
     clip_norm : number, schedule or sequence, optional
@@ -80,8 +80,18 @@ class Optimizer:
     """
 
     __slots__ = (
-        "_after", "_before", "_by_position", "_engine", "_groups", "_rule", "_stats", "_tensors", "_tree", "clip_norm", "step_count",
-    )  # fmt: skip
+        "_after",
+        "_before",
+        "_by_position",
+        "_engine",
+        "_groups",
+        "_rule",
+        "_stats",
+        "_tensors",
+        "_tree",
+        "clip_norm",
+        "step_count",
+    )
 
     _rule: Rule
     step_count: int
@@ -99,7 +109,6 @@ class Optimizer:
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
-        made: list[tuple[str, Mapping[str, Any], list[str]]]
         by_position = is_group_list(params)
         if by_position:
             if groups is not None:
@@ -127,13 +136,9 @@ class Optimizer:
         """Give tensors their first state."""
         for group in groups:
             for tensor in group.tensors:
-                if kind(tensor.array) == "complex" and not group.rule.complex_ok:
-                    raise TypeError(
-                        f"{type(group.rule).__name__} is not defined for complex parameters; got {tensor.name!r}"
-                    )
-                tensor.slots = new_slots(group.rule, tensor.array)
+                tensor.slots = new_slots(group.rule, tensor.name, tensor.array)
 
-    # ---- the step ----------------------------------------------------------------------------------------------------
+    # ---- the step ---------------------------------------------------------------------------------------------------
 
     def step(self, grads: Any) -> Any:
         """Update the parameters by their gradients.
@@ -141,9 +146,9 @@ class Optimizer:
         Parameters
         ----------
         grads : tree of arrays and None
-            In the structure of the parameters, or a flat mapping by tensor name; with params as a list of group dicts, a
-            flat list in their order. Shapes, library and device as the parameters'; any floating dtype of the same kind.
-            A tensor whose gradient is None is left out of this step and keeps its own number of updates.
+            In the structure of the parameters, or a flat mapping by tensor name; with params as a list of group dicts,
+            a flat list in their order. Shapes, library and device as the parameters'; any floating dtype of the same
+            kind. A tensor whose gradient is None is left out of this step and keeps its own number of updates.
 
         Returns
         -------
@@ -159,7 +164,8 @@ class Optimizer:
         for before in list(self._before):
             replaced = before(self, grads)
             grads = grads if replaced is None else replaced
-        matched = self._match(grads)
+        named = [(tensor.name, tensor.array) for tensor in self._tensors]
+        matched = match_grads("Optimizer.step", named, grads, by_position=self._by_position)
         limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
         norm = None if limit is None else global_norm([g for g in matched.values() if g is not None])
         clip = None if limit is None else clip_factor(norm, limit)
@@ -180,16 +186,6 @@ class Optimizer:
             after(self)
         return self.params
 
-    def _match(self, grads: Any) -> dict[str, Array | None]:
-        """Checked gradients by tensor name."""
-        if self._by_position and not isinstance(grads, Mapping):
-            leaves = [leaf for _, leaf in flatten(grads)]
-            if len(leaves) != len(self._tensors):
-                raise ValueError(f"Optimizer.step: grads must hold {len(self._tensors)} entries; got {len(leaves)}")
-            grads = {tensor.name: leaf for tensor, leaf in zip(self._tensors, leaves, strict=True)}
-        named = [(tensor.name, tensor.array) for tensor in self._tensors]
-        return dict(zip(dict(named), match_grads("Optimizer.step", named, grads), strict=True))
-
     def _buckets(self) -> list[tuple[Rule, list[Tensor]]]:
         """Tensors that share a rule, a dtype, a library and a device, in order."""
         buckets: dict[Any, tuple[Rule, list[Tensor]]] = {}
@@ -200,7 +196,7 @@ class Optimizer:
                 buckets.setdefault(key, (group.rule, []))[1].append(tensor)
         return list(buckets.values())
 
-    # ---- parameters and groups -----------------------------------------------------------------------------------------
+    # ---- parameters and groups --------------------------------------------------------------------------------------
 
     @property
     def params(self) -> Any:
@@ -218,7 +214,7 @@ class Optimizer:
 
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """For each tensor its number of updates ``t`` and its slots, by name; read-only, but for the arrays themselves."""
+        """For each tensor its number of updates ``t`` and its slots, by name."""
         return MappingProxyType({x.name: MappingProxyType({"t": x.t, **x.slots}) for x in self._tensors})
 
     @property
@@ -262,7 +258,7 @@ class Optimizer:
         Parameters
         ----------
         params : tree of arrays
-            A dict of new keys where the parameters are a dict; an array or a list, to be appended, where they are a list.
+            A dict of new keys where the parameters are a dict; an array or a list, to append, where they are a list.
         **overrides
             Hyper-parameters that the group has for itself.
 
@@ -276,22 +272,7 @@ class Optimizer:
         TypeError, ValueError
             As for `Optimizer`; for names that are taken; for parameters that are neither a dict nor a list.
         """
-        if isinstance(self._tree, dict) and isinstance(params, dict):
-            taken = [str(key) for key in params if key in self._tree]
-            if taken:
-                raise ValueError(f"Optimizer.add_group: there is already a parameter at {', '.join(taken)}")
-            tree: Any = rebuild(self._tree, lambda leaf: leaf)
-            tree.update(params)
-        elif isinstance(self._tree, list) and not isinstance(params, dict):
-            more = list(params) if isinstance(params, list | tuple | Iterator) else [params]
-            tree = [*self._tree, *more]
-        else:
-            raise ValueError(
-                "Optimizer.add_group: params must be a dict where the parameters are a dict, and an array or list where they"
-                f" are a list; got {type(params).__name__} for {type(self._tree).__name__}"
-            )
-        named = named_params(tree, "Optimizer.add_group")[len(self._tensors) :]
-        named_params([leaf for _, leaf in named], "Optimizer.add_group")
+        tree, named = extend("Optimizer.add_group", self._tree, params, len(self._tensors))
         group = Group(f"added {len(self._groups)}", self._rule, overrides, [Tensor(name, leaf) for name, leaf in named])
         self._start([group])
         self._groups.append(group)
@@ -299,10 +280,10 @@ class Optimizer:
         self._tree = tree
         return group
 
-    # ---- hooks -------------------------------------------------------------------------------------------------------------
+    # ---- hooks ------------------------------------------------------------------------------------------------------
 
     def before_step(self, hook: Callable[["Optimizer", Any], Any]) -> Callable[[], None]:
-        """Have ``hook(opt, grads)`` called at the beginning of each step; what it returns, if not None, is taken as the gradients.
+        """Have ``hook(opt, grads)`` called first in each step; what it returns, if not None, are the gradients.
 
         Returns
         -------
@@ -321,7 +302,7 @@ class Optimizer:
         """
         return _attach(self._after, hook)
 
-    # ---- saving and showing ------------------------------------------------------------------------------------------------
+    # ---- saving and showing -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.
@@ -353,17 +334,7 @@ class Optimizer:
 
     def explain(self) -> str:
         """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""
-        lines = []
-        for rule, tensors in self._buckets():
-            engine, why = select(self._engine, tensors)
-            first = tensors[0].array
-            lines += [
-                f"{rule!r}",
-                f"  {len(tensors)} tensors, {sum(size(x.array) for x in tensors)} parameters,"
-                f" {dtype_name(first)}, {library(first)} on {place(first)[1]}",
-                f"  engine {engine.name} ({why}): {engine.explain(rule, tensors)}",
-            ]
-        return "\n".join(lines)
+        return "\n".join(explain_bucket(rule, tensors, self._engine) for rule, tensors in self._buckets())
 
     def __repr__(self) -> str:
         total = sum(size(x.array) for x in self._tensors)

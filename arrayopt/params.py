@@ -1,12 +1,13 @@
 """What a user gives as parameters and gradients: flattened, named and checked."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, place, writable
 from arrayopt.trees import flatten
 
-__all__ = ["is_group_list", "match_grads", "named_params", "parse_group_list"]
+__all__ = ["extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
 
 
 def named_params(params: Any, who: str = "Optimizer") -> list[tuple[str, Array]]:
@@ -33,7 +34,8 @@ def _check(named: list[tuple[str, Array]], who: str, params: Any) -> None:
     for name, leaf in named:
         if not is_array(leaf):
             raise TypeError(
-                f"{who}: params must be arrays, or dicts, lists and tuples of them; got {type(leaf).__name__} at {name!r}"
+                f"{who}: params must be arrays, or dicts, lists and tuples of them;"
+                f" got {type(leaf).__name__} at {name!r}"
             )
         if kind(leaf) not in ("real", "complex"):
             raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
@@ -97,7 +99,7 @@ def parse_group_list(
 
 
 def _numbered(path: str, offset: int) -> str:
-    """A path whose leading position is shifted, so that the first array after three others is "3" wherever it stands."""
+    """A path whose leading position is shifted: the first array after three others is "3", wherever it stands."""
     head, dot, rest = path.partition(".")
     return f"{int(head) + offset if head.isdigit() else head}{dot}{rest}"
 
@@ -118,16 +120,49 @@ def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str
     return ordered
 
 
-def match_grads(who: str, params: list[tuple[str, Array]], grads: Any, *, devices: bool = True) -> list[Array | None]:
-    """The gradient of each parameter (None where left out), once everything about them has been checked.
+def extend(who: str, tree: Any, params: Any, count: int) -> tuple[Any, list[tuple[str, Array]]]:
+    """A tree of `count` arrays with more parameters in it, and the new ones with their names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `named_params`; for names that are taken; for a tree that is neither a dict nor a list.
+    """
+    if isinstance(tree, dict) and isinstance(params, dict):
+        taken = [str(key) for key in params if key in tree]
+        if taken:
+            raise ValueError(f"{who}: there is already a parameter at {', '.join(taken)}")
+        larger: Any = copy.copy(tree)
+        larger.update(params)
+    elif isinstance(tree, list) and not isinstance(params, dict):
+        larger = [*tree, *(list(params) if isinstance(params, list | tuple | Iterator) else [params])]
+    else:
+        raise ValueError(
+            f"{who}: params must be a dict where the parameters are a dict, an array or a list where they are a list;"
+            f" got {type(params).__name__} for {type(tree).__name__}"
+        )
+    named = named_params(larger, who)[count:]
+    _check(named, who, params)
+    return larger, named
+
+
+def match_grads(
+    who: str, params: list[tuple[str, Array]], grads: Any, *, by_position: bool = False, devices: bool = True
+) -> dict[str, Array | None]:
+    """The gradient of each parameter by name (None where left out), once everything about them has been checked.
+
+    With `by_position`, a list of gradients is taken in the order of the parameters, whatever their names.
 
     Raises
     ------
     ValueError
         Listing every mismatch of names, shapes, dtype kinds, libraries and devices.
     """
-    given = dict(flatten(grads))
-    names = dict(params)
+    given, names = dict(flatten(grads)), dict(params)
+    if by_position and not isinstance(grads, dict):
+        if len(given) != len(params):
+            raise ValueError(f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}")
+        given = dict(zip(names, given.values(), strict=True))
     wrong = [f"missing {name!r}" for name in names if name not in given]
     wrong += [f"unexpected {name!r}" for name, g in given.items() if name not in names and g is not None]
     for name, p in params:
@@ -136,7 +171,7 @@ def match_grads(who: str, params: list[tuple[str, Array]], grads: Any, *, device
             wrong += [f"{what} at {name!r}, expected {expected}" for what, expected in _differences(p, g, devices)]
     if wrong:
         raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}")
-    return [given[name] for name in names]
+    return {name: given[name] for name in names}
 
 
 def _differences(p: Array, g: Any, devices: bool) -> list[tuple[str, Any]]:

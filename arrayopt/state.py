@@ -41,7 +41,7 @@ def dump(step: int, rule: Rule, groups: list[Group]) -> dict[str, Any]:
 
 
 def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, Rule]:
-    """Bring groups and their tensors to the saved state, once all of it has been checked; see `Optimizer.load_state_dict`."""
+    """Bring groups and tensors to the saved state, once all of it is checked; see `Optimizer.load_state_dict`."""
     if not isinstance(saved, dict) or not {"format", "step", "rule", "groups", "tensors"} <= set(saved):
         raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; got {type(saved).__name__}")
     if saved["format"] != FORMAT:

@@ -2,13 +2,26 @@
 
 from collections.abc import Sequence
 
+from arrayopt.arrays import dtype_name, library, place, size
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Engine, Task
 from arrayopt.groups import Tensor
+from arrayopt.rules.base import Rule
 
-__all__ = ["Engine", "Task", "select"]
+__all__ = ["Engine", "Task", "explain_bucket", "select"]
 
 ENGINES: dict[str, type[Engine]] = {"array_api": ArrayAPI}
+
+
+def explain_bucket(rule: Rule, tensors: Sequence[Tensor], engine: str) -> str:
+    """In some lines: the rule, the tensors, the engine and why it was chosen, and what it does."""
+    chosen, why = select(engine, tensors)
+    first, total = tensors[0].array, sum(size(tensor.array) for tensor in tensors)
+    where = f"{library(first)} on {place(first)[1]}"
+    return (
+        f"{rule!r}\n  {len(tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}"
+        f"\n  engine {chosen.name} ({why}): {chosen.explain(rule, tensors)}"
+    )
 
 
 def select(name: str, tensors: Sequence[Tensor]) -> tuple[Engine, str]:

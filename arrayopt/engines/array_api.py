@@ -18,7 +18,7 @@ Report = dict[str, Array]
 def apply(
     rule: Rule, p: Array, g: Array, slots: dict[str, Array], t: Any, hypers: dict[str, Any]
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One update of one tensor, pure: the new parameter in its dtype, the new slots in theirs, and what the rule reports.
+    """One update of one tensor, pure: the new parameter and slots in their dtypes, and what the rule reports.
 
     Arithmetic is in at least float32; the result is rounded to the parameter's dtype once, at the end.
 

@@ -13,7 +13,7 @@ __all__ = ["Engine", "Task"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One tensor's part in a step: the tensor, its gradient, its rule, and the values of the rule's hyper-parameters."""
+    """One tensor's part in a step: the tensor, its gradient, its rule, and the rule's hyper-parameters evaluated."""
 
     tensor: Tensor
     grad: Array

@@ -117,8 +117,8 @@ class Adam(_Adam):
 
     Notes
     -----
-    MindSpore's and TensorFlow's Adam add eps to √v before the correction c₂; theirs is ``eps/√c₂`` here, which a schedule
-    for eps gives exactly.
+    MindSpore's and TensorFlow's Adam add eps to √v before the correction c₂; theirs is ``eps/√c₂`` here, which a
+    schedule for eps gives exactly.
 
     References
     ----------

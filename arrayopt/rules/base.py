@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import coerce, evaluate, flag
-from arrayopt.rules.words import centralize
+from arrayopt.rules.words import centralize, is_zero
 
 __all__ = ["Rule"]
 
@@ -99,6 +99,13 @@ class Rule(ABC):
             name: evaluate(f"{type(self).__name__}: `{name}`", getattr(self, name), step, interval)
             for name, interval in hypers(type(self)).items()
         }
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """What shapes the computation and the state: the class, the switches, and which numbers are None or just 0."""
+        switches = tuple(getattr(self, f.name) for f in dataclasses.fields(self) if is_flag(f))
+        numbers = tuple(x if x is None or is_zero(x) else ... for x in (getattr(self, n) for n in hypers(type(self))))
+        return type(self), switches, numbers
 
     def init(self, params: Any, *, groups: Any = None) -> dict[str, Any]:
         """The state of the functional form for a tree of parameters; see `arrayopt.init`."""

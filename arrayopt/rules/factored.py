@@ -111,7 +111,7 @@ class Adafactor(_Factored):
 
     References
     ----------
-    Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv:1804.04235, algorithms 4 and 5.
+    Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv:1804.04235, algorithms 4, 5.
 
     Examples
     --------
@@ -150,7 +150,8 @@ class CAME(_Factored):
         m &\leftarrow \beta_1 m + (1-\beta_1)\, u, \qquad i = (u - m)^2 + \epsilon_2 \\
         I_R &\leftarrow \beta_3 I_R + (1-\beta_3) \operatorname{mean}_{\text{row}} i, \qquad
         I_C \leftarrow \beta_3 I_C + (1-\beta_3) \operatorname{mean}_{\text{column}} i \\
-        p &\leftarrow p - \eta_t \left( m \cdot (I_R / \operatorname{mean} I_R)^{-1/2} \cdot I_C^{-1/2} + \lambda p \right)
+        d &= m \cdot (I_R / \operatorname{mean} I_R)^{-1/2} \cdot I_C^{-1/2} \\
+        p &\leftarrow p - \eta_t (d + \lambda p)
 
     Parameters
     ----------

@@ -92,12 +92,13 @@ class LAMB(_LayerwiseAdam):
 
     Notes
     -----
-    The ratio is 1 where φ(‖p‖) or ‖u‖ is zero, so zero tensors train on. Norms are over the whole tensor. Weight decay is
-    part of u (the paper's form); global gradient clipping is the Optimizer's `clip_norm`, not part of the rule.
+    The ratio is 1 where φ(‖p‖) or ‖u‖ is zero, so zero tensors train on. Norms are over the whole tensor. Weight decay
+    is part of u (the paper's form); global gradient clipping is the Optimizer's `clip_norm`, not part of the rule.
 
     References
     ----------
-    You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv:1904.00962, algorithm 2.
+    You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv:1904.00962,
+    algorithm 2.
 
     Examples
     --------
@@ -154,7 +155,8 @@ class LANS(_LayerwiseAdam):
 
     References
     ----------
-    Zheng et al., "Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes", arXiv:2006.13484, algorithm 2.
+    Zheng et al., "Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes", arXiv:2006.13484,
+    algorithm 2.
 
     Examples
     --------

@@ -44,8 +44,8 @@ class SGD(Rule):
 
     Notes
     -----
-    As in PyTorch, the first buffer is the gradient itself, whatever the dampening. Without momentum the formula stays as
-    it is (PyTorch ignores `dampening` then). MindSpore's ``Momentum`` is dampening = 0.
+    As in PyTorch, the first buffer is the gradient itself, whatever the dampening. Without momentum the formula stays
+    as it is (PyTorch ignores `dampening` then). MindSpore's ``Momentum`` is dampening = 0.
 
     References
     ----------

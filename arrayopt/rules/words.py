@@ -1,7 +1,7 @@
 """The words that update rules are written in: averages, norms, ratios, in plain array API.
 
-``x``, ``g``, ``p`` are whole arrays of one tensor; ``beta``, ``t`` and other scalars are Python numbers, or 0-d arrays where
-a library traces them. Nothing here writes an input or decides by an array's value in Python.
+``x``, ``g``, ``p`` are whole arrays of one tensor; ``beta``, ``t`` and other scalars are Python numbers, or 0-d arrays
+where a library traces them. Nothing here writes an input or decides by an array's value in Python.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = [
     "zeros_abs2",
 ]
 
-# ---- scalars: of the host, or traced ---------------------------------------------------------------------------------
+# ---- scalars: of the host, or traced --------------------------------------------------------------------------------
 
 
 def _scalar(name: str, x: Any) -> Any:
@@ -66,7 +66,7 @@ def is_zero(x: Any) -> bool:
     return isinstance(x, float) and x == 0.0
 
 
-# ---- element by element ----------------------------------------------------------------------------------------------
+# ---- element by element ---------------------------------------------------------------------------------------------
 
 
 def nonzero(xp: Any, x: Array) -> Array:
@@ -117,7 +117,7 @@ def debias(average: Array, beta: Any, t: Any) -> Array:
     return average / bias_correction(beta, t)
 
 
-# ---- whole tensors ---------------------------------------------------------------------------------------------------
+# ---- whole tensors --------------------------------------------------------------------------------------------------
 
 
 def norm(xp: Any, x: Array) -> Array:
@@ -145,7 +145,7 @@ def centralize(xp: Any, g: Array) -> Array:
     return g if g.ndim < 2 else g - xp.mean(g, axis=tuple(range(1, g.ndim)), keepdims=True)
 
 
-# ---- rows and columns: the factored statistics of Adafactor and CAME ---------------------------------------------------
+# ---- rows and columns: the factored statistics of Adafactor and CAME ------------------------------------------------
 
 
 def rank_one(xp: Any, x: Array, r: Array, c: Array) -> Array:

@@ -27,7 +27,8 @@ class Schedule(ABC):
 
     Notes
     -----
-    The sign of a step given as an array is not checked, as that would mean to wait for the device.
+    Not for deriving from: any function of the step can stand where a schedule can. The sign of a step given
+    as an array is not checked, as that would mean to wait for the device.
 
     Examples
     --------

@@ -193,7 +193,7 @@ class CosineRestarts(Schedule):
     cycle_multiplier : int, default 1
         How many times as long each cycle is as the one before, at least 1.
     end_value : float, default 0
-        What a cycle goes down to; the restart comes one step before it would be reached.
+        What a cycle goes down to; at the step that would reach it, the next cycle starts.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 
