@@ -18,6 +18,7 @@ __all__ = [
     "size",
     "store",
     "working_dtype",
+    "working_name",
     "writable",
 ]
 
@@ -54,6 +55,11 @@ def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
     name = _WORKING[dtype_name(x)]
     return getattr(xp, {"complex64": "float32", "complex128": "float64"}.get(name, name) if real else name)
+
+
+def working_name(x: Array) -> str:
+    """The name of the dtype that arithmetic on x is done in."""
+    return _WORKING[dtype_name(x)]
 
 
 def place(x: Array) -> tuple[Any, Any]:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given.run(given)
     except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
+        sys.stderr.write("\nstopped\n")
         return 130
     return 0
 
@@ -59,10 +59,11 @@ def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="train a small network with several rules and compare them",
-        description="Train a small network on scikit-learn's scanned digits, once with each rule: same initial weights, "
-        "same batches, same number of steps. Prints a table and draws loss, accuracy and trust ratios. "
-        "Takes seconds, and downloads nothing.",
-        epilog="examples: arrayopt demo --rules lamb,adamw --steps 600;  arrayopt demo --backend cupy",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train a small network on scikit-learn's scanned digits, once with each rule:\n"
+        "same initial weights, same batches, same number of steps. Prints a table and\n"
+        "draws loss, accuracy and trust ratios. Takes seconds, and downloads nothing.",
+        epilog="examples:\n  arrayopt demo --rules lamb,adamw --steps 600\n  arrayopt demo --backend cupy",
     )
     demo.add_argument(
         "--backend", choices=BACKENDS, default="numpy", help="array library; cupy needs a GPU (default: %(default)s)"
@@ -88,7 +89,7 @@ def _add_demo(commands: Any) -> None:
         type=_figure_path,
         default=Path("arrayopt-demo.png"),
         metavar="PATH",
-        help=f"figure to write: {', '.join(FIGURES)} (default: %(default)s)",
+        help=f"figure: {', '.join(FIGURES)} (default: %(default)s)",
     )
     demo.set_defaults(run=_run_demo, parser=demo)
 
@@ -110,7 +111,7 @@ def _run_demo(given: argparse.Namespace) -> None:
         )
     try:
         backend = digits.open_backend(given.backend)
-    except digits.Unavailable as error:
+    except digits.UnavailableError as error:
         given.parser.error(str(error))
     report.show(given.rules, data, backend, given.steps, given.batch, given.seed, given.output)
 

@@ -49,7 +49,7 @@ class Listed:
         return xp.where(step < n, value, math.nan)
 
 
-def real(interval: str, default: Any = MISSING, *, optional: bool = False) -> Any:
+def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_is_off: bool = False) -> Any:
     """Declare a numeric field of a rule, with the interval that its values must lie in.
 
     Parameters
@@ -60,6 +60,8 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False) -> An
         None makes the field optional. Without a default the field must be given.
     optional : bool, default False
         Whether None, "off", may be given although it is not the default.
+    zero_is_off : bool, default False
+        Whether the plain number 0 changes the computation or the state kept, as no momentum does.
 
     Returns
     -------
@@ -67,7 +69,8 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False) -> An
         To be used as the class-level value of a dataclass field.
     """
     _contains(interval, 0.0)  # a malformed interval shows at import
-    made: Any = field(default=default, metadata={"interval": interval, "optional": optional or default is None})
+    said = {"interval": interval, "optional": optional or default is None, "zero_is_off": zero_is_off}
+    made: Any = field(default=default, metadata=said)
     return made
 
 

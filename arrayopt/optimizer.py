@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import Array, dtype_name, place, size
+from arrayopt.arrays import Array, dtype_name, place, size, writable
 from arrayopt.clipping import clip_factor, global_norm
-from arrayopt.engines import Task, explain_bucket, select
+from arrayopt.engines import Bucket, explain_bucket, select
 from arrayopt.groups import Group, Groups, Tensor, assign, fields_of, new_slots, override, unknown_key
 from arrayopt.hyper import Hyper, coerce, evaluate
 from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
@@ -85,6 +85,8 @@ class Optimizer:
         "_by_position",
         "_engine",
         "_groups",
+        "_in_place",
+        "_made",
         "_rule",
         "_stats",
         "_tensors",
@@ -127,10 +129,13 @@ class Optimizer:
         tensors = {name: Tensor(name, leaf) for name, leaf in named}
         self._tensors = list(tensors.values())
         self._groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self._made: tuple[list[Any], list[Bucket]] = ([], [])
         self._before: list[Callable[[Optimizer, Any], Any]] = []
         self._after: list[Callable[[Optimizer], Any]] = []
+        self._in_place = all(writable(leaf) for _, leaf in named)
         self._start(self._groups)
-        select(engine, self._tensors)
+        for bucket in self._buckets():
+            select(engine, bucket)
 
     def _start(self, groups: list[Group]) -> None:
         """Give tensors their first state."""
@@ -170,11 +175,11 @@ class Optimizer:
         norm = None if limit is None else global_norm([g for g in matched.values() if g is not None])
         clip = None if limit is None else clip_factor(norm, limit)
         launches = []
-        for rule, tensors in self._buckets():
-            hypers = rule.at(self.step_count)
-            tasks = [Task(x, matched[x.name], rule, hypers) for x in tensors if matched[x.name] is not None]
-            engine, _ = select(self._engine, tensors)
-            launches.append(engine.prepare(tasks, clip=clip, stats=self._stats.enabled))
+        for bucket in self._buckets():
+            hypers = [group.rule.at(self.step_count) for group in bucket.groups]
+            engine, _ = select(self._engine, bucket)
+            given = [matched[tensor.name] for tensor in bucket.tensors]
+            launches.append(engine.prepare(bucket, given, hypers, clip=clip, stats=self._stats.enabled))
         reports: dict[str, dict[str, Array]] = {}
         for launch in launches:
             reports |= launch()
@@ -186,21 +191,30 @@ class Optimizer:
             after(self)
         return self.params
 
-    def _buckets(self) -> list[tuple[Rule, list[Tensor]]]:
-        """Tensors that share a rule, a dtype, a library and a device, in order."""
-        buckets: dict[Any, tuple[Rule, list[Tensor]]] = {}
-        for group in self._groups:
-            for tensor in group.tensors:
-                xp, device = place(tensor.array)
-                key = (id(group.rule), dtype_name(tensor.array), xp, str(device))
-                buckets.setdefault(key, (group.rule, []))[1].append(tensor)
-        return list(buckets.values())
+    def _buckets(self) -> list[Bucket]:
+        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
+        structures = [group.rule.structure for group in self._groups]
+        if structures != self._made[0]:
+            buckets: dict[Any, Bucket] = {}
+            for group, structure in zip(self._groups, structures, strict=True):
+                for tensor in group.tensors:
+                    xp, device = place(tensor.array)
+                    key = (structure, dtype_name(tensor.array), xp, str(device))
+                    bucket = buckets.setdefault(key, Bucket())
+                    if group not in bucket.groups:
+                        bucket.groups.append(group)
+                    bucket.tensors.append(tensor)
+                    bucket.group_of.append(len(bucket.groups) - 1)
+            self._made = structures, list(buckets.values())
+        return self._made[1]
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
 
     @property
     def params(self) -> Any:
         """The parameters, in the structure given."""
+        if self._in_place:
+            return self._tree
         leaves = [leaf for _, leaf in flatten(self._tree) if leaf is not None]
         if any(tensor.array is not leaf for tensor, leaf in zip(self._tensors, leaves, strict=True)):
             new = iter(self._tensors)
@@ -277,6 +291,7 @@ class Optimizer:
         self._start([group])
         self._groups.append(group)
         self._tensors += group.tensors
+        self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
         self._tree = tree
         return group
 
@@ -334,7 +349,7 @@ class Optimizer:
 
     def explain(self) -> str:
         """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""
-        return "\n".join(explain_bucket(rule, tensors, self._engine) for rule, tensors in self._buckets())
+        return "\n".join(explain_bucket(bucket, self._engine) for bucket in self._buckets())
 
     def __repr__(self) -> str:
         total = sum(size(x.array) for x in self._tensors)

@@ -1,7 +1,7 @@
 """Trees of dict, list, tuple and namedtuple with arrays as leaves, each leaf named by its path."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["flatten", "rebuild"]
@@ -28,16 +28,20 @@ def flatten(tree: Any) -> list[tuple[str, Any]]:
     >>> flatten({"w": 1, "blocks": [{"b": 2}, {"b": 3}]})
     [('w', 1), ('blocks.0.b', 2), ('blocks.1.b', 3)]
     """
+    if _children(tree) is None:
+        return [(LONE, tree)]
+    leaves: list[tuple[str, Any]] = []
 
-    def visit(path: str, node: Any) -> Iterator[tuple[str, Any]]:
-        children = _children(node)
-        if children is None:
-            yield path or LONE, node
-        else:
-            for key, child in children:
-                yield from visit(f"{path}.{key}" if path else key, child)
+    def visit(prefix: str, children: Iterable[tuple[str, Any]]) -> None:
+        for key, child in children:
+            below = _children(child)
+            if below is None:
+                leaves.append((f"{prefix}{key}", child))
+            else:
+                visit(f"{prefix}{key}.", below)
 
-    return list(visit("", tree))
+    visit("", _children(tree) or ())
+    return leaves
 
 
 def rebuild(tree: Any, leaf: Callable[[Any], Any]) -> Any:
@@ -54,12 +58,10 @@ def rebuild(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(tree)
 
 
-def _children(node: Any) -> list[tuple[str, Any]] | None:
-    """The named children of a container, or None for a leaf."""
+def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
+    """The children of a container with their keys, or None for a leaf."""
     if isinstance(node, dict):
-        return [(str(key), child) for key, child in node.items()]
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return list(zip(node._fields, node, strict=True))
-    if isinstance(node, list | tuple):
-        return [(str(i), child) for i, child in enumerate(node)]
-    return None
+        return node.items()
+    if not isinstance(node, list | tuple):
+        return None
+    return zip(node._fields, node, strict=True) if hasattr(node, "_fields") else enumerate(node)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -16,12 +17,14 @@ def fails(arguments, capsys):
     out, err = capsys.readouterr()
     assert stopped.value.code == 2
     assert out == ""
-    assert err.endswith("\n") and err.count("\n") == 1
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
     assert "error: " in err
     return err
 
 
-def test_help_names_commands_and_options(capsys):
+def test_help_names_commands_and_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     for arguments, words in (
         (["--help"], ["demo", "--version"]),
         (
@@ -32,7 +35,8 @@ def test_help_names_commands_and_options(capsys):
         with pytest.raises(SystemExit) as stopped:
             cli.main(arguments)
         out, err = capsys.readouterr()
-        assert stopped.value.code == 0 and err == ""
+        assert stopped.value.code == 0
+        assert err == ""
         for word in words:
             assert word in out
         assert max(map(len, out.splitlines())) <= 80
@@ -82,7 +86,22 @@ def test_a_missing_backend_is_said_in_one_line(capsys, monkeypatch):
         pytest.importorskip(library, reason="needed to come as far as the backend")
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "array_api_compat.cupy", raising=False)
-    assert "cupy" in fails(["demo", "--backend", "cupy"], capsys)
+    said = fails(["demo", "--backend", "cupy"], capsys)
+    assert "backend cupy" in said
+    assert "arrayopt[cuda" in said
+
+
+def test_a_backend_that_imports_but_cannot_compute_is_said_in_one_line(capsys, monkeypatch):
+    for library in ("sklearn", "matplotlib", "rich"):
+        pytest.importorskip(library, reason="needed to come as far as the backend")
+
+    def no_device(*args, **kwargs):
+        raise RuntimeError("\n=====\nno CUDA-capable device is detected\nand more\n")
+
+    library = types.SimpleNamespace(zeros=no_device, sum=sum)
+    monkeypatch.setitem(sys.modules, "array_api_compat.cupy", library)
+    said = fails(["demo", "--backend", "cupy"], capsys)
+    assert "cannot be used: no CUDA-capable device is detected; it needs" in said
 
 
 def test_rules_are_found_in_any_case_and_once():

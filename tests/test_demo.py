@@ -131,7 +131,8 @@ def test_lamb_reaches_97_percent(data):
     assert list(run.trust_ratios) == [f"blocks.{i}.weight" for i in range(len(digits.SIZES) - 2)] + ["head.weight"]
     for ratios in run.trust_ratios.values():
         assert len(ratios) == len(run.evaluated)
-        assert all(np.isfinite(ratios)) and min(ratios) > 0
+        assert all(np.isfinite(ratios))
+        assert min(ratios) > 0
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
@@ -153,7 +154,8 @@ def test_every_rule_learns_from_the_same_start(data, backend):
     for run in runs:
         assert run.losses[-1] < 0.75 * run.losses[0]
         assert bool(run.trust_ratios) == (run.rule in ("LAMB", "LANS"))
-        assert run.seconds > 0 and run.step_seconds > 0
+        assert run.seconds > 0
+        assert run.step_seconds > 0
 
 
 def test_a_run_repeats(data):
@@ -176,7 +178,8 @@ def test_a_short_run_prints_a_table_and_draws(data, rules, tmp_path, capsys, mon
     report.show(rules, data, digits.open_backend("numpy"), steps=6, batch=256, seed=0, output=path)
     printed, errors = capsys.readouterr()
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert errors == "" and "\x1b" not in printed
+    assert errors == ""
+    assert "\x1b" not in printed
     for word in (*rules, "test accuracy", "µs", "figure"):
         assert word in " ".join(printed.split())
 
@@ -193,7 +196,8 @@ def test_on_a_terminal_there_are_bars():
 def test_labels_keep_their_distance_and_their_order():
     heights = report._spread([0.0, 0.5, 0.51, 0.52, 0.97, 1.0], gap=0.1)
     assert min(np.diff(heights)) >= 0.1 - 1e-12
-    assert heights[0] == 0.0 and heights[-1] == 1.0
+    assert heights[0] == 0.0
+    assert heights[-1] == 1.0
     assert heights[1:4] == pytest.approx([0.41, 0.51, 0.61])
 
 

@@ -1,4 +1,4 @@
-"""Schedules against MindSpore's values, PyTorch's schedulers and plain Python, on ints and on every library's arrays."""
+"""Schedules against MindSpore, PyTorch and plain Python, on ints and on the arrays of every library."""
 
 import math
 import pickle
@@ -209,8 +209,8 @@ def test_golden_calls_are_all_here():
 def test_mindspore(schedule, call):
     theirs = MINDSPORE[call]
     ours = [schedule(s) for s in range(len(theirs))]
-    # list functions compute in float64; the classes in float32, of which exp(-13.5) is the hardest
-    np.testing.assert_allclose(ours, theirs, rtol=1e-14 if theirs.dtype == np.float64 else 1e-6, atol=0)
+    # list functions compute in float64; classes in float32, where exp(-10.8) is off by 10.8 times the error of 0.9
+    np.testing.assert_allclose(ours, theirs, rtol=1e-14 if theirs.dtype == np.float64 else 2e-6, atol=0)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7)
 
 

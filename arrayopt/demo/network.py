@@ -8,11 +8,12 @@ A stack of blocks and a linear head, on a batch ``x`` of shape (n, features):
 
 The namespace is taken from the arrays, so the same lines run on NumPy, CuPy, PyTorch, JAX and the strict namespace.
 
-Parameters are a tree, ``{"blocks": [{"weight", "gain", "bias"}, ...], "head": {"weight", "bias"}}``: an optimizer names its
-leaves ``blocks.0.weight``, ``blocks.0.gain``, and so on.
+Parameters are a tree, ``{"blocks": [{"weight", "gain", "bias"}, ...], "head": {"weight", "bias"}}``: an optimizer names
+its leaves ``blocks.0.weight``, ``blocks.0.gain``, and so on.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ def init_params(xp: Any, sizes: Sequence[int], *, seed: int, dtype: str = "float
 
     blocks = [
         {"weight": weight(outputs, inputs), "gain": constant(1.0, outputs), "bias": constant(0.0, outputs)}
-        for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True)
+        for inputs, outputs in pairwise(sizes[:-1])
     ]
     return {"blocks": blocks, "head": {"weight": weight(sizes[-1], sizes[-2]), "bias": constant(0.0, sizes[-1])}}
 
@@ -98,10 +99,10 @@ def loss_and_grads(params: Params, x: Array, targets: Array) -> tuple[Array, Par
     xp = array_namespace(x, targets)
     outputs, saved = _forward(params, x)
     shifted = outputs - xp.max(outputs, axis=1, keepdims=True)
-    log_softmax = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))
-    loss = -xp.sum(targets * log_softmax) / x.shape[0]
+    surprise = xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True)) - shifted
+    loss = xp.sum(targets * surprise) / x.shape[0]
 
-    d = (xp.exp(log_softmax) - targets) / x.shape[0]
+    d = (xp.exp(-surprise) - targets) / x.shape[0]
     head_input = saved[-1].y if saved else x
     head = {"weight": d.T @ head_input, "bias": xp.sum(d, axis=0)}
     d = d @ params["head"]["weight"]

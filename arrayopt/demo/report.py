@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,8 +24,9 @@ __all__ = ["figure", "progress", "show", "table"]
 
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 RULE_COLOURS = {"LAMB": "#0072B2", "LANS": "#E69F00", "CAME": "#009E73", "AdamW": "#D55E00", "SGD": "#7F7F7F"}
+ROUNDING = 1e-7  # a float32 cross-entropy below this is rounding; LANS, whose step never fades, gets there
 LAYER_COLOURS = ("#440154", "#31688E", "#35B779", "#B8A800")
-STYLE = {
+STYLE: Any = {
     "font.size": 9.0,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
@@ -61,7 +64,7 @@ def show(
 def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Callable[[str, int], object]]:
     """Show how far each rule has come, as a function to call with the rule and its finished steps.
 
-    On a terminal there is a bar for each rule; where output goes to a file or a pipe, one line for each rule that is done.
+    On a terminal there is a bar for each rule; in a file or a pipe, a line for each rule that is done.
     """
     if not console.is_terminal:
         yield lambda rule, step: console.print(f"{rule}: {steps} steps done") if step == steps else None
@@ -80,9 +83,10 @@ def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Cal
 
 def table(runs: Sequence[Run], *, plain: bool = False) -> Table:
     """One line for each rule, in the order given; with `plain`, ASCII only."""
-    made = Table(title=None, header_style="bold")
+    made = Table(header_style="bold")
     made.add_column("rule")
-    for heading in ("peak lr", "test accuracy", "training loss", "seconds", "us/update" if plain else "µs/update"):
+    update = "us/update" if plain else "µs/update"
+    for heading in ("peak lr", "decay", "test accuracy", "train loss", "seconds", update):
         made.add_column(heading, justify="right")
     best = max(run.accuracies[-1] for run in runs)
     for run in runs:
@@ -90,8 +94,9 @@ def table(runs: Sequence[Run], *, plain: bool = False) -> Table:
         made.add_row(
             run.rule,
             f"{run.lr:g}",
+            f"{run.weight_decay:g}",
             f"[bold]{accuracy}[/bold]" if run.accuracies[-1] == best else accuracy,
-            f"{run.final_loss:.2e}",
+            f"{run.final_loss:.1e}",
             f"{run.seconds:.2f}",
             f"{1e6 * run.step_seconds:,.0f}",
         )
@@ -100,12 +105,10 @@ def table(runs: Sequence[Run], *, plain: bool = False) -> Table:
 
 def figure(runs: Sequence[Run], path: Path) -> None:
     """Draw loss, accuracy and trust ratios, and write them to `path`, whose suffix says in which format."""
-    import matplotlib
-
     adaptive = [run for run in runs if run.trust_ratios]
     with matplotlib.rc_context(STYLE):
-        made = Figure(figsize=(10.0, 7.2 if adaptive else 3.8), dpi=150, layout="constrained")
-        made.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr]
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+        made = Figure(figsize=(10.0, 7.2 if adaptive else 3.8), dpi=150, layout=layout)
         rows = made.subfigures(2 if adaptive else 1, 1, squeeze=False)[:, 0]
         left, right = rows[0].subplots(1, 2)
         _losses(left, runs)
@@ -125,7 +128,7 @@ def _losses(axis: Axes, runs: Sequence[Run]) -> None:
     axis.set_xlabel("step")
     curves = {}
     for run in runs:
-        smooth = _running_mean(run.losses)
+        smooth = np.maximum(_running_mean(run.losses), ROUNDING)
         axis.plot(np.arange(1, len(smooth) + 1), smooth, color=RULE_COLOURS[run.rule])
         curves[run.rule] = (smooth[-1], RULE_COLOURS[run.rule])
     _label_ends(axis, curves)
@@ -144,13 +147,24 @@ def _accuracies(axis: Axes, runs: Sequence[Run]) -> None:
 
 
 def _trust_ratios(axis: Axes, run: Run) -> None:
-    axis.set_title(f"Trust ratio of each weight, {run.rule}")
+    axis.set_title(f"{run.rule}: trust ratio by weight, decay λ = {run.weight_decay:g}")
     axis.set_yscale("log")
     axis.set_xlabel("step")
     curves = {}
-    for (tensor, ratios), colour in zip(run.trust_ratios.items(), LAYER_COLOURS, strict=False):
+    for (tensor, ratios), colour in zip(run.trust_ratios.items(), LAYER_COLOURS, strict=True):
         axis.plot(run.evaluated, ratios, color=colour)
         curves[tensor.removesuffix(".weight")] = (ratios[-1], colour)
+    if run.weight_decay:  # where the gradient is spent, u is λp alone and the ratio 1/λ
+        axis.axhline(1.0 / run.weight_decay, color="#666666", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        axis.annotate(
+            "1/λ",
+            (0.02, 1.0 / run.weight_decay),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            color="#666666",
+            fontsize=8,
+        )
     _label_ends(axis, curves)
 
 
@@ -161,12 +175,14 @@ def _label_ends(axis: Axes, curves: dict[str, tuple[float, str]]) -> None:
     axis.autoscale_view()
     ends = axis.transData.transform([(0.0, curves[name][0]) for name in names])
     wanted = np.clip(axis.transAxes.inverted().transform(ends)[:, 1], 0.0, 1.0)
-    for name, height in zip(names, _spread(wanted, gap=0.075), strict=True):
-        axis.text(1.02, height, name, color=curves[name][1], transform=axis.transAxes, va="center", weight="bold")
+    for name, end, height in zip(names, wanted, _spread(wanted, gap=0.075), strict=True):
+        look: Any = {"color": curves[name][1], "transform": axis.transAxes}
+        axis.plot([1.0, 1.03], [end, height], linewidth=0.8, clip_on=False, scalex=False, scaley=False, **look)
+        axis.text(1.04, height, name, va="center", weight="bold", **look)
 
 
 def _spread(wanted: Any, gap: float) -> list[float]:
-    """The sorted heights nearest to those wanted with no two closer than `gap`: clusters are spaced about their middle."""
+    """Move sorted heights apart until no two are closer than `gap`; those that touch are spaced about their mean."""
     clusters: list[list[float]] = []
     for height in wanted:
         clusters.append([height])

@@ -1,46 +1,96 @@
 """Engines: how an update is run. `select` is the one place where one is chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from importlib.util import find_spec
 
 from arrayopt.arrays import dtype_name, library, place, size
-from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Engine, Task
-from arrayopt.groups import Tensor
-from arrayopt.rules.base import Rule
+from arrayopt.engines.base import Bucket, Engine
+from arrayopt.fusion.trace import TraceError
 
-__all__ = ["Engine", "Task", "explain_bucket", "select"]
-
-ENGINES: dict[str, type[Engine]] = {"array_api": ArrayAPI}
+__all__ = ["Bucket", "Engine", "explain_bucket", "select"]
 
 
-def explain_bucket(rule: Rule, tensors: Sequence[Tensor], engine: str) -> str:
-    """In some lines: the rule, the tensors, the engine and why it was chosen, and what it does."""
-    chosen, why = select(engine, tensors)
-    first, total = tensors[0].array, sum(size(tensor.array) for tensor in tensors)
-    where = f"{library(first)} on {place(first)[1]}"
-    return (
-        f"{rule!r}\n  {len(tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}"
-        f"\n  engine {chosen.name} ({why}): {chosen.explain(rule, tensors)}"
-    )
+def _array_api() -> Engine:
+    from arrayopt.engines.array_api import ArrayAPI
+
+    return ArrayAPI()
 
 
-def select(name: str, tensors: Sequence[Tensor]) -> tuple[Engine, str]:
-    """The engine for tensors of one library, and why it is that one.
+def _numba() -> Engine:
+    if find_spec("numba") is None:
+        raise ValueError("it needs Numba, which is not installed; pip install 'arrayopt[cpu]'")
+    from arrayopt.engines.numba import Numba
+
+    return Numba()
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"array_api": _array_api, "numba": _numba}
+FUSED = {"numpy": ("numba",)}
+"""The fused engines for a library's arrays, best first."""
+
+
+def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
+    """The engine for a bucket, and why it is that one.
 
     Parameters
     ----------
     name : str
         ``"auto"`` or the name of an engine.
-    tensors : sequence of Tensor
+    bucket : Bucket
         What it is to run over.
 
     Raises
     ------
     ValueError
-        If there is no engine of that name.
+        If there is no engine of that name, or it cannot serve these arrays or this rule, with the reason.
     """
-    if name == "auto":
-        return ArrayAPI(), "the only engine for these arrays"
-    if name not in ENGINES:
-        raise ValueError(f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}")
-    return ENGINES[name](), "asked for"
+    key = ("engine", name)
+    if key not in bucket.kept:
+        bucket.kept[key] = _select(name, bucket)
+    chosen: tuple[Engine, str] = bucket.kept[key]
+    return chosen
+
+
+def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
+    """See `select`."""
+    arrays = library(bucket.tensors[0].array)
+    if name != "auto":
+        if name not in ENGINES:
+            raise ValueError(f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}")
+        try:
+            return _serving(name, arrays, bucket), "asked for"
+        except ValueError as error:
+            raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
+    reasons = []
+    for fused in FUSED.get(arrays, ()):
+        try:
+            return _serving(fused, arrays, bucket), f"the fastest for {arrays} arrays"
+        except ValueError as error:
+            reasons.append(f"{fused}: {error}")
+    return _array_api(), "; ".join(reasons) or f"the only engine for {arrays} arrays"
+
+
+def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
+    """An engine, if it can run this bucket; ValueError with the reason otherwise."""
+    if name != "array_api" and name not in FUSED.get(arrays, ()):
+        raise ValueError(f"it takes {' and '.join(x for x, e in FUSED.items() if name in e)} arrays; got {arrays}")
+    engine = ENGINES[name]()
+    try:
+        engine.check(bucket)
+    except TraceError as error:
+        raise ValueError(str(error)) from error
+    return engine
+
+
+def explain_bucket(bucket: Bucket, engine: str) -> str:
+    """In some lines: the rules, the tensors, the engine and why it was chosen, and what it does."""
+    chosen, why = select(engine, bucket)
+    first, total = bucket.tensors[0].array, sum(size(tensor.array) for tensor in bucket.tensors)
+    where = f"{library(first)} on {place(first)[1]}"
+    return "\n".join(
+        [
+            *(repr(group.rule) for group in bucket.groups),
+            f"  {len(bucket.tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}",
+            f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}",
+        ]
+    )

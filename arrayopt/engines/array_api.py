@@ -5,14 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, detached, is_array, size, store, working_dtype
-from arrayopt.engines.base import Task
+from arrayopt.engines.base import Bucket, Report
 from arrayopt.groups import Tensor
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import norm
 
 __all__ = ["ArrayAPI", "apply"]
-
-Report = dict[str, Array]
 
 
 def apply(
@@ -50,9 +48,24 @@ class ArrayAPI:
 
     name = "array_api"
 
-    def prepare(self, tasks: Sequence[Task], *, clip: Array | None, stats: bool) -> Callable[[], dict[str, Report]]:
+    def check(self, bucket: Bucket) -> None:
+        """Any bucket is for this engine."""
+
+    def prepare(
+        self,
+        bucket: Bucket,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        *,
+        clip: Array | None,
+        stats: bool,
+    ) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
-        done = [(task.tensor, *_update(task, clip, stats)) for task in tasks]
+        done = [
+            (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], clip, stats))
+            for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
+            if g is not None
+        ]
 
         def launch() -> dict[str, Report]:
             reports = {}
@@ -65,21 +78,25 @@ class ArrayAPI:
 
         return launch
 
-    def explain(self, rule: Rule, tensors: Sequence[Tensor]) -> str:
-        """Say how these tensors' updates are run."""
+    def explain(self, bucket: Bucket) -> str:
+        """See `Engine.explain`."""
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 
-def _update(task: Task, clip: Array | None, stats: bool) -> tuple[Array, dict[str, Array], Report]:
-    """One task's new parameter, slots and report."""
-    p, g = detached(task.tensor.array), detached(task.grad)
+def _update(
+    rule: Rule, tensor: Tensor, g: Array, hypers: dict[str, Any], clip: Array | None, stats: bool
+) -> tuple[Array, dict[str, Array], Report]:
+    """One tensor's new parameter, slots and report."""
+    p, g = detached(tensor.array), detached(g)
+    if size(p) == 0:
+        return p, tensor.slots, {}
     xp = array_namespace(p)
-    if clip is not None and size(p):
-        work = working_dtype(xp, p)
-        g = xp.astype(g, work, copy=False) * xp.astype(clip, working_dtype(xp, p, real=True))
-    new_p, slots, report = apply(task.rule, p, g, task.tensor.slots, task.tensor.t + 1, task.hypers)
-    if stats and size(p):
-        work = working_dtype(xp, p)
+    work = working_dtype(xp, p)
+    if clip is not None:
+        factor = xp.astype(clip, working_dtype(xp, p, real=True)) if is_array(clip) else clip
+        g = xp.astype(g, work, copy=False) * factor
+    new_p, slots, report = apply(rule, p, g, tensor.slots, tensor.t + 1, hypers)
+    if stats:
         old = xp.astype(p, work, copy=False)
         report = {
             **report,

@@ -1,24 +1,44 @@
-"""What an engine is: something that runs a rule's update over tensors."""
+"""What an engine is: something that runs a rule's update over a bucket of tensors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from arrayopt.arrays import Array
-from arrayopt.groups import Tensor
+from arrayopt.groups import Group, Tensor
 from arrayopt.rules.base import Rule
 
-__all__ = ["Engine", "Task"]
+__all__ = ["Bucket", "Engine", "Report"]
+
+Report = dict[str, Array]
+"""What a step reports of one tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One tensor's part in a step: the tensor, its gradient, its rule, and the rule's hyper-parameters evaluated."""
+@dataclass(slots=True)
+class Bucket:
+    """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups change.
 
-    tensor: Tensor
-    grad: Array
-    rule: Rule
-    hypers: dict[str, Any]
+    Attributes
+    ----------
+    groups : list of Group
+        The groups that the tensors come from.
+    tensors : list of Tensor
+        The tensors.
+    group_of : list of int
+        For each tensor the position of its group in `groups`.
+    kept : dict
+        What an engine keeps from step to step.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    group_of: list[int] = field(default_factory=list)
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> Rule:
+        """A rule of the bucket's structure."""
+        return self.groups[0].rule
 
 
 class Engine(Protocol):
@@ -26,19 +46,32 @@ class Engine(Protocol):
 
     name: str
 
+    def check(self, bucket: Bucket) -> None:
+        """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
+
     def prepare(
-        self, tasks: Sequence[Task], *, clip: Array | None, stats: bool
-    ) -> Callable[[], dict[str, dict[str, Array]]]:
+        self,
+        bucket: Bucket,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        *,
+        clip: Array | None,
+        stats: bool,
+    ) -> Callable[[], dict[str, Report]]:
         """Make a step ready, raising whatever there is to raise.
 
         Parameters
         ----------
-        tasks : sequence of Task
-            Tensors of one library, each with a gradient.
-        clip : 0-d array, optional
+        bucket : Bucket
+            The tensors.
+        grads : sequence of array or None
+            A gradient for each tensor; None leaves it out.
+        hypers : sequence of dict
+            For each group of the bucket its hyper-parameters' values at this step.
+        clip : 0-d array or float, optional
             What to multiply all gradients by first.
         stats : bool
-            Whether norms are to be reported beside what the rules report.
+            Whether norms and what the rule reports are wanted.
 
         Returns
         -------
@@ -46,5 +79,5 @@ class Engine(Protocol):
             Called once, it updates the tensors (arrays, slots and counts) and returns the reports by tensor name.
         """
 
-    def explain(self, rule: Rule, tensors: Sequence[Tensor]) -> str:
+    def explain(self, bucket: Bucket) -> str:
         """Say in a few lines how these tensors' updates are run."""

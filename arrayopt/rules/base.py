@@ -102,10 +102,10 @@ class Rule(ABC):
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """What shapes the computation and the state: the class, the switches, and which numbers are None or just 0."""
+        """What shapes the computation and the state: the class, the switches, and which numbers are off."""
         switches = tuple(getattr(self, f.name) for f in dataclasses.fields(self) if is_flag(f))
-        numbers = tuple(x if x is None or is_zero(x) else ... for x in (getattr(self, n) for n in hypers(type(self))))
-        return type(self), switches, numbers
+        off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
+        return type(self), switches, off
 
     def init(self, params: Any, *, groups: Any = None) -> dict[str, Any]:
         """The state of the functional form for a tree of parameters; see `arrayopt.init`."""
@@ -123,6 +123,11 @@ class Rule(ABC):
 def is_flag(f: "dataclasses.Field[Any]") -> bool:
     """Whether a field is a structural switch and not a number."""
     return bool(f.metadata.get("flag")) or isinstance(f.default, bool)
+
+
+def _is_off(f: "dataclasses.Field[Any]", value: Any) -> bool:
+    """Whether a number is off: None, or plainly zero where the field says that this is structural."""
+    return value is None or (bool(f.metadata.get("zero_is_off")) and is_zero(value))
 
 
 @cache

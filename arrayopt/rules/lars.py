@@ -36,7 +36,7 @@ class LARS(Rule):
     adapt : bool, default True
         Use λ; without, it is 1.
     decayed_norm : bool, default False
-        λ = c·‖p‖ / (‖g + w·p‖ + eps) instead: the norm of the decayed gradient, as in optax and pytorch_optimizer.
+        λ = c·‖p‖ / (‖g + w·p‖ + eps) instead: the norm of the decayed gradient, as in optax.
     grad_centralization : bool, default False
         See `Rule`.
 

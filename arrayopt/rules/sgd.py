@@ -59,7 +59,7 @@ class SGD(Rule):
     """
 
     lr: Hyper = real("[0, inf)")
-    momentum: Hyper = real("[0, 1)", 0.0)
+    momentum: Hyper = real("[0, 1)", 0.0, zero_is_off=True)
     dampening: Hyper = real("[0, 1]", 0.0)
     nesterov: bool = flag(False)
     weight_decay: Hyper = real("[0, inf)", 0.0)

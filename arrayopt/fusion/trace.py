@@ -1,0 +1,290 @@
+"""Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as a graph."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from arrayopt.fusion.graph import ELEMENT, Graph, Node
+from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.words import norm
+
+__all__ = ["Symbol", "Trace", "TraceError", "trace"]
+
+
+class TraceError(TypeError):
+    """A rule does something that cannot be traced; the array_api engine runs it as it is."""
+
+
+WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
+
+
+class Symbol:
+    """A symbolic array: a node of a graph, and what each of its dimensions is.
+
+    `dims` has an entry for each dimension: the letters of the axes that it runs over, or "" for a dimension of length one.
+    """
+
+    def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
+        self.graph, self.node, self.dims, self.dtype = graph, node, dims, dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.dims)
+
+    @property
+    def shape(self) -> Any:
+        raise TraceError(f"a traced array has no shape of numbers{WAY_OUT}")
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        return NAMESPACE
+
+    def __bool__(self) -> bool:
+        raise TraceError(f"`if` and `and` cannot depend on an array's value; use xp.where or &{WAY_OUT}")
+
+    def __float__(self) -> float:
+        raise TraceError(f"a traced array has no value{WAY_OUT}")
+
+    def __iter__(self) -> Any:
+        raise TraceError(f"a traced array cannot be iterated over{WAY_OUT}")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
+
+    __int__ = __index__ = __array__ = __float__
+    __hash__ = object.__hash__
+    __array_priority__ = 1000
+
+
+def _lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
+    """The node, dimensions and dtype of an operand."""
+    if isinstance(x, Symbol):
+        return x.node, x.dims, x.dtype
+    if isinstance(x, bool | int | float):
+        return graph.const(x if isinstance(x, bool) else float(x)), (), ""
+    raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
+
+
+def _broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The dimensions of a result, aligned from the last one, as arrays broadcast."""
+    out = []
+    for k in range(-max(map(len, shapes)), 0):
+        letters = {s[k] for s in shapes if len(s) >= -k} - {""}
+        if len(letters) > 1:
+            raise TraceError(f"cannot broadcast arrays over {' and '.join(sorted(letters))}{WAY_OUT}")
+        out.append(letters.pop() if letters else "")
+    return tuple(out)
+
+
+def _elementwise(op: str, *operands: Any, dtype: str | None = None) -> Symbol:
+    graph = next(x.graph for x in operands if isinstance(x, Symbol))
+    lifted = [_lift(graph, x) for x in operands]
+    kinds = {"bool": "bool", "real": "real"}
+    node = graph.make(op, *(n for n, _, _ in lifted), dtype=kinds.get(dtype or ""))
+    names = [name for _, _, name in lifted if name not in ("", "bool")]
+    wide = dtype if dtype == "bool" else max(names, key=lambda n: (n.startswith("complex"), n), default="float64")
+    if dtype == "real" and wide.startswith("complex"):
+        wide = {"complex64": "float32", "complex128": "float64"}[wide]
+    return Symbol(graph, node, _broadcast([d for _, d, _ in lifted]), wide)
+
+
+def _axes(x: Symbol, axis: Any) -> list[int]:
+    """The dimensions that a reduction is over, as non-negative positions."""
+    if axis is None:
+        return list(range(x.ndim))
+    return sorted(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def _sum(x: Symbol, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Symbol:
+    over = _axes(x, axis)
+    gone = "".join(x.dims[i] for i in over)
+    left = "".join(a for a in x.node.axes if a not in gone)
+    node = x.graph.make("sum", x.node, axes=left, dtype=x.node.dtype, data=gone)
+    extra = "".join(a for a in gone if a not in x.node.axes)
+    if extra:  # the value is the same along these axes: so many times itself
+        node = x.graph.make("mul", node, x.graph.make("host", data=f"count:{extra}"))
+    dims = [("" if keepdims else None) if i in over else d for i, d in enumerate(x.dims)]
+    return Symbol(x.graph, node, tuple(d for d in dims if d is not None), x.dtype)
+
+
+def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    gone = "".join(x.dims[i] for i in _axes(x, axis))
+    total = _sum(x, axis=axis, keepdims=keepdims)
+    count = x.graph.make("host", data=f"count:{gone}")
+    return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
+
+
+def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
+    dims = list(x.dims)
+    dims.insert(axis % (x.ndim + 1), "")
+    return Symbol(x.graph, x.node, tuple(dims), x.dtype)
+
+
+def _astype(x: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
+    if x.dtype == "bool":
+        return _elementwise("float", x)
+    return x
+
+
+def _clip(x: Symbol, low: Any = None, high: Any = None) -> Any:
+    x = x if low is None else _elementwise("maximum", x, low)
+    return x if high is None else _elementwise("minimum", x, high)
+
+
+def _zeros_like(x: Symbol) -> Symbol:
+    return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
+
+
+def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:  # noqa: A002
+    if ord != 2:
+        raise TraceError(f"only the Euclidean norm can be traced; got ord={ord}{WAY_OUT}")
+    square = _elementwise("mul", x, x) if not x.dtype.startswith("complex") else _elementwise("abs2", x, dtype="real")
+    return _elementwise("sqrt", _sum(square, axis=axis, keepdims=keepdims))
+
+
+class _Namespace(SimpleNamespace):
+    """The array API as far as element-wise rules need it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(f"xp.{name} cannot be traced{WAY_OUT}")
+
+
+_UNARY = ("sqrt", "sign", "exp", "expm1", "log", "log1p", "conj")
+_BINARY = {"minimum": "minimum", "maximum": "maximum", "add": "add", "subtract": "sub", "multiply": "mul"}
+_BINARY |= {"divide": "div", "pow": "pow"}
+_LOGIC = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"}
+_LOGIC |= {"logical_and": "and", "logical_or": "or"}
+
+NAMESPACE = _Namespace(
+    **{name: (lambda x, op=name: _elementwise(op, x)) for name in _UNARY},
+    **{name: (lambda a, b, op=op: _elementwise(op, a, b)) for name, op in _BINARY.items()},
+    **{name: (lambda a, b, op=op: _elementwise(op, a, b, dtype="bool")) for name, op in _LOGIC.items()},
+    **{name: (lambda x, op=name: _elementwise(op, x, dtype="real")) for name in ("abs", "real", "imag")},
+    logical_not=lambda x: _elementwise("not", x, dtype="bool"),
+    isfinite=lambda x: _elementwise("isfinite", x, dtype="bool"),
+    square=lambda x: _elementwise("mul", x, x),
+    negative=lambda x: _elementwise("neg", x),
+    where=lambda c, a, b: _elementwise("where", c, a, b),
+    clip=_clip,
+    sum=_sum,
+    mean=_mean,
+    expand_dims=_expand_dims,
+    astype=_astype,
+    zeros_like=_zeros_like,
+    linalg=SimpleNamespace(vector_norm=_vector_norm),
+    float32="float32",
+    float64="float64",
+    complex64="complex64",
+    complex128="complex128",
+    __name__="arrayopt.fusion.trace",
+)
+
+
+def _operator(op: str, dtype: str | None = None, *, swap: bool = False) -> Any:
+    def method(self: Symbol, other: Any) -> Any:
+        return _elementwise(op, other, self, dtype=dtype) if swap else _elementwise(op, self, other, dtype=dtype)
+
+    return method
+
+
+for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"), ("pow", "pow")):
+    setattr(Symbol, f"__{_name}__", _operator(_op))
+    setattr(Symbol, f"__r{_name}__", _operator(_op, swap=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or"):
+    setattr(Symbol, f"__{_name}__", _operator(_name, "bool"))
+Symbol.__neg__ = lambda self: _elementwise("neg", self)  # type: ignore[attr-defined]
+Symbol.__abs__ = lambda self: _elementwise("abs", self, dtype="real")  # type: ignore[attr-defined]
+Symbol.__invert__ = lambda self: _elementwise("not", self, dtype="bool")  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a rule computes of one tensor.
+
+    Attributes
+    ----------
+    outputs : dict of str to Node
+        ``p`` and the slots, as they are to be stored.
+    slots : dict of str to str
+        The slots' axes.
+    slot_dtypes : dict of str to str
+        ``real`` or ``complex``.
+    reports : dict of str to Node
+        Values per tensor for `Optimizer.stats`.
+    element : str
+        The axes of an element.
+    """
+
+    outputs: dict[str, Node]
+    slots: dict[str, str]
+    slot_dtypes: dict[str, str]
+    reports: dict[str, Node]
+    element: str
+
+
+def trace(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False) -> Trace:
+    """Trace a rule's update of a tensor.
+
+    Parameters
+    ----------
+    rule : Rule
+        The rule; of its numbers only matters which are None or zero.
+    rank : int
+        The tensor's number of dimensions; 0 counts as 1, and more than 4 as 4.
+    dtype : str
+        The dtype that arithmetic is done in: float32, float64, complex64 or complex128.
+    clip : bool
+        Whether gradients are multiplied by a scalar ``clip`` first.
+    stats : bool
+        Whether norms are reported too.
+
+    Raises
+    ------
+    TraceError
+        If the rule does something that cannot be traced, saying what, and what to do instead.
+    """
+    element = ELEMENT[max(1, min(rank, 4))]
+    graph = Graph(element=element)
+    dims = tuple(element)
+    kind = "complex" if dtype.startswith("complex") else "real"
+    real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+
+    def source(name: str, axes: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
+        node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
+        return Symbol(graph, graph.make("input", axes=axes, dtype=node_kind, data=name), shape, name_of_dtype)
+
+    def scalar(name: str) -> Symbol:
+        return Symbol(graph, graph.make("host", data=name), (), real)
+
+    p, g = source("p", element, dims, dtype), source("g", element, dims, dtype)
+    fresh = rule.slots(NAMESPACE, p)
+    s = {k: source(k, "".join(d for d in x.dims), x.dims, x.dtype) for k, x in fresh.items()}
+    values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
+    h = SimpleNamespace(**values, t=scalar("t"))
+    given = g * scalar("clip") if clip else g
+    new_p, out = rule(NAMESPACE, p, given, dict(s), h)
+    lacking = [name for name in s if name not in out]
+    if lacking:
+        raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
+    reports = {name: x for name, x in out.items() if name not in s}
+    if stats:
+        reports |= {
+            "param_norm": norm(NAMESPACE, p),
+            "grad_norm": norm(NAMESPACE, given),
+            "update_norm": norm(NAMESPACE, new_p - p),
+        }
+    nodes = {name: _lift(graph, x)[0] for name, x in reports.items()} if stats else {}
+    odd = [name for name, node in nodes.items() if node.axes]
+    if odd:
+        raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}{WAY_OUT}")
+    outputs = {"p": _lift(graph, new_p)[0]} | {name: _lift(graph, out[name])[0] for name in s}
+    return Trace(
+        outputs,
+        {name: x.node.axes for name, x in s.items()},
+        {name: x.node.dtype for name, x in s.items()},
+        nodes,
+        element,
+    )
+
+

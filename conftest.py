@@ -1,0 +1,61 @@
+"""Runs the examples in README.md, in docs/ and in docstrings: those of one file, from top to bottom, are one test."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+from sybil import Sybil
+from sybil.document import PythonDocStringDocument
+from sybil.example import SybilFailure
+from sybil.parsers.markdown import PythonCodeBlockParser
+from sybil.parsers.rest import DocTestParser
+
+ROOT = Path(__file__).parent
+PAGES = Sybil(parsers=[PythonCodeBlockParser()], path=str(ROOT), patterns=["README.md", "docs/*.md", "docs/*/*.md"])
+DOCSTRINGS = Sybil(
+    parsers=[DocTestParser()],
+    path=str(ROOT),
+    patterns=["arrayopt/*.py", "arrayopt/*/*.py"],
+    document_types={".py": PythonDocStringDocument},
+)
+
+
+def pytest_collect_file(file_path, parent):
+    """Take pages and modules."""
+    for sybil in (PAGES, DOCSTRINGS):
+        if sybil.should_parse(file_path):
+            return ExampleFile.from_parent(parent, path=file_path, sybil=sybil)
+    return None
+
+
+class ExampleFile(pytest.File):
+    """A page or a module: one test where it has examples, which build on each other and so are not to be split."""
+
+    def __init__(self, *, sybil, **options):
+        super().__init__(**options)
+        self.sybil = sybil
+
+    def collect(self):
+        examples = list(self.sybil.parse(self.path))
+        if examples:
+            yield Examples.from_parent(self, name="examples", examples=examples)
+
+
+class Examples(pytest.Item):
+    """The examples of one file, run in one namespace and in an empty working directory."""
+
+    def __init__(self, *, examples, **options):
+        super().__init__(**options)
+        self.examples = examples
+
+    def runtest(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            for example in self.examples:
+                example.evaluate()
+
+    def repr_failure(self, excinfo):
+        return str(excinfo.value) if isinstance(excinfo.value, SybilFailure) else super().repr_failure(excinfo)
+
+    def reportinfo(self):
+        return self.path, None, f"examples of {self.path.relative_to(ROOT)}"

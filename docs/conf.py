@@ -1,0 +1,63 @@
+"""Sphinx's settings; ``make docs`` builds the pages into ``docs/_build``, without network access."""
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+import arrayopt  # noqa: E402
+
+project = "arrayopt"
+author = "the arrayopt authors"
+project_copyright = "the arrayopt authors"
+version = release = arrayopt.__version__
+
+extensions = [
+    "mathml",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_heading_anchors = 3
+html_math_renderer = "mathml"
+
+default_role = "py:obj"
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),  # `x` in a docstring is a link where it names something public, and else just code
+    ("py:class", r"(?!arrayopt\.).*"),  # types in docstrings are prose: "mapping of str to mapping"
+]
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = False
+napoleon_google_docstring = False
+napoleon_use_param = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = ">>> "
+
+html_theme = "furo"
+myst_substitutions = {"version": release}
+html_title = f"arrayopt {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+
+def without_footnotes(app, what, name, obj, options, lines):
+    """Make list items of footnotes: they are numbered by docstring, and would meet others of that number on a page."""
+    lines[:] = [re.sub(r" \[\d+\]_", "", re.sub(r"^\.\. \[\d+\] ", "*  ", line)) for line in lines]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", without_footnotes)
