@@ -20,11 +20,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"
 
@@ -36,7 +35,6 @@ nitpick_ignore_regex = [
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = False
 napoleon_google_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
@@ -46,7 +44,6 @@ copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = ">>> "
 
 html_theme = "furo"
-myst_substitutions = {"version": release}
 html_title = f"arrayopt {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]

@@ -16,6 +16,7 @@ import torch
 import arrayopt as ao
 from tests import witness
 from tests.cases import ALL, CASES, IDS, make
+from tests.conftest import BACKENDS
 from tests.tolerances import TOLERANCES
 
 SHAPES = {"w": (3, 4), "b": (4,), "s": (), "conv": (2, 2, 3), "zero": (2, 2), "empty": (0, 2)}
@@ -60,13 +61,13 @@ def run(rule, params, grads, steps=3, **options):
 
 def total(params):
     """A number that every element of every tensor has a part in."""
-    leaves = [x for x in params.values() if math.prod(x.shape)]
+    leaves = [params[name] for name in sorted(params)]  # as jit sorts the keys of dicts
     return sum((k + 1.0) * ((x - 0.3) ** 2).sum() for k, x in enumerate(leaves))
 
 
 def assert_close(ours, theirs, tolerance=NEAR):
     """Each tensor's difference is small beside its largest element."""
-    assert list(ours) == list(theirs)
+    assert set(ours) == set(theirs)
     for name, x in ours.items():
         x, y = np.asarray(x), np.asarray(theirs[name])
         assert x.shape == y.shape
@@ -77,9 +78,19 @@ def assert_close(ours, theirs, tolerance=NEAR):
 # ---- pure, and the same as the Optimizer ----------------------------------------------------------------------------
 
 
-@each_rule
-def test_nothing_that_is_given_is_written(backend, name, options):
-    rule = make(name, options)
+def on_backends(test):
+    """Every row on NumPy, and the first of each rule on the other libraries."""
+    rows = [("numpy", *row) for row in ALL]
+    rows += [
+        (library, name, made[0]) for library in ("array_api_strict", "torch", "jax") for name, made in CASES.items()
+    ]
+    ids = [f"{library} {IDS[ALL.index((name, options))]}" for library, name, options in rows]
+    return pytest.mark.parametrize(("library", "name", "options"), rows, ids=ids)(test)
+
+
+@on_backends
+def test_nothing_that_is_given_is_written(library, name, options):
+    backend, rule = BACKENDS[library], make(name, options)
     params, grads = to(backend, tree()), to(backend, tree(1))
     state = rule.init(params)
     for _ in range(2):
@@ -97,9 +108,9 @@ def test_nothing_that_is_given_is_written(backend, name, options):
         params, state = new_params, new_state
 
 
-@each_rule
-def test_it_is_what_the_optimizer_does(backend, name, options):
-    rule = make(name, options)
+@on_backends
+def test_it_is_what_the_optimizer_does(library, name, options):
+    backend, rule = BACKENDS[library], make(name, options)
     params, grads = to(backend, tree()), [to(backend, tree(k)) for k in (1, 2, 3)]
     grads[1]["b"] = None
     opt, state = ao.Optimizer(to(backend, tree()), rule), rule.init(params)
@@ -133,12 +144,11 @@ def test_dtypes_are_kept(backend, dtype):
 def test_state_is_a_plain_tree():
     rule = ao.LAMB()
     state = rule.init({"w": np.ones((2, 3), "float16"), "b": [np.ones(1)]})
-    assert state == ao.init(rule, {"w": np.ones((2, 3), "float16"), "b": [np.ones(1)]}) or True  # arrays; see below
-    assert list(state) == ["step", "tensors"]
-    assert {k: {n: x if n == "t" else (x.shape, str(x.dtype)) for n, x in s.items()} for k, s in state["tensors"].items()} == {
-        "w": {"t": 0, "m": ((2, 3), "float32"), "v": ((2, 3), "float32")},
-        "b.0": {"t": 0, "m": ((1,), "float64"), "v": ((1,), "float64")},
-    }  # fmt: skip
+    made = [("w", (2, 3), "float32"), ("b.0", (1,), "float64")]
+    expected = {name: {"t": 0, "m": np.zeros(shape, x), "v": np.zeros(shape, x)} for name, shape, x in made}
+    np.testing.assert_equal(state, {"step": 0, "tensors": expected})
+    np.testing.assert_equal(ao.init(rule, {"w": np.ones((2, 3), "float16"), "b": [np.ones(1)]}), state)
+    assert [state["tensors"][name]["v"].dtype for name, *_ in made] == [x for *_, x in made]
     assert ao.SGD(lr=1).init(np.ones(2)) == {"step": 0, "tensors": {"param": {"t": 0}}}
 
 
@@ -190,22 +200,22 @@ def test_groups():
 @each_rule
 def test_one_compilation_serves_all_steps(name, options):
     rule, traces = make(name, options), []
-    params, grads = to_jax(tree()), to_jax(tree(1))
 
     @jax.jit
-    def step(params, state):
+    def step(params, grads, state):
         traces.append(1)
         return ao.update(rule, params, grads, state)
 
-    state = rule.init(params)
-    for _ in range(5):
-        params, state = step(params, state)
+    params, expected = to_jax(tree()), tree()
+    state, plain = rule.init(params), rule.init(expected)
+    for k in range(5):
+        params, state = step(params, to_jax(tree(k)), state)
+        expected, plain = ao.update(rule, expected, tree(k), plain)
     assert len(traces) == 1
-    assert (int(state["step"]), int(state["tensors"]["w"]["t"])) == (5, 5)
-    expected, plain = run(rule, to_jax(tree()), grads, steps=5)
     assert_close(params, expected, 1e-11)
-    for k, slots in plain["tensors"].items():
-        assert_close({n: x for n, x in state["tensors"][k].items() if n != "t"}, {n: x for n, x in slots.items() if n != "t"}, 1e-11)  # fmt: skip
+    assert int(state["step"]) == plain["step"] == 5
+    for tensor, slots in plain["tensors"].items():
+        assert_close(state["tensors"][tensor], slots, 1e-11)
 
 
 VALUES = [0.5, 0.25, 0.125, 0.75]
@@ -251,9 +261,8 @@ def test_a_sequence_that_runs_out_gives_nan_where_nothing_can_be_raised():
 
 @each_rule
 def test_scan_over_steps(name, options):
-    rule = make(name, options)
-    params, grads = to_jax(tree()), [to_jax(tree(k)) for k in (1, 2, 3)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *grads)
+    rule, params = make(name, options), to_jax(tree())
+    stacked = to_jax({k: np.stack([tree(seed)[k] for seed in (1, 2, 3)]) for k in params})
 
     def body(carry, g):
         carry = ao.update(rule, carry[0], g, carry[1])
@@ -262,9 +271,9 @@ def test_scan_over_steps(name, options):
     (result, state), steps = jax.lax.scan(body, (params, rule.init(params)), stacked)
     assert steps.tolist() == [1, 2, 3]
     assert [int(s["t"]) for s in state["tensors"].values()] == [3] * len(params)
-    expected, state = params, rule.init(params)
-    for g in grads:
-        expected, state = ao.update(rule, expected, g, state)
+    expected, plain = tree(), rule.init(tree())
+    for k in (1, 2, 3):
+        expected, plain = ao.update(rule, expected, tree(k), plain)
     assert_close(result, expected, 1e-11)
 
 
@@ -292,10 +301,8 @@ def test_none_and_groups_under_jit():
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
 
-DERIVED = {"w": (2, 3), "b": (3,), "s": ()}
-SMOOTH = [
-    (name, options) for name, options in ALL if not options.get("warmup_init")
-]  # a step of 1e-6 is lost in rounding
+DERIVED = {"w": (2, 3), "b": (3,)}
+SMOOTH = [(name, options) for name, options in ALL if not options.get("warmup_init")]  # its steps of 1e-6 round away
 smooth = pytest.mark.parametrize(("name", "options"), SMOOTH, ids=[IDS[ALL.index(row)] for row in SMOOTH])
 
 
@@ -367,7 +374,7 @@ HYPERS = [(name, field) for name, fields in FIELDS.items() for field in fields]
 
 @pytest.mark.parametrize(("name", "field"), HYPERS, ids=[f"{name} {field}" for name, field in HYPERS])
 def test_hypergradients(name, field):
-    """The derivative by a hyper-parameter over three unrolled steps, by JAX, under its jit, by PyTorch, by differences."""
+    """The derivative by a hyper-parameter over three unrolled steps: by JAX under jit, by PyTorch, by differences."""
     fixed = {"relative_step": False} if name == "Adafactor" else {}
     plain = getattr(ao, name)(**FIELDS[name], **fixed)
     p, g = tree(shapes=DERIVED), tree(1, DERIVED)
@@ -378,10 +385,10 @@ def test_hypergradients(name, field):
     at = FIELDS[name][field]
     expected = difference(loss, at, 1e-6 * at)
     assert abs(expected) > 1e-8
-    by_jax = jax.grad(lambda x: loss(x, to_jax(p), to_jax(g)))
+    by_jax = jax.jit(jax.grad(lambda x: loss(x, to_jax(p), to_jax(g))))
     x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
     loss(x, to_torch(p), to_torch(g)).backward()
-    assert [float(by_jax(at)), float(jax.jit(by_jax)(at)), x.grad.item()] == pytest.approx([expected] * 3, rel=1e-6)
+    assert [float(by_jax(at)), x.grad.item()] == pytest.approx([expected] * 2, rel=1e-6)
 
 
 def test_hypergradients_of_a_learning_rate_that_trains():
@@ -405,26 +412,25 @@ def test_hypergradients_of_a_learning_rate_that_trains():
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @each_rule
-def test_zeros_differentiate_to_finite_values(name, options, dtype, library):
+def test_zeros_differentiate_to_finite_values(name, options, library):
+    """In float32, whose range ends at 1e-38."""
     rule = make(name, options)
 
     def loss(p, g):
         return total(run(rule, p, g, steps=2)[0])
 
-    for p_scale in (0, 1):
-        for g_scale in (0, 1):
-            host = [{k: np.full(s, x, dtype) for k, s in DERIVED.items()} for x in (p_scale * 0.5, g_scale * 0.25)]
-            if library == "jax":
-                found = jax.grad(loss, (0, 1))(*map(to_jax, host))
-                found = [np.asarray(x) for part in found for x in part.values()]
-            else:
-                leaves = [{k: torch.tensor(x, requires_grad=True) for k, x in part.items()} for part in host]
-                loss(*leaves).backward()
-                found = [x.grad.numpy() for part in leaves for x in part.values()]
-            assert len(found) == 6
-            assert all(x.dtype == dtype and np.isfinite(x).all() for x in found), (p_scale, g_scale)
+    for p_value, g_value in [(0, 0), (0, 0.25), (0.5, 0)]:
+        host = [{k: np.full(shape, x, "float32") for k, shape in DERIVED.items()} for x in (p_value, g_value)]
+        if library == "jax":
+            found = [np.asarray(x) for part in jax.grad(loss, (0, 1))(*map(to_jax, host)) for x in part.values()]
+        else:
+            leaves = [{k: torch.tensor(x, requires_grad=True) for k, x in part.items()} for part in host]
+            loss(*leaves).backward()
+            found = [x.grad.numpy() for part in leaves for x in part.values()]
+        assert len(found) == 4
+        assert all(x.dtype == "float32" and np.isfinite(x).all() for x in found), (p_value, g_value)
+        assert any(x.any() for x in found)
 
 
 def test_pytorch_parameters_with_gradients_stay_in_the_graph():
@@ -441,14 +447,14 @@ def test_pytorch_parameters_with_gradients_stay_in_the_graph():
 def test_vmap_over_an_ensemble(name, options):
     rule, members = make(name, options), 4
     params, grads = (
-        jax.tree.map(lambda *x: jnp.stack(x), *[to_jax(tree(k + s)) for k in range(members)]) for s in (0, 9)
+        to_jax({name: np.stack([tree(k + first)[name] for k in range(members)]) for name in SHAPES}) for first in (0, 9)
     )
     states = jax.vmap(rule.init)(params)
     step = jax.jit(jax.vmap(lambda p, g, s: ao.update(rule, p, g, s)))
     for _ in range(2):
         params, states = step(params, grads, states)
     for k in range(members):
-        alone, _ = run(rule, to_jax(tree(k)), to_jax(tree(k + 9)), steps=2)
+        alone, _ = run(rule, tree(k), tree(k + 9), steps=2)
         assert_close({n: x[k] for n, x in params.items()}, alone, 1e-11)
 
 

@@ -1,7 +1,7 @@
 """Rules can be run on any array object: here one that shows only shape, dtype and a short list of operations.
 
-It cannot be indexed, iterated, compared in Python or turned into numbers, so a rule that it passes through can be traced,
-and what it records says whether a rule ever decides by a value.
+It cannot be indexed, iterated, compared in Python or turned into numbers, so a rule that it passes through can be
+traced, and what it records says whether a rule ever decides by a value.
 """
 
 import operator
@@ -27,6 +27,8 @@ STEPS = 3
 
 class Recorder:
     """The operations done so far, and the namespace that does them: nothing but what is listed above."""
+
+    __name__ = "recorder"
 
     def __init__(self):
         self.done = []
@@ -134,7 +136,7 @@ in_complex = [
 def test_a_rule_passes_opaque_arrays(row, dtype, arrays):
     """`arrays` says which scalars are 0-d arrays: none ("numbers"), the number of updates ("t"), or all."""
     rule, params, grads = make(*ALL[row]), *problem(dtype)
-    opt = ao.Optimizer({name: p.copy() for name, p in params.items()}, rule)
+    opt = ao.Optimizer({name: p.copy() for name, p in params.items()}, rule, engine="array_api")
     xp = Recorder()
     opaque = {name: Opaque(p, xp) for name, p in params.items()}
     slots = {name: rule.slots(xp, p) for name, p in opaque.items()}
@@ -198,21 +200,29 @@ def equal(actual, expected, dtype, *, exact):
         np.testing.assert_allclose(actual.inside, expected, rtol=0, atol=near)
 
 
-@pytest.mark.parametrize(
-    "misuse",
-    [bool, float, int, complex, len, list, np.asarray, np.sqrt, lambda x: x[0], lambda x: 1 if x > 0 else 0, lambda x: 0 in x,
-     lambda x: x + np.ones(2), lambda x: np.ones(2) * x, lambda x: x & x, lambda x: range(x), lambda x: np.from_dlpack(x)],
-)  # fmt: skip
-def test_opaque_arrays_refuse_to_be_looked_into(misuse):
+@pytest.mark.parametrize("look", [bool, float, int, complex, len, list, range, np.asarray, np.sqrt, np.from_dlpack])
+def test_opaque_arrays_cannot_be_looked_into(look):
     with pytest.raises(TypeError):
-        misuse(Opaque(np.ones(2), Recorder()))
+        look(Opaque(np.ones(()), Recorder()))
 
 
 @pytest.mark.parametrize(
     "misuse",
-    [lambda xp, x: xp.reshape(x, (1,)), lambda xp, x: xp.expm1(x), lambda xp, x: xp.where(x > 0, 1.0, 0.0),
-     lambda xp, x: xp.where(x, x, x), lambda xp, x: x * xp.astype(x, np.float32), lambda xp, x: xp.sqrt(2.0)],
-)  # fmt: skip
+    [
+        lambda xp, x: x[0],
+        lambda xp, x: 0 in x,
+        lambda xp, x: x > 0 and x,
+        lambda xp, x: x & x,
+        lambda xp, x: x + np.ones(2),
+        lambda xp, x: np.ones(2) + x,
+        lambda xp, x: x * xp.astype(x, np.float32),
+        lambda xp, x: xp.sqrt(2.0),
+        lambda xp, x: xp.where(x, x, x),
+        lambda xp, x: xp.where(x > 0, 1.0, 0.0),
+        lambda xp, x: xp.expm1(x),
+        lambda xp, x: xp.reshape(x, (1,)),
+    ],
+)
 def test_the_namespace_holds_nothing_but_what_is_listed(misuse):
     xp = Recorder()
     with pytest.raises((AttributeError, TypeError)):

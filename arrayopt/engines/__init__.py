@@ -24,8 +24,14 @@ def _numba() -> Engine:
     return Numba()
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"array_api": _array_api, "numba": _numba}
-FUSED: dict[str, tuple[str, ...]] = {"numpy": ("numba",)}
+def _numpy() -> Engine:
+    from arrayopt.engines.numpy import NumPy
+
+    return NumPy()
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"array_api": _array_api, "numpy": _numpy, "numba": _numba}
+FUSED: dict[str, tuple[str, ...]] = {"numpy": ("numba", "numpy")}
 """The fused engines for a library's arrays, best first."""
 
 

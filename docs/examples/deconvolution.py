@@ -11,8 +11,8 @@ hand, in array API and its FFT: the same lines run on NumPy, PyTorch and, with `
 
     python docs/examples/deconvolution.py --output deconvolution.png
 
-The classical answer is printed beside it: a Wiener filter, for a field whose spectrum falls as 1/ω². On this picture, of
-smooth petals with edges, total variation is 1.2 dB better, and 0.8 dB away from the border, of which the filter cannot
+The classical answer is printed beside it: a Wiener filter, for a field whose spectrum falls as 1/ω². On this picture,
+of smooth petals with edges, total variation is 1.2 dB better, 0.8 dB away from the border, of which the filter cannot
 know. On one that is fine texture (``run(name="china.jpg")``) neither recovers much, and the two are within 0.4 dB.
 """
 

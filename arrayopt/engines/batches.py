@@ -1,0 +1,171 @@
+"""What the fused engines share: tensors of a bucket sorted by plan, their scalars, and access to their memory."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arrayopt.arrays import Array, dtype_name, size, store, working_name
+from arrayopt.engines.base import Bucket, Report
+from arrayopt.engines.threads import thread_count
+from arrayopt.fusion.graph import Node, evaluate, reachable
+from arrayopt.fusion.layout import GEOMETRY, geometry, layout
+from arrayopt.fusion.plan import Plan, plan_for
+
+__all__ = ["Batch", "Fused", "Ints"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Batch(ABC):
+    """Tensors of one plan, from one bucket.
+
+    Attributes
+    ----------
+    geo : array of int64
+        `GEOMETRY` of each tensor.
+    scalars : array of float64
+        For each tensor the plan's scalars of the step.
+    values : array of float64
+        For each tensor the values per tensor that the plan computes.
+    """
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
+        self.plan, self.dtype, self.grad_dtype, self.members = plan, dtype, grad_dtype, members
+        self.tensors = [bucket.tensors[i] for i in members]
+        self.groups = np.array([bucket.group_of[i] for i in members])
+        self.where = layout(plan)
+        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element)
+        self.scalars = np.zeros((len(members), len(plan.scalars)))
+        self.values = np.zeros((len(members), len(self.where.tensor)))
+        self.counts = {n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith("count:")}
+
+    def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
+        """Fill in the scalars of the step."""
+        t = np.fromiter((x.t for x in self.tensors), np.float64, len(self.tensors)) + 1.0
+        given: dict[str, Any] = {"t": t, "clip": clip}
+        for name, first in hypers[0].items():
+            if first is not None:
+                column = [float(h[name]) for h in hypers]
+                given[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
+        extents = dict(zip(GEOMETRY, self.geo.T.astype(np.float64), strict=True))
+        for name in self.counts:
+            given[name] = np.prod([extents[x] for x in name.removeprefix("count:")], axis=0)
+        known = evaluate(self.plan.scalars, given)
+        for i, node in enumerate(self.plan.scalars):
+            self.scalars[:, i] = known[node]
+
+    def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """Update some of the tensors."""
+        self.run(rows, grads, threads)
+        for row in rows.tolist():
+            self.tensors[row].t += 1
+
+    @abstractmethod
+    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """All passes over some of the tensors."""
+
+    def stored(self, row: int, name: str) -> Array:
+        """A tensor's parameter or slot."""
+        return self.tensors[row].array if name == "p" else self.tensors[row].slots[name]
+
+    def replace(self, row: int, name: str, value: Array) -> None:
+        """Write a parameter or slot, or put another array in its place where it cannot be written."""
+        tensor = self.tensors[row]
+        if name == "p":
+            tensor.array = store(tensor.array, value)
+        else:
+            tensor.slots[name] = store(tensor.slots[name], value)
+
+    def report(self, rows: Ints) -> dict[str, Report]:
+        """What the last step reports, by tensor name."""
+        columns = {name: self._column(node) for name, node in self.plan.reports.items()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.tolist()}
+
+    def _column(self, node: Node) -> Any:
+        """A value of every tensor."""
+        if node in self.where.tensor:
+            return self.values[:, self.where.tensor[node]].copy()
+        if node.op == "const":
+            return np.full(len(self.tensors), float(node.data))
+        return self.scalars[:, self.plan.scalars.index(node)].copy()
+
+
+def plain(x: Array) -> bool:
+    """Whether an array can be read and written where it lies, element after element."""
+    return isinstance(x, np.ndarray) and bool(x.flags.carray)
+
+
+class Fused(ABC):
+    """An engine that runs plans."""
+
+    name: ClassVar[str]
+    batch: ClassVar[type[Batch]]
+
+    @abstractmethod
+    def describe(self) -> str:
+        """How the passes are run, in some words."""
+
+    def check(self, bucket: Bucket) -> None:
+        """See `Engine.check`."""
+        for plan in _plans(bucket):
+            layout(plan)
+
+    def explain(self, bucket: Bucket) -> str:
+        """See `Engine.explain`."""
+        lines = [line for plan in _plans(bucket) for line in str(plan).splitlines()]
+        return "\n    ".join([f"{self.describe()}, {thread_count()} threads", *lines])
+
+    def prepare(
+        self,
+        bucket: Bucket,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        *,
+        clip: Array | None,
+        stats: bool,
+    ) -> Callable[[], dict[str, Report]]:
+        """See `Engine.prepare`."""
+        threads, work = thread_count(), []
+        for batch in self._batches(bucket, grads, clip is not None, stats):
+            given = [grads[i] for i in batch.members]
+            rows = np.array([i for i, g in enumerate(given) if g is not None], np.int64)
+            if len(rows):
+                batch.evaluate(hypers, None if clip is None else float(clip))
+                work.append((batch, rows, given))
+
+        def launch() -> dict[str, Report]:
+            reports: dict[str, Report] = {}
+            for batch, rows, given in work:
+                batch.step(rows, given, threads)
+                if stats:
+                    reports |= batch.report(rows)
+            for tensor, g in zip(bucket.tensors, grads, strict=True):
+                if g is not None and 0 in tensor.array.shape:
+                    tensor.t += 1
+            return reports
+
+        return launch
+
+    def _batches(self, bucket: Bucket, grads: Sequence[Array | None], clip: bool, stats: bool) -> list[Batch]:
+        """The tensors of a bucket by plan and by dtype of gradient; empty ones are left out."""
+        dtypes = {g.dtype for g in grads if g is not None}
+        common = next(iter(dtypes)) if len(dtypes) == 1 else None
+        key = (self.name, clip, stats, common or tuple(None if g is None else g.dtype for g in grads))
+        if key not in bucket.kept:
+            found: dict[Any, list[int]] = {}
+            for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
+                if size(tensor.array) and (g is not None or common is not None):
+                    plan = plan_for(bucket.rule, tensor.array.ndim, working_name(tensor.array), clip=clip, stats=stats)
+                    grad = str(common) if common is not None else dtype_name(g)
+                    found.setdefault((plan, dtype_name(tensor.array), grad), []).append(i)
+            bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
+        made: list[Batch] = bucket.kept[key]
+        return made
+
+
+def _plans(bucket: Bucket) -> list[Plan]:
+    """The plans that a bucket's tensors take."""
+    ranks = sorted({min(max(x.array.ndim, 1), 4) for x in bucket.tensors if size(x.array)})
+    return list(dict.fromkeys(plan_for(bucket.rule, r, working_name(bucket.tensors[0].array)) for r in ranks))

@@ -1,0 +1,98 @@
+"""The documentation is complete and agrees with the code. Its examples are run by the conftest.py of the root."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import arrayopt as ao
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(p for p in DOCS.glob("**/*.md") if "_build" not in p.parts)
+RULES = [name for name in ao.__all__ if isinstance(getattr(ao, name), type) and issubclass(getattr(ao, name), ao.Rule)]
+PUBLISHED = [name for name in RULES if name != "Rule"]
+
+DIRECTIVE = re.compile(r"^\s*\.\. (?:py:)?(?:auto)?(?:class|function|data|module):: ([\w.]+)", re.MULTILINE)
+LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def page_of(rule):
+    """The page about a rule, and the name that its table has for it."""
+    return DOCS / "rules" / f"{'adam' if rule.startswith('Adam') else rule.lower()}.md"
+
+
+def option_table(path):
+    """The rows of the table of options: name, default, range."""
+    section = path.read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return {row[0].strip("`"): (row[1], row[2]) for row in rows[2:]}
+
+
+# ---- reference -------------------------------------------------------------------------------------------------------
+
+
+def documented():
+    return [name for page in (DOCS / "reference").glob("*.md") for name in DIRECTIVE.findall(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"arrayopt.{name}" for name in ao.__all__] + [f"arrayopt.schedules.{name}" for name in ao.schedules.__all__],
+)
+def test_every_public_name_is_in_the_reference_once(name):
+    assert documented().count(name) == 1
+
+
+def test_the_reference_names_nothing_else():
+    public = {f"arrayopt.{name}" for name in ao.__all__} | {f"arrayopt.schedules.{n}" for n in ao.schedules.__all__}
+    made_by_the_optimizer = {"arrayopt.groups.Group", "arrayopt.stats.Stats"}
+    assert set(documented()) - public == made_by_the_optimizer
+
+
+# ---- pages about rules -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", PUBLISHED)
+def test_a_page_lists_every_option_with_its_default_and_range(rule):
+    fields = {f.name: f for f in dataclasses.fields(getattr(ao, rule))}
+    table = option_table(page_of(rule))
+    assert set(table) == set(fields)
+    for name, (default, interval) in table.items():
+        field = fields[name]
+        assert interval == (field.metadata.get("interval") or ""), name
+        if field.default is dataclasses.MISSING:
+            assert default == "to be given", name
+        else:
+            own = re.search(rf"{rule} `([^`]+)`", default) or re.search(r"`([^`]+)`", default)
+            assert ast.literal_eval(own[1]) == field.default, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/rules/index.md"])
+def test_the_tables_of_rules_have_every_rule(page):
+    rows = [line for line in (ROOT / page).read_text("utf-8").splitlines() if line.startswith("| ")]
+    for rule in PUBLISHED:
+        assert any(re.match(rf"\| \[?`?{rule}\b", row) for row in rows), rule
+
+
+# ---- links and examples ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_repository_lead_somewhere(page):
+    """Sphinx checks the pages of docs/ too; README.md is not among them, and is read where it stands."""
+    links = [link for link in LINK.findall(page.read_text("utf-8")) if not re.match(r"https?:|#", link)]
+    assert [link for link in links if not (page.parent / link.partition("#")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_that_is_not_run_says_so(page):
+    """A fence that is neither run nor a shell's is a directive with a caption."""
+    for kind, rest in re.findall(r"^```(\{?[\w-]+\}?)[^\n]*\n([^\n]*)", page.read_text("utf-8"), re.MULTILINE):
+        assert (
+            kind in ("python", "sh")
+            or kind in ("{eval-rst}", "{toctree}", "{include}", "{literalinclude}")
+            or (kind == "{code-block}" and rest.endswith("not run"))
+        )
