@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import Array, array_namespace, kind, size, working_dtype
 from arrayopt.rules.base import Rule
 
@@ -18,12 +20,24 @@ Groups = Mapping[Pattern, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[s
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One parameter with its state: its name, array, number of updates so far, and slots."""
+    """One parameter with its state: its name, array, number of updates so far, and slots.
+
+    `form` is dtype and shape where the array is a plain NumPy array.
+    """
 
     name: str
     array: Array
     t: int = 0
     slots: dict[str, Array] = field(default_factory=dict)
+    form: tuple[Any, tuple[int, ...]] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        plain = type(self.array) is np.ndarray
+        self.form = (self.array.dtype, self.array.shape) if plain else None
+
+    def takes(self, g: Any) -> bool:
+        """Whether a gradient is right at first sight, as with NumPy it mostly is."""
+        return g is None or (type(g) is np.ndarray and self.form == (g.dtype, g.shape))
 
 
 class Group:

@@ -169,16 +169,15 @@ class Optimizer:
         for before in list(self._before):
             replaced = before(self, grads)
             grads = grads if replaced is None else replaced
-        named = [(tensor.name, tensor.array) for tensor in self._tensors]
-        matched = match_grads("Optimizer.step", named, grads, by_position=self._by_position)
+        matched = self._match(grads)
         limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
-        norm = None if limit is None else global_norm([g for g in matched.values() if g is not None])
+        norm = None if limit is None else global_norm([g for g in matched if g is not None])
         clip = None if limit is None else clip_factor(norm, limit)
         launches = []
         for bucket in self._buckets():
             hypers = [group.rule.at(self.step_count) for group in bucket.groups]
             engine, _ = select(self._engine, bucket)
-            given = [matched[tensor.name] for tensor in bucket.tensors]
+            given = [matched[i] for i in bucket.places]
             launches.append(engine.prepare(bucket, given, hypers, clip=clip, stats=self._stats.enabled))
         reports: dict[str, dict[str, Array]] = {}
         for launch in launches:
@@ -191,11 +190,21 @@ class Optimizer:
             after(self)
         return self.params
 
+    def _match(self, grads: Any) -> list[Array | None]:
+        """The tensors' gradients, checked."""
+        if type(grads) is dict and len(grads) == len(self._tensors):  # at first sight; what is not right is looked at
+            given = [grads.get(tensor.name, self) for tensor in self._tensors]
+            if all(map(Tensor.takes, self._tensors, given)):
+                return given
+        named = [(tensor.name, tensor.array) for tensor in self._tensors]
+        return list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+
     def _buckets(self) -> list[Bucket]:
         """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
         structures = [group.rule.structure for group in self._groups]
         if structures != self._made[0]:
             buckets: dict[Any, Bucket] = {}
+            position = {tensor.name: i for i, tensor in enumerate(self._tensors)}
             for group, structure in zip(self._groups, structures, strict=True):
                 for tensor in group.tensors:
                     xp, device = place(tensor.array)
@@ -204,6 +213,7 @@ class Optimizer:
                     if group not in bucket.groups:
                         bucket.groups.append(group)
                     bucket.tensors.append(tensor)
+                    bucket.places.append(position[tensor.name])
                     bucket.group_of.append(len(bucket.groups) - 1)
             self._made = structures, list(buckets.values())
         return self._made[1]

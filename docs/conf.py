@@ -56,5 +56,11 @@ def without_footnotes(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r" \[\d+\]_", "", re.sub(r"^\.\. \[\d+\] ", "*  ", line)) for line in lines]
 
 
+def plain_signature(app, what, name, obj, options, signature, annotation):
+    """Write an argument without default as one that may be left out."""
+    return signature and re.sub(r"<dataclasses._MISSING_TYPE object[^>]*>", "...", signature), annotation
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-process-docstring", without_footnotes)

@@ -51,6 +51,10 @@ CASES = {
     ],
 }
 
+# the libraries whose arrays each engine takes: every common test runs on all of these
+ENGINES = {"array_api": ("numpy", "array_api_strict", "torch", "jax")}
+PLACES = [(engine, library) for engine, libraries in ENGINES.items() for library in libraries]
+
 ALL = [(name, options) for name, rows in CASES.items() for options in rows]
 IDS = [f"{name}-{i}" for name, rows in CASES.items() for i in range(len(rows))]
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from tests.cases import ALL, CASES, IDS, make
+from tests.cases import ALL, CASES, ENGINES, IDS, PLACES, make
+from tests.conftest import BACKENDS
 from tests.tolerances import TOLERANCES
 
 # The same examples in each run; HYPOTHESIS_PROFILE=search looks for new ones.
@@ -21,6 +22,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 ROWS = range(len(ALL))
 every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
+every_place = pytest.mark.parametrize(("engine", "library"), PLACES)
+every_engine = pytest.mark.parametrize("engine", [name for name, libraries in ENGINES.items() if "numpy" in libraries])
 SHAPES = [(), (1,), (5,), (3, 2), (1, 1), (5, 1), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0)]
 POWERS = st.integers(-20, 20).map(lambda k: 2.0**k)
 
@@ -46,9 +49,9 @@ def copied(tree):
     return {name: x.copy() for name, x in tree.items()}
 
 
-def run(rule, params, grads, **options):
+def run(engine, rule, params, grads, **options):
     """An Optimizer over copies of the parameters, after a step for each set of gradients."""
-    opt = ao.Optimizer(copied(params), rule, **options)
+    opt = ao.Optimizer(copied(params), rule, engine=engine, **options)
     for g in grads:
         opt.step(g)
     return opt
@@ -89,11 +92,12 @@ FREE_OF_GRADIENT_SCALE = [
 
 
 @pytest.mark.parametrize(("rule", "options"), FREE_OF_GRADIENT_SCALE)
+@every_engine
 @given(problems(dtypes=("float64",)), POWERS)
-def test_the_scale_of_all_gradients_does_not_matter(rule, options, problem, scale):
+def test_the_scale_of_all_gradients_does_not_matter(engine, rule, options, problem, scale):
     params, grads = problem
     scaled = [{name: g * scale for name, g in step.items()} for step in grads]
-    straight, other = (run(make(rule, options), params, g) for g in (grads, scaled))
+    straight, other = (run(engine, make(rule, options), params, g) for g in (grads, scaled))
     for name, p in straight.params.items():
         if rule == "LARS" and not params[name].any():
             continue  # LARS steps from zero by the gradient itself
@@ -101,11 +105,12 @@ def test_the_scale_of_all_gradients_does_not_matter(rule, options, problem, scal
 
 
 @pytest.mark.parametrize("options", CASES["LANS"])
+@every_engine
 @given(problems(dtypes=("float64",)), st.lists(st.floats(1e-6, 1e6), min_size=4, max_size=4))
-def test_lans_does_not_see_the_scale_of_any_gradient(options, problem, scales):
+def test_lans_does_not_see_the_scale_of_any_gradient(engine, options, problem, scales):
     params, grads = problem
     scaled = [{name: g * scale for name, g in step.items()} for step, scale in zip(grads, scales, strict=True)]
-    straight, other = (run(ao.LANS(**options), params, g) for g in (grads, scaled))
+    straight, other = (run(engine, ao.LANS(**options), params, g) for g in (grads, scaled))
     for name, p in straight.params.items():
         near = TOLERANCES["float64"].relative * max(1.0, np.abs(p).max(initial=0.0))
         np.testing.assert_allclose(other.params[name], p, rtol=0, atol=near)
@@ -121,19 +126,21 @@ def test_lans_does_not_see_the_scale_of_any_gradient(options, problem, scales):
         ao.CAME(lr=0.1, scale_parameter=True, eps_scale=0.0),
     ],
 )
+@every_engine
 @given(problems(zeros=False), POWERS)
-def test_steps_are_in_proportion_to_the_parameter(rule, problem, scale):
+def test_steps_are_in_proportion_to_the_parameter(engine, rule, problem, scale):
     params, grads = problem
-    small = run(rule, params, grads).params
-    large = run(rule, {name: (p * scale).astype(p.dtype) for name, p in params.items()}, grads).params
+    small = run(engine, rule, params, grads).params
+    large = run(engine, rule, {name: (p * scale).astype(p.dtype) for name, p in params.items()}, grads).params
     for name, p in small.items():
         assert bits((p * scale).astype(p.dtype)) == bits(large[name])
 
 
+@every_engine
 @given(problems(dtypes=("float64",), zeros=False))
-def test_a_step_of_lamb_is_lr_times_the_norm_of_the_parameter(problem):
+def test_a_step_of_lamb_is_lr_times_the_norm_of_the_parameter(engine, problem):
     params, grads = problem
-    after = run(ao.LAMB(lr=0.25), params, grads[:1]).params
+    after = run(engine, ao.LAMB(lr=0.25), params, grads[:1]).params
     for name, p in params.items():
         step = np.linalg.norm((after[name] - p).ravel())
         assert step == pytest.approx(0.25 * np.linalg.norm(p.ravel()), rel=TOLERANCES["float64"].relative)
@@ -143,33 +150,36 @@ def test_a_step_of_lamb_is_lr_times_the_norm_of_the_parameter(problem):
 
 
 @every_row
+@every_engine
 @given(problems(), st.randoms(use_true_random=False))
-def test_the_order_of_tensors_does_not_matter(row, problem, random):
+def test_the_order_of_tensors_does_not_matter(engine, row, problem, random):
     params, grads = problem
     names = random.sample(list(params), len(params))
-    shuffled = run(make(*ALL[row]), {name: params[name] for name in names}, grads)
-    straight = contents(run(make(*ALL[row]), params, grads))
+    shuffled = run(engine, make(*ALL[row]), {name: params[name] for name in names}, grads)
+    straight = contents(run(engine, make(*ALL[row]), params, grads))
     assert_same(contents(shuffled), {name: straight[name] for name in names})
 
 
 @every_row
+@every_engine
 @given(problems())
-def test_each_tensor_is_updated_as_if_it_were_alone(row, problem):
+def test_each_tensor_is_updated_as_if_it_were_alone(engine, row, problem):
     params, grads = problem
     rule = make(*ALL[row])
-    together = contents(run(rule, params, grads))
+    together = contents(run(engine, rule, params, grads))
     for name in params:
-        alone = run(rule, {name: params[name]}, [{name: g[name]} for g in grads])
+        alone = run(engine, rule, {name: params[name]}, [{name: g[name]} for g in grads])
         assert_same(contents(alone), {name: together[name]})
 
 
 @every_row
+@every_engine
 @given(problems(), st.data())
-def test_a_tensor_without_a_gradient_is_left_as_it_is(row, problem, data):
+def test_a_tensor_without_a_gradient_is_left_as_it_is(engine, row, problem, data):
     params, grads = problem
     left_out = [data.draw(st.sets(st.sampled_from(list(params)))) for _ in grads]
     given_some = [{n: None if n in out else g[n] for n in g} for g, out in zip(grads, left_out, strict=True)]
-    opt = ao.Optimizer(copied(params), make(*ALL[row]))
+    opt = ao.Optimizer(copied(params), make(*ALL[row]), engine=engine)
     for g in given_some:
         before = {name: {key: bits(x) for key, x in all_of.items()} for name, all_of in contents(opt).items()}
         opt.step(g)
@@ -177,7 +187,9 @@ def test_a_tensor_without_a_gradient_is_left_as_it_is(row, problem, data):
             assert {key: bits(x) for key, x in contents(opt)[name].items()} == before[name]
     assert opt.step_count == len(grads)
     for name in params:  # and afterwards it is as if those steps had not been
-        alone = run(make(*ALL[row]), {name: params[name]}, [{name: g[name]} for g in given_some if g[name] is not None])
+        alone = run(
+            engine, make(*ALL[row]), {name: params[name]}, [{name: g[name]} for g in given_some if g[name] is not None]
+        )
         assert_same(contents(alone), {name: contents(opt)[name]})
 
 
@@ -185,18 +197,19 @@ def test_a_tensor_without_a_gradient_is_left_as_it_is(row, problem, data):
 
 
 @every_row
+@every_engine
 @given(problems(), st.integers(0, 4))
-def test_a_run_that_is_saved_and_resumed_equals_a_straight_one(row, problem, when):
+def test_a_run_that_is_saved_and_resumed_equals_a_straight_one(engine, row, problem, when):
     params, grads = problem
     rule = make(*ALL[row])
-    straight = run(rule, params, grads)
-    first = run(rule, params, grads[:when])
+    straight = run(engine, rule, params, grads)
+    first = run(engine, rule, params, grads[:when])
     saved = pickle.dumps((first.params, first.state_dict()))
     kept = first.state_dict()
     for g in grads:
         first.step(g)  # a snapshot does not change when its optimizer goes on
     loaded, state = pickle.loads(saved)
-    second, third = (ao.Optimizer(copied(loaded), rule) for _ in range(2))
+    second, third = (ao.Optimizer(copied(loaded), rule, engine=engine) for _ in range(2))
     second.load_state_dict(state)
     third.load_state_dict(kept)
     for g in grads[when:]:
@@ -208,18 +221,20 @@ def test_a_run_that_is_saved_and_resumed_equals_a_straight_one(row, problem, whe
 
 
 @every_row
+@every_engine
 @given(problems())
-def test_two_runs_are_the_same(row, problem):
-    assert_same(*(contents(run(make(*ALL[row]), *problem)) for _ in range(2)))
+def test_two_runs_are_the_same(engine, row, problem):
+    assert_same(*(contents(run(engine, make(*ALL[row]), *problem)) for _ in range(2)))
 
 
 @every_row
+@every_engine
 @given(problems(), st.data())
-def test_the_functional_form_equals_the_optimizer(row, problem, data):
+def test_the_functional_form_equals_the_optimizer(engine, row, problem, data):
     params, grads = problem
     rule, groups = make(*ALL[row]), {"p0": {"grad_centralization": True, "weight_decay": 0.25}}
     grads = [{name: data.draw(st.sampled_from([g, g, None])) for name, g in step.items()} for step in grads]
-    opt = run(rule, params, grads, groups=groups)
+    opt = run(engine, rule, params, grads, groups=groups)
     pure, state = params, ao.init(rule, params, groups=groups)
     originals = {name: bits(p) for name, p in params.items()}
     for g in grads:
@@ -237,11 +252,12 @@ with_lr = pytest.mark.parametrize(
 
 
 @with_lr
+@every_engine
 @given(problems())
-def test_without_a_learning_rate_parameters_stay_and_state_moves(row, problem):
+def test_without_a_learning_rate_parameters_stay_and_state_moves(engine, row, problem):
     params, grads = problem
     rule = dataclasses.replace(make(*ALL[row]), lr=0.0)
-    opt = ao.Optimizer(copied(params), rule)
+    opt = ao.Optimizer(copied(params), rule, engine=engine)
     for t, g in enumerate(grads, start=1):
         opt.step(g)
         for name, p in params.items():
@@ -253,12 +269,13 @@ def test_without_a_learning_rate_parameters_stay_and_state_moves(row, problem):
 
 
 @with_lr
+@every_engine
 @given(problems())
-def test_a_schedule_equals_setting_the_value_before_each_step(row, problem):
+def test_a_schedule_equals_setting_the_value_before_each_step(engine, row, problem):
     params, grads = problem
     rates, decays = [0.5 / (step + 1) for step in range(len(grads))], [0.1, 0.0, 0.3, 0.2]
     rule = make(*ALL[row])
-    by_hand = ao.Optimizer(copied(params), dataclasses.replace(rule, weight_decay=decays[0]))
+    by_hand = ao.Optimizer(copied(params), dataclasses.replace(rule, weight_decay=decays[0]), engine=engine)
     for rate, decay, g in zip(rates, decays, grads, strict=True):
         by_hand.lr, by_hand.weight_decay = rate, decay
         by_hand.step(g)
@@ -267,17 +284,18 @@ def test_a_schedule_equals_setting_the_value_before_each_step(row, problem):
         (rates, decays),
         (np.asarray(rates), tuple(decays)),
     ]:
-        scheduled = run(dataclasses.replace(rule, lr=lr, weight_decay=weight_decay), params, grads)
+        scheduled = run(engine, dataclasses.replace(rule, lr=lr, weight_decay=weight_decay), params, grads)
         assert_same(contents(scheduled), contents(by_hand))
     assert by_hand.lr == rates[-1]
 
 
 @with_lr
+@every_engine
 @given(problems(), st.floats(1e-4, 1.0), st.floats(1e-4, 0.5))
-def test_a_change_takes_effect_in_the_next_step(row, problem, lr, weight_decay):
+def test_a_change_takes_effect_in_the_next_step(engine, row, problem, lr, weight_decay):
     params, grads = problem
     rule = make(*ALL[row])
-    opt = run(rule, params, grads[:2])
+    opt = run(engine, rule, params, grads[:2])
     pure, state = params, rule.init(params)
     for g in grads[:2]:
         pure, state = ao.update(rule, pure, g, state)
@@ -290,28 +308,32 @@ def test_a_change_takes_effect_in_the_next_step(row, problem, lr, weight_decay):
 
 
 @every_row
+@every_engine
 @given(problems())
-def test_groups_equal_optimizers_of_their_own(row, problem):
+def test_groups_equal_optimizers_of_their_own(engine, row, problem):
     params, grads = problem
     rule = make(*ALL[row])
     changes = [{"weight_decay": 0.2}, {"grad_centralization": not rule.grad_centralization}, {}]
     parts = [{name: p for i, (name, p) in enumerate(params.items()) if i % 3 == k} for k in range(3)]
     groups = [(lambda name, p, part=part: name in part, change) for part, change in zip(parts, changes, strict=True)]
-    together = run(rule, params, grads, groups=[pair for pair, part in zip(groups, parts, strict=True) if part])
+    together = run(engine, rule, params, grads, groups=[pair for pair, part in zip(groups, parts, strict=True) if part])
     for part, change in zip(parts, changes, strict=True):
         if part:
-            own = run(dataclasses.replace(rule, **change), part, [{name: g[name] for name in part} for g in grads])
+            own = run(
+                engine, dataclasses.replace(rule, **change), part, [{name: g[name] for name in part} for g in grads]
+            )
             assert_same(contents(own), {name: contents(together)[name] for name in part})
 
 
 @every_row
+@every_engine
 @given(problems())
-def test_gradient_centralization_equals_centralizing_by_hand(row, problem):
+def test_gradient_centralization_equals_centralizing_by_hand(engine, row, problem):
     params, grads = problem
     rule = dataclasses.replace(make(*ALL[row]), grad_centralization=True)
     plain = dataclasses.replace(rule, grad_centralization=False)
     centralized = [{name: centralize(g) for name, g in step.items()} for step in grads]
-    assert_same(contents(run(rule, params, grads)), contents(run(plain, params, centralized)))
+    assert_same(contents(run(engine, rule, params, grads)), contents(run(engine, plain, params, centralized)))
 
 
 def centralize(g):
@@ -349,17 +371,18 @@ def all_flags(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_zeros_train_on_or_stand_still_whatever_is_switched(name):
+@every_engine
+def test_zeros_train_on_or_stand_still_whatever_is_switched(engine, name):
     shapes = [(), (3,), (2, 3), (2, 2, 3), (0,), (2, 0)]
     zeros, ones = ({str(i): f(shape, "float32") for i, shape in enumerate(shapes)} for f in (np.zeros, np.ones))
     some = {name: np.asarray((x.cumsum() - 2).reshape(x.shape), "float32") for name, x in ones.items()}
     for rule in all_flags(name):
-        still = run(rule, zeros, [zeros] * 3)
+        still = run(engine, rule, zeros, [zeros] * 3)
         for p in still.params.values():
             assert not p.any(), rule
-        woken = run(rule, zeros, [zeros, zeros, some, some])
-        stopped = run(rule, ones, [some, zeros, zeros])
-        resting = run(rule, ones, [zeros] * 3)
+        woken = run(engine, rule, zeros, [zeros, zeros, some, some])
+        stopped = run(engine, rule, ones, [some, zeros, zeros])
+        resting = run(engine, rule, ones, [zeros] * 3)
         for opt in (still, woken, stopped, resting):
             for all_of in contents(opt).values():
                 assert all(np.all(np.isfinite(x)) for x in all_of.values()), rule
@@ -376,23 +399,25 @@ hidden = pytest.mark.xfail(reason="clip_value limits an infinity as it does any 
 
 
 @every_row
+@every_place
 @pytest.mark.parametrize("shape", [(5,), (3, 2)])
 @np.errstate(all="ignore")
-def test_nan_reaches_the_parameter(backend, row, shape):
-    reaches(backend, row, shape, np.nan)
+def test_nan_reaches_the_parameter(engine, library, row, shape):
+    reaches(engine, BACKENDS[library], row, shape, np.nan)
 
 
 @pytest.mark.parametrize("row", [pytest.param(r, id=IDS[r], marks=hidden if r in HIDES else []) for r in ROWS])
+@every_place
 @pytest.mark.parametrize("bad", [np.inf, -np.inf])
 @np.errstate(all="ignore")
-def test_infinity_reaches_the_parameter(backend, row, bad):
-    reaches(backend, row, (3, 2), bad)
+def test_infinity_reaches_the_parameter(engine, library, row, bad):
+    reaches(engine, BACKENDS[library], row, (3, 2), bad)
 
 
-def reaches(backend, row, shape, bad):
+def reaches(engine, backend, row, shape, bad):
     """That after one bad element, at the second step, its parameter is not finite."""
     values = np.random.default_rng(0).standard_normal((2, *shape))
-    opt = ao.Optimizer({"w": backend.array(values[0])}, make(*ALL[row]))
+    opt = ao.Optimizer({"w": backend.array(values[0])}, make(*ALL[row]), engine=engine)
     opt.step({"w": backend.array(values[1])})
     values[1][-1] = bad
     params = opt.step({"w": backend.array(values[1])})
@@ -403,7 +428,9 @@ def reaches(backend, row, shape, bad):
 
 
 @pytest.mark.parametrize("rule_name", CASES)
-def test_writable_arrays_are_updated_in_place_and_others_replaced(backend, rule_name):
+@every_place
+def test_writable_arrays_are_updated_in_place_and_others_replaced(engine, library, rule_name):
+    backend = BACKENDS[library]
     values = np.random.default_rng(0).standard_normal((7, 5))
     tree = {
         "a": [backend.array(values), (backend.array(values[:, 0]),)],
@@ -412,7 +439,7 @@ def test_writable_arrays_are_updated_in_place_and_others_replaced(backend, rule_
     }
     leaves = [tree["a"][0], tree["a"][1][0], tree["empty"]]
     before = [backend.numpy(x).copy() for x in leaves]
-    opt = ao.Optimizer(tree, make(rule_name, CASES[rule_name][0]))
+    opt = ao.Optimizer(tree, make(rule_name, CASES[rule_name][0]), engine=engine)
     for _ in range(2):
         grads = {"a": [backend.array(values * 2), (backend.array(values[:, 1]),)], "empty": leaves[2], "no": None}
         originals = [backend.numpy(g).copy() for g in (grads["a"][0], grads["a"][1][0])]

@@ -11,7 +11,7 @@ import pytest
 
 import arrayopt as ao
 from tests import witness
-from tests.cases import ALL, CASES, IDS, make
+from tests.cases import ALL, CASES, IDS, PLACES, make
 from tests.conftest import BACKENDS
 from tests.tolerances import TOLERANCES
 
@@ -19,14 +19,15 @@ STEPS = 6
 ROWS = list(range(len(ALL)))
 FIRST_OF_RULE = {name: IDS.index(f"{name}-0") for name in CASES}
 COMPLEX = ("LAMB", "AdamW")
-LIBRARIES = [name for name in BACKENDS if name != "dask"]  # which is slow, and has a test of its own
-HALF = [(name, dtype) for name in LIBRARIES for dtype in ("float16", "bfloat16") if BACKENDS[name].has(dtype)]
+HALF = [(*place, dtype) for place in PLACES for dtype in ("float16", "bfloat16") if BACKENDS[place[1]].has(dtype)]
 MIXED = [
-    (name, dtype, other)
-    for name in LIBRARIES
+    (*place, dtype, other)
+    for place in PLACES
     for dtype, other in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float32"))
-    if BACKENDS[name].has(dtype) and BACKENDS[name].has(other)
+    if BACKENDS[place[1]].has(dtype) and BACKENDS[place[1]].has(other)
 ]
+every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
+every_place = pytest.mark.parametrize(("engine", "library"), PLACES)
 
 # name: (shape, magnitude of p, magnitude of g, steps at first without a gradient)
 TENSORS = {
@@ -206,32 +207,35 @@ def check_slots_kind(row, dtype, shape, state, like, where):
         same_kind(state[slot], like, slot_dtype, slot_shape, f"{where}.{slot}")
 
 
-def run_against_witness(backend, row, dtype, names=tuple(TENSORS), steps=STEPS, array=None):
+def run_against_witness(place, row, dtype, names=tuple(TENSORS), steps=STEPS, array=None):
     """A run of the Optimizer, each of its steps compared with the witness."""
+    engine, backend = place[0], BACKENDS[place[1]]
     array = array or backend.array
     params, grads = problem(dtype)
     given = tree({name: array(params[name], dtype) for name in names})
     like = leaves(given)
-    opt = ao.Optimizer(given, make(*ALL[row]))
+    opt = ao.Optimizer(given, make(*ALL[row]), engine=engine)
     for step in range(steps):
         result = opt.step(tree({name: array(grads[step][name], dtype) for name in names}))
         assert list(leaves(result)) == list(opt.state)
-        where = f"{IDS[row]}, {backend.name}, {dtype}, step {step}"
+        where = f"{IDS[row]}, {engine}, {backend.name}, {dtype}, step {step}"
         check(backend, row, dtype, leaves(result), opt.state, trajectory(row, dtype)[step], like, where)
     assert {name: state["t"] for name, state in opt.state.items()} == dict.fromkeys(like, steps)
     assert opt.step_count == steps
 
 
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
+@every_row
+@every_place
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_run_equals_the_witness(backend, row, dtype):
-    run_against_witness(backend, row, dtype)
+def test_a_run_equals_the_witness(engine, library, row, dtype):
+    run_against_witness((engine, library), row, dtype)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if ALL[row][0] in COMPLEX], ids=lambda row: IDS[row])
+@every_place
 @pytest.mark.parametrize("dtype", ["complex128", "complex64"])
-def test_a_complex_run_equals_the_witness(backend, row, dtype):
-    run_against_witness(backend, row, dtype, FEWER)
+def test_a_complex_run_equals_the_witness(engine, library, row, dtype):
+    run_against_witness((engine, library), row, dtype, FEWER)
 
 
 @pytest.mark.parametrize("rule_name", [name for name in CASES if name not in COMPLEX])
@@ -245,8 +249,13 @@ def test_other_rules_refuse_complex_parameters(backend, rule_name, dtype):
 @pytest.mark.parametrize("rule_name", CASES)
 def test_a_dask_run_equals_the_witness(rule_name):
     row = FIRST_OF_RULE[rule_name] + 2  # a row with several options
-    chunked = lambda x, dtype: dask.array.from_array(x.astype(dtype), chunks=2)  # noqa: E731
-    run_against_witness(BACKENDS["dask"], row, "float64", ("scalar", "empty", "blocks.0.bias", "head.0"), 2, chunked)
+    names = ("scalar", "empty", "blocks.0.bias", "head.0")
+    run_against_witness(("array_api", "dask"), row, "float64", names, 2, in_chunks)
+
+
+def in_chunks(x, dtype):
+    """A Dask array whose sums go over several chunks."""
+    return dask.array.from_array(x.astype(dtype), chunks=2)
 
 
 @pytest.mark.xfail(raises=ValueError, reason="Dask cannot assign to an empty array of two or more axes")
@@ -255,20 +264,20 @@ def test_an_empty_dask_matrix_is_left_as_it_is():
     assert ao.Optimizer(empty, ao.SGD(lr=0.1)).step(empty + 1) is empty
 
 
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
-@pytest.mark.parametrize(("library", "dtype"), HALF)
-def test_half_precision_keeps_state_in_float32_and_rounds_once(library, row, dtype):
+@every_row
+@pytest.mark.parametrize(("engine", "library", "dtype"), HALF)
+def test_half_precision_keeps_state_in_float32_and_rounds_once(engine, library, row, dtype):
     backend = BACKENDS[library]
     params, grads = problem(dtype)
     given = {name: backend.array(params[name], dtype) for name in FEWER}
     like = dict(given)
     slots, largest = ({name: {} for name in FEWER} for _ in range(2))
-    opt = ao.Optimizer(given, make(*ALL[row]))
+    opt = ao.Optimizer(given, make(*ALL[row]), engine=engine)
     for step in range(4):
         before = {name: backend.numpy(p).astype("float64").ravel().tolist() for name, p in given.items()}
         given = opt.step({name: backend.array(grads[step][name], dtype) for name in FEWER})
         for name, p in given.items():
-            where, shape = f"{IDS[row]}, {backend.name}, {dtype}, step {step}: {name}", TENSORS[name][0]
+            where, shape = f"{IDS[row]}, {engine}, {backend.name}, {dtype}, step {step}: {name}", TENSORS[name][0]
             g = grads[step][name].ravel().tolist()
             exact, slots[name], largest[name] = witness_step(
                 row, shape, before[name], g, slots[name], step + 1, largest[name]
@@ -289,14 +298,16 @@ def within_ulps(actual, expected, ulps, where):
 
 
 @pytest.mark.parametrize("rule_name", CASES)
-@pytest.mark.parametrize(("library", "dtype", "other"), MIXED)
-def test_a_gradient_may_be_of_another_floating_dtype(library, rule_name, dtype, other):
+@pytest.mark.parametrize(("engine", "library", "dtype", "other"), MIXED)
+def test_a_gradient_may_be_of_another_floating_dtype(engine, library, rule_name, dtype, other):
     backend, work = BACKENDS[library], state_dtype(dtype)
     values, grads = problem("bfloat16")
     rule = make(*ALL[FIRST_OF_RULE[rule_name]])
     mixed, same = ({name: backend.array(values[name], dtype) for name in FEWER} for _ in range(2))
-    mixed = ao.Optimizer(mixed, rule).step({name: backend.array(grads[0][name], other) for name in FEWER})
-    same = ao.Optimizer(same, rule).step({name: backend.array(grads[0][name], work) for name in FEWER})
+    mixed = ao.Optimizer(mixed, rule, engine=engine).step(
+        {name: backend.array(grads[0][name], other) for name in FEWER}
+    )
+    same = ao.Optimizer(same, rule, engine=engine).step({name: backend.array(grads[0][name], work) for name in FEWER})
     for name in FEWER:
         same_kind(mixed[name], same[name], dtype, TENSORS[name][0], name)
         assert backend.numpy(mixed[name]).tobytes() == backend.numpy(same[name]).tobytes(), name
@@ -318,9 +329,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
-@pytest.mark.parametrize("library", ["numpy", "array_api_strict", "torch"])
-def test_layout_in_memory_changes_nothing(library, row):
+@every_row
+@pytest.mark.parametrize(("engine", "library"), [place for place in PLACES if place[1] != "jax"])  # which has no views
+def test_layout_in_memory_changes_nothing(engine, library, row):
     backend, rule = BACKENDS[library], make(*ALL[row])
     layouts = {k: v for k, v in LAYOUTS.items() if not (library == "torch" and ("negative" in k or "reversed" in k))}
     bases, views, dense = {}, {}, {}
@@ -333,7 +344,7 @@ def test_layout_in_memory_changes_nothing(library, row):
         dense["fortran"] = dense["transposed"].copy()
     untouched = {name: backend.numpy(x).copy() for name, x in bases.items()}
     before = {name: backend.numpy(x).copy() for name, x in dense.items()}
-    strided, straight = ao.Optimizer(views, rule), ao.Optimizer(dense, rule)
+    strided, straight = (ao.Optimizer(x, rule, engine=engine) for x in (views, dense))
     for step in range(3):
         grads = {name: drawn(np.random.default_rng(step), x.shape, 1, "float32") for name, x in before.items()}
         result = strided.step({name: in_layout(backend, layouts.get(name), g) for name, g in grads.items()})

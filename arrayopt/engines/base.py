@@ -26,6 +26,8 @@ class Bucket:
         The tensors.
     group_of : list of int
         For each tensor the position of its group in `groups`.
+    places : list of int
+        For each tensor its position among all the optimizer's.
     kept : dict
         What an engine keeps from step to step.
     """
@@ -33,6 +35,7 @@ class Bucket:
     groups: list[Group] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     group_of: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     kept: dict[Any, Any] = field(default_factory=dict)
 
     @property

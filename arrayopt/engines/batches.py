@@ -128,9 +128,10 @@ class Fused(ABC):
     ) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
         threads, work = thread_count(), []
+        empty = bucket.kept.setdefault("empty", [i for i, x in enumerate(bucket.tensors) if 0 in x.array.shape])
         for batch in self._batches(bucket, grads, clip is not None, stats):
-            given = [grads[i] for i in batch.members]
-            rows = np.array([i for i, g in enumerate(given) if g is not None], np.int64)
+            given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
+            rows = np.flatnonzero([g is not None for g in given])
             if len(rows):
                 batch.evaluate(hypers, None if clip is None else float(clip))
                 work.append((batch, rows, given))
@@ -141,9 +142,8 @@ class Fused(ABC):
                 batch.step(rows, given, threads)
                 if stats:
                     reports |= batch.report(rows)
-            for tensor, g in zip(bucket.tensors, grads, strict=True):
-                if g is not None and 0 in tensor.array.shape:
-                    tensor.t += 1
+            for i in empty:
+                bucket.tensors[i].t += grads[i] is not None
             return reports
 
         return launch

@@ -2,6 +2,7 @@
 
 import functools
 import heapq
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ class _Table(Batch):
         self.part = np.empty(rooms["part"])
         self.small = self.geo[:, 0] <= PACKED
         self.packed = np.empty(0)
-        self.held: list[tuple[Array, Any]] = []
+        self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
         self.shares: dict[Any, tuple[Ints, list[Ints]]] = {}
 
@@ -69,8 +70,9 @@ class _Table(Batch):
 
     def _bind(self) -> None:
         """Put the addresses of parameters and slots into the table, where they are other arrays than last time."""
-        now = [(x.array, x.slots) for x in self.tensors]
-        if len(now) == len(self.held) and all(a is c and b is d for (a, b), (c, d) in zip(now, self.held, strict=True)):
+        now: list[Any] = [x.array for x in self.tensors]
+        now += [x.slots for x in self.tensors]
+        if len(now) == len(self.held) and all(map(operator.is_, now, self.held)):
             return
         self.held, self.staged = now, []
         for name in ("p", *self.plan.slots):
