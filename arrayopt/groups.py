@@ -15,7 +15,8 @@ from arrayopt.rules.base import Rule
 __all__ = ["Group", "Groups", "Tensor", "assign", "new_slots", "override"]
 
 Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
-Groups = Mapping[Pattern, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, Any]]]
+Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, Any]]]
+"""Overrides by pattern; a mapping's keys are patterns too (typed as anything, for a mapping's keys cannot vary)."""
 
 
 @dataclass(eq=False, slots=True)

@@ -337,7 +337,7 @@ class Optimizer:
         dict
             Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
         """
-        return dump(self.step_count, self._rule, self._groups)
+        return dump(self.step_count, self.clip_norm, self._rule, self._groups)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -355,7 +355,7 @@ class Optimizer:
         ValueError
             If it does not fit, listing every mismatch. Nothing has been changed then.
         """
-        self.step_count, self._rule = load(saved, self._rule, self._groups)
+        self.step_count, self.clip_norm, self._rule = load(saved, self._rule, self._groups)
 
     def explain(self) -> str:
         """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""

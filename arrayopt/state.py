@@ -12,11 +12,12 @@ __all__ = ["dump", "load"]
 FORMAT = 1
 
 
-def dump(step: int, rule: Rule, groups: list[Group]) -> dict[str, Any]:
+def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group]) -> dict[str, Any]:
     """See `Optimizer.state_dict`."""
     return {
         "format": FORMAT,
         "step": step,
+        "clip_norm": clip_norm,
         "rule": _describe(rule),
         "groups": [
             {
@@ -40,9 +41,9 @@ def dump(step: int, rule: Rule, groups: list[Group]) -> dict[str, Any]:
     }
 
 
-def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, Rule]:
+def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, Any, Rule]:
     """Bring groups and tensors to the saved state, once all of it is checked; see `Optimizer.load_state_dict`."""
-    if not isinstance(saved, dict) or not {"format", "step", "rule", "groups", "tensors"} <= set(saved):
+    if not isinstance(saved, dict) or not {"format", "step", "clip_norm", "rule", "groups", "tensors"} <= set(saved):
         raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; got {type(saved).__name__}")
     if saved["format"] != FORMAT:
         raise ValueError(f"Optimizer.load_state_dict: format must be {FORMAT}; got {saved['format']!r}")
@@ -74,7 +75,7 @@ def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, R
         group.replace_rule(grouped, frozenset(was["own"]))
     for name, tensor in tensors.items():
         tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
-    return saved["step"], new_rule
+    return saved["step"], saved["clip_norm"], new_rule
 
 
 def _describe(rule: Rule) -> dict[str, Any]:

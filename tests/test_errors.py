@@ -670,7 +670,8 @@ class Faulty(ao.Rule):
     ],
 )
 def test_rules_that_go_wrong_in_the_last_tensor(how, exception, words):
-    opt = optimizer(Faulty(), {"w": ones(2, 3), "half": np.ones(2, "float16"), "b": ones(3)})
+    made = {"w": ones(2, 3), "half": np.ones(2, "float16"), "b": ones(3)}
+    opt = optimizer(Faulty(), made, engine="array_api")
     opt.step({"w": ones(2, 3), "half": np.ones(2, "float16"), "b": ones(3)})
     opt.how = how
     grads = {"w": ones(2, 3), "half": np.ones(2, "float16"), "b": ones(3)}

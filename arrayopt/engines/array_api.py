@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import Array, array_namespace, detached, is_array, size, store, working_dtype
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.groups import Tensor
@@ -61,11 +63,12 @@ class ArrayAPI:
         stats: bool,
     ) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
-        done = [
-            (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], clip, stats))
-            for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
-            if g is not None
-        ]
+        with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
+            done = [
+                (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], clip, stats))
+                for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
+                if g is not None
+            ]
 
         def launch() -> dict[str, Report]:
             reports = {}

@@ -12,7 +12,7 @@ from arrayopt.arrays import Array
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.compiled import load
-from arrayopt.engines.threads import run
+from arrayopt.engines.threads import cache_size, run
 from arrayopt.fusion.emit_numba import emit
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
@@ -23,7 +23,7 @@ PACKED = 4096
 """Gradients of up to so many elements are copied together first: cheaper than asking each for its address."""
 
 SHARED = 1 << 18
-"""Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
+"""So many elements a thread are worth a meeting of all threads; tensors of fewer are one thread's."""
 
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
@@ -52,6 +52,10 @@ class _Table(Batch):
         self.packed = np.empty(0)
         self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
+        sums = [False, *(bool(p.sums) for p in plan.passes)]
+        ends = [False] * len(plan.passes) + [bool(plan.small)]
+        busy = [bool(part) or a or b for part, a, b in zip(plan.prologues, sums, ends, strict=True)]
+        self.stages = [k for k in range(2 * len(busy) - 1) if k % 2 or busy[k // 2]]
         self.shares: dict[Any, tuple[Ints, list[Ints]]] = {}
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
@@ -109,7 +113,9 @@ class _Table(Batch):
             total = int(sizes.sum())
             if threads == 1 or total <= ALONE:
                 return rows[:0], [rows]
-            big = sizes > max(SHARED, total // (4 * threads))
+            # a tensor that is shared is alone in the cache; without, each thread has one of its own there
+            crowded = sizes * (self.plan.bytes_per_parameter() // 2) * threads > cache_size()
+            big = (sizes > SHARED) & (sizes > total // (4 * threads)) | crowded & (sizes >= threads * SHARED)
             loads = [(0, i) for i in range(threads)]
             own: list[list[int]] = [[] for _ in range(threads)]
             for row, n in sorted(zip(rows[~big].tolist(), sizes[~big].tolist(), strict=True), key=lambda x: -x[1]):
@@ -123,10 +129,10 @@ class _Table(Batch):
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
         shared, own = self._share(rows, threads)
         rest = (self.table, self.scalars, self.values, self.work, self.part)
-        if len(shared):
-            for stage in range(len(self.plan.passes) + len(self.plan.prologues)):
+        for row in shared.tolist():
+            for stage in self.stages:
                 n = threads if stage % 2 else 1
-                run([functools.partial(self.module.shared, stage, shared, i, n, *rest) for i in range(n)])
+                run([functools.partial(self.module.shared, stage, row, i, n, *rest) for i in range(n)])
         tasks = [functools.partial(self.module.tensors, x, *rest) for x in own if len(x)]
         if tasks:
             run(tasks)

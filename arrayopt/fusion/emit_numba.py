@@ -2,7 +2,7 @@
 
 For each pass k there is `pass_k`, the loop over a stretch of elements, and `units_k`, which runs it over units of one tensor;
 for each prologue `between_k`. `tensors` runs all of them over each of a list of tensors; `shared` runs one of them (stage 2k:
-prologue k, stage 2k + 1: one thread's share of pass k), for tensors that several threads share.
+prologue k, stage 2k + 1: one thread's share of pass k) over a tensor that several threads share.
 """
 
 from arrayopt.fusion.graph import Node
@@ -442,9 +442,9 @@ def _tensors(m: _Module) -> None:
         m.put(2, f"between_{k}(row, {rest})")
         if k < len(m.plan.passes):
             m.put(2, f"units_{k}(row, 0, n, {rest})")
-    m.put(0, "", "", "@jit", f"def shared(stage, rows, thread, threads, {rest}):")
-    m.put(1, "for row in rows:", "    n = table[row, IN_UNITS]", "    lo, hi = n * thread // threads, n * (thread + 1) // threads")
+    m.put(0, "", "", "@jit", f"def shared(stage, row, thread, threads, {rest}):")
+    m.put(1, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
     for k in range(len(m.plan.prologues)):
-        m.put(2, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
+        m.put(1, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
         if k < len(m.plan.passes):
-            m.put(2, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, {rest})")
+            m.put(1, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, {rest})")
