@@ -90,7 +90,7 @@ class Group:
             if expected != list(tensor.slots):
                 raise ValueError(
                     f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
-                    f" {tensor.name!r} would have to change from {list(tensor.slots)} to {expected}; make a new Optimizer"
+                    f" {tensor.name!r} would be {expected} and no more {list(tensor.slots)}; make a new Optimizer"
                 )
         return rule
 

@@ -116,7 +116,7 @@ class Optimizer:
             if groups is not None:
                 raise ValueError("Optimizer: give `groups`, or params as a list of group dicts, not both")
             named, entries = parse_group_list(params)
-            made = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
+            made: Any = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
             tree: Any = [leaf for _, leaf in named]
         else:
             tree = list(params) if isinstance(params, Iterator) else params

@@ -51,8 +51,9 @@ CASES = {
     ],
 }
 
+REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits
 # the libraries whose arrays each engine takes: every common test runs on all of these
-ENGINES = {"array_api": ("numpy", "array_api_strict", "torch", "jax")}
+ENGINES = {REFERENCE: ("numpy", "array_api_strict", "torch", "jax")}
 PLACES = [(engine, library) for engine, libraries in ENGINES.items() for library in libraries]
 
 ALL = [(name, options) for name, rows in CASES.items() for options in rows]

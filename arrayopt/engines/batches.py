@@ -101,7 +101,8 @@ class Fused(ABC):
     """An engine that runs plans."""
 
     name: ClassVar[str]
-    batch: ClassVar[type[Batch]]
+    batch: ClassVar[type[Any]]
+    """The kind of `Batch` that the engine runs."""
 
     @abstractmethod
     def describe(self) -> str:

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def load(emit: Callable[[bool], str]) -> ModuleType:
-    """Import the module whose text `emit(cache)` gives, from the cache folder where that can be written, else uncached."""
+    """Import the module whose text `emit(cache)` gives, from the cache folder if that can be written, else uncached."""
     text = emit(True)
     name = f"arrayopt_fused_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     if name in sys.modules:

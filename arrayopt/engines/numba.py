@@ -48,13 +48,12 @@ class _Table(Batch):
             rooms[room] += int(ends[-1])
         self.work = np.empty(rooms["work"], self.module.W)
         self.part = np.empty(rooms["part"])
-        self.small = self.geo[:, 0] <= PACKED
+        self.few = self.geo[:, 0] <= PACKED
         self.packed = np.empty(0)
         self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
-        sums = [False, *(bool(p.sums) for p in plan.passes)]
-        ends = [False] * len(plan.passes) + [bool(plan.small)]
-        busy = [bool(part) or a or b for part, a, b in zip(plan.prologues, sums, ends, strict=True)]
+        busy = [bool(part) or (k > 0 and bool(plan.passes[k - 1].sums)) for k, part in enumerate(plan.prologues)]
+        busy[-1] |= bool(plan.small)
         self.stages = [k for k in range(2 * len(busy) - 1) if k % 2 or busy[k // 2]]
         self.shares: dict[Any, tuple[Ints, list[Ints]]] = {}
 
@@ -89,17 +88,17 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, small = self.at["g"], rows[self.small[rows]]
+        column, small = self.at["g"], rows[self.few[rows]]
         if len(small):
-            few = [grads[i] for i in small.tolist()]
+            little: list[Any] = [grads[i] for i in small.tolist()]
             sizes = self.table[small, 0]
             ends = np.cumsum(sizes)
             if self.packed.size < ends[-1]:
-                self.packed = np.empty(ends[-1], few[0].dtype)  # type: ignore[union-attr]
-            np.concatenate(few, axis=None, out=self.packed[: ends[-1]])  # type: ignore[arg-type]
+                self.packed = np.empty(ends[-1], little[0].dtype)
+            np.concatenate(little, axis=None, out=self.packed[: ends[-1]])
             self.table[small, column] = self.packed.ctypes.data + (ends - sizes) * self.packed.itemsize
         kept = []
-        for row in rows[~self.small[rows]].tolist():
+        for row in rows[~self.few[rows]].tolist():
             g = np.ascontiguousarray(grads[row])
             kept.append(g)
             self.table[row, column] = g.ctypes.data

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import HOST, Node
 from arrayopt.fusion.layout import GEOMETRY, partial_kind
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.program import CALLS, Program, program
+from arrayopt.fusion.program import program
 
 __all__ = ["NumPy"]
 
@@ -85,7 +84,7 @@ class _Blocks(Batch):
         ends = np.cumsum(self.geo[rows, 0])
         return iter(np.split(rows, np.flatnonzero(np.diff(ends // GROUP)) + 1)) if len(rows) else iter(())
 
-    # ---- one tensor ---------------------------------------------------------------------------------------------------
+    # ---- one tensor -------------------------------------------------------------------------------------------------
 
     def _tensor(self, row: int, grad: Array, threads: int) -> None:
         """All passes over one tensor."""
@@ -191,7 +190,7 @@ class _Blocks(Batch):
                 np.copyto(block[name], x, casting="same_kind" if not np.isscalar(x) else "unsafe")
         return env
 
-    # ---- many small tensors ----------------------------------------------------------------------------------------------
+    # ---- many small tensors -----------------------------------------------------------------------------------------
 
     def _together(self, rows: Ints, grads: Sequence[Array | None]) -> None:
         """All passes over some small tensors, as one array."""
@@ -199,7 +198,8 @@ class _Blocks(Batch):
         starts = np.cumsum(sizes) - sizes
         names = ["p", *self.plan.slots]
         block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
-        block["g"] = np.concatenate([grads[row] for row in chosen], axis=None)  # type: ignore[arg-type]
+        given: list[Any] = [grads[row] for row in chosen]
+        block["g"] = np.concatenate(given, axis=None)
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
             column = self.scalars[rows, i]

@@ -1,9 +1,9 @@
 """The graph that a traced rule becomes: operations on values that vary over some axes of a tensor.
 
-A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its columns; one of rank < 2 as
-columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element, ``"ABR"`` per row, ``"ABC"`` per
-column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows from them and from sizes alone) are
-`host` values: evaluated in float64 before any pass.
+A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its columns; one of rank
+< 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element, ``"ABR"`` per row,
+``"ABC"`` per column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows from them and from
+sizes alone) are `host` values: evaluated in float64 before any pass.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """How a plan's tensors are cut into units of work, and where the values between the passes lie.
 
-A unit is what one thread does of one pass at a time: a stretch of columns of a stretch of rows of one batch, or several whole
-batches where they are small. Units do not depend on the number of threads, and their partial sums are combined in their
-order: so results do not either.
+A unit is what one thread does of one pass at a time: a stretch of columns of a stretch of rows of one batch, or several
+whole batches where they are small. Units do not depend on the number of threads, and their partial sums are combined in
+their order: so results do not either.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ TILE = 32768
 """Elements of a unit of a matrix, about."""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
-"""What describes one tensor: its elements and extents, rows and columns of a unit, batches of a unit, units of a batch along
-rows and along columns, and units in all."""
+"""What describes one tensor: its elements and extents, rows and columns of a unit, batches of a unit, units of a batch
+along rows and along columns, and units in all."""
 
 
 def geometry(shapes: list[tuple[int, ...]], element: str) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -66,8 +66,8 @@ class Layout:
     vectors : dict of Node to str
         Values over rows, columns or batches that outlive one prologue, with their axes.
     partials : dict of Node to str
-        Sums over elements, with the axes that their partial sums have: ``""`` for one a unit, and the row's, column's or
-        batch's own axes, to be multiplied by the units along the others.
+        Sums over elements, with what their partial sums are kept for: each unit (``tensor``), ``row``, ``column`` or
+        ``batch``.
     """
 
     tensor: dict[Node, int]
@@ -78,8 +78,7 @@ class Layout:
         """How many values each tensor needs for each vector, then for each partial sum."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = [np.prod([col[x] for x in axes], axis=0) for axes in self.vectors.values()]
-        for node in self.partials:
-            made.append(partial_length(node, plan.element, col))
+        made += [partial_length(node, plan.element, col) for node in self.partials]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)
 
 

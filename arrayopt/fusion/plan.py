@@ -1,7 +1,8 @@
 """Planning: from a trace to passes over the elements, with what little is computed between them.
 
-Pass k reads and writes elements; before it stands prologue k, which computes what varies over fewer axes (rows, columns, the
-tensor) from the sums of the passes before. Threads, blocks and ranks share a pass out by elements, and meet at the prologues.
+Pass k reads and writes elements; before it stands prologue k, which computes what varies over fewer axes (per row, per
+column, per tensor) from the sums of the passes before. Threads, blocks and ranks share a pass out by elements, and
+meet at the prologues.
 """
 
 from dataclasses import dataclass
@@ -75,12 +76,13 @@ class Plan:
         return sum(itemsize * (len(p.loads) + len(p.stores)) for p in self.passes)
 
     def __str__(self) -> str:
-        over = {"": "tensor", "ABR": "row", "R": "row", "AR": "row", "ABC": "column", "C": "column", "AC": "column"}
         lines = []
         for k, p in enumerate(self.passes):
-            sums = [f"per {over.get(s.axes, s.axes or 'tensor')}" for s in p.sums]
+            over = {"": "tensor", self.element[:-1]: "row", self.element.replace("R", ""): "column"}
+            sums = [f"per {over.get(s.axes, 'batch')}" if s.axes else "per tensor" for s in p.sums]
+            stores, reduces = " ".join(p.stores) or "-", ", ".join(sums) or "-"
             lines.append(
-                f"pass {k}: load {' '.join(p.loads)}; store {' '.join(p.stores) or '-'}; reduce {', '.join(sums) or '-'};"
+                f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
                 f" {4 * (len(p.loads) + len(p.stores))} B"
             )
         return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per float32 parameter"])
@@ -121,7 +123,9 @@ def plan(traced: Trace) -> Plan:
     made = settle()
     for s in sums:  # lazily: in the pass that reads least more for it
         first, last = s.args[0].level, _last_chance(s, outputs, sums, count)
-        best = min(range(first, last + 1), key=lambda k: (_extra(made, s, k, summed_in, element, outputs, stored_in), k))
+        best = min(
+            range(first, last + 1), key=lambda k: (_extra(made, s, k, summed_in, element, outputs, stored_in), k)
+        )
         if best != summed_in[s]:
             summed_in[s] = best
             made = settle()
@@ -148,7 +152,9 @@ def plan(traced: Trace) -> Plan:
     )
 
 
-def _pass(k: int, element: str, outputs: dict[str, Node], stored_in: dict[str, int], summed_in: dict[Node, int]) -> Pass:
+def _pass(
+    k: int, element: str, outputs: dict[str, Node], stored_in: dict[str, int], summed_in: dict[Node, int]
+) -> Pass:
     """What pass k reads, computes, writes and sums, given which pass each store and each sum is in."""
     stores = {name: node for name, node in outputs.items() if stored_in[name] == k}
     sums = tuple(s for s, where in summed_in.items() if where == k)
@@ -238,8 +244,10 @@ def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bo
     Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements.
     """
     made = _cached((_ByStructure(rule),), max(1, min(rank, 4)), dtype, clip, stats)
-    if made.element != "C" and all(not s.axes for p in made.passes for s in p.sums) and not any(
-        axes and axes != made.element for axes in made.slots.values()
+    if (
+        made.element != "C"
+        and all(not s.axes for p in made.passes for s in p.sums)
+        and not any(axes and axes != made.element for axes in made.slots.values())
     ):
         return _cached((_ByStructure(rule),), 1, dtype, clip, stats)
     return made

@@ -51,7 +51,7 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
         Stored arrays that are of the dtype of arithmetic, so that a step can write them itself.
     """
     p: Pass = plan.passes[k]
-    read = {name: node for name, node in p.loads.items()}
+    read = dict(p.loads)
     last = {a: i for i, n in enumerate(p.nodes) for a in n.args}
     kept = {s.args[0] for s in p.sums} | set(p.stores.values())
     direct: dict[Node, str] = {}
@@ -105,7 +105,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "where": _where,
     "abs2": _abs2,
     "float": _copy,
-    "real": lambda x, out: x.real,  # noqa: ARG005
-    "imag": lambda x, out: x.imag,  # noqa: ARG005
+    "real": lambda x, out: x.real,
+    "imag": lambda x, out: x.imag,
     "conj": np.conjugate,
 }

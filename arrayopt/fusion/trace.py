@@ -18,10 +18,19 @@ class TraceError(TypeError):
 WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
 
 
+def _operator(op: str, dtype: str | None = None, *, swap: bool = False) -> Any:
+    """A method that records an operation on an array and what stands on the other side."""
+
+    def method(self: "Symbol", other: Any) -> Any:
+        return _elementwise(op, other, self, dtype=dtype) if swap else _elementwise(op, self, other, dtype=dtype)
+
+    return method
+
+
 class Symbol:
     """A symbolic array: a node of a graph, and what each of its dimensions is.
 
-    `dims` has an entry for each dimension: the letters of the axes that it runs over, or "" for a dimension of length one.
+    `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where its length is one.
     """
 
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
@@ -50,9 +59,24 @@ class Symbol:
     def __getitem__(self, key: Any) -> Any:
         raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
 
+    def __neg__(self) -> "Symbol":
+        return _elementwise("neg", self)
+
+    def __abs__(self) -> "Symbol":
+        return _elementwise("abs", self, dtype="real")
+
+    def __invert__(self) -> "Symbol":
+        return _elementwise("not", self, dtype="bool")
+
     __int__ = __index__ = __array__ = __float__
     __hash__ = object.__hash__
-    __array_priority__ = 1000
+    __add__, __radd__ = _operator("add"), _operator("add", swap=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swap=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swap=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swap=True)
+    __pow__, __rpow__ = _operator("pow"), _operator("pow", swap=True)
+    __lt__, __le__, __gt__, __ge__ = (_operator(op, "bool") for op in ("lt", "le", "gt", "ge"))
+    __eq__, __ne__, __and__, __or__ = (_operator(op, "bool") for op in ("eq", "ne", "and", "or"))
 
 
 def _lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
@@ -181,23 +205,6 @@ NAMESPACE = _Namespace(
 )
 
 
-def _operator(op: str, dtype: str | None = None, *, swap: bool = False) -> Any:
-    def method(self: Symbol, other: Any) -> Any:
-        return _elementwise(op, other, self, dtype=dtype) if swap else _elementwise(op, self, other, dtype=dtype)
-
-    return method
-
-
-for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"), ("pow", "pow")):
-    setattr(Symbol, f"__{_name}__", _operator(_op))
-    setattr(Symbol, f"__r{_name}__", _operator(_op, swap=True))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and", "or"):
-    setattr(Symbol, f"__{_name}__", _operator(_name, "bool"))
-Symbol.__neg__ = lambda self: _elementwise("neg", self)  # type: ignore[attr-defined]
-Symbol.__abs__ = lambda self: _elementwise("abs", self, dtype="real")  # type: ignore[attr-defined]
-Symbol.__invert__ = lambda self: _elementwise("not", self, dtype="bool")  # type: ignore[attr-defined]
-
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What a rule computes of one tensor.
@@ -247,7 +254,6 @@ def trace(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool 
     element = ELEMENT[max(1, min(rank, 4))]
     graph = Graph(element=element)
     dims = tuple(element)
-    kind = "complex" if dtype.startswith("complex") else "real"
     real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
     def source(name: str, axes: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
@@ -286,5 +292,3 @@ def trace(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool 
         nodes,
         element,
     )
-
-

@@ -1,0 +1,109 @@
+"""Emitting Numba: the prologues, which combine sums and compute what varies over fewer axes than the elements."""
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.numba_text import INDEX, Text
+
+__all__ = ["between"]
+
+
+def between(m: Text, k: int) -> None:
+    """Prologue k: the sums of the pass before are combined, and what follows from them over fewer axes is computed."""
+    plan = m.plan
+    m.put(0, "", "", "@inner", f"def between_{k}(row, table, scalars, values, work, part):")
+    m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
+    m.put(1, "NR, NC = table[row, IN_NR], table[row, IN_NC]")
+    last = k == len(plan.prologues) - 1
+    part = plan.prologues[k]
+    reads = [a for n in part for a in n.args] + (list(plan.small.values()) if last else [])
+    names = {n.data: n.axes for n in reads if n.op == "input"}
+    names |= {name: plan.slots[name] for name in plan.small} if last else {}
+    for name, axes in names.items():
+        m.array(1, name, " * ".join(axes) or "1")
+    for n in dict.fromkeys([*(a for x in part for a in x.args), *plan.small.values()]):
+        if n.on_host and n.op != "const":
+            m.put(1, f"h{m.scalar[n]} = scalars[row, {m.scalar[n]}]")
+    if k:
+        for s in plan.passes[k - 1].sums:
+            _combine(m, s)
+    todo = list(part)
+    while todo:
+        group = [todo[0]]
+        if todo[0].op != "sum":  # one loop for all that goes over the same axes and waits for nothing else
+            waiting = {n for n in todo if n.axes != todo[0].axes or n.op == "sum"}
+            group = []
+            for n in todo:
+                if n in waiting or any(a in waiting for a in n.args):
+                    waiting.add(n)
+                else:
+                    group.append(n)
+        (_sum if group[0].op == "sum" else _small_loop)(m, group)
+        todo = [n for n in todo if n not in group]
+    if last:
+        for name, n in plan.small.items():
+            if not (n.op == "input" and n.data == name):
+                axes = plan.slots[name]
+                at, depth = m.index(axes), _loops(m, axes)
+                value = m.name(n) if n.on_host or n.op == "const" else m.at(n, m.index(n.axes))
+                m.put(depth, f"at_{name}[{at}] = {value}")
+    m.put(1, "return")
+
+
+def _loops(m: Text, axes: str, depth: int = 1) -> int:
+    """Open a loop for each axis; the depth inside."""
+    for x in axes:
+        m.put(depth, f"for {INDEX[x]} in range({x}):")
+        depth += 1
+    return depth
+
+
+def _combine(m: Text, s: Node) -> None:
+    """Add up the partial sums of a sum over elements, in their order."""
+    base, kind = f"table[row, PART{m.partial[s]}]", m.where.partials[s]
+    if kind == "tensor":
+        m.put(1, "acc = 0.0", "for unit in range(table[row, IN_UNITS]):", f"    acc += part[{base} + unit]")
+        m.put(1, f"values[row, {m.where.tensor[s]}] = acc")
+        return
+    out = f"work[table[row, VEC{m.vector[s]}] + {m.index(s.axes)}]"
+    depth = _loops(m, s.axes)
+    m.put(depth, "acc = 0.0")
+    inner = depth
+    ab = "(a * B + b)" if m.plan.element != "RC" else "0"
+    for x in "AB":
+        if x not in s.axes and x in m.plan.element:
+            m.put(inner, f"for {INDEX[x]} in range({x}):")
+            inner += 1
+    if m.plan.element == "ARC":
+        ab = "a"
+    if kind == "row":
+        m.put(inner, "for ct in range(NC):", f"    acc += work[{base} + ({ab} * R + r) * NC + ct]")
+    elif kind == "column":
+        m.put(inner, "for rt in range(NR):", f"    acc += work[{base} + ({ab} * NR + rt) * C + c]")
+    else:
+        m.put(inner, "for unit in range(NR * NC):", f"    acc += part[{base} + {ab} * NR * NC + unit]")
+    m.put(depth, f"{out} = acc")
+
+
+def _small_loop(m: Text, group: list[Node]) -> None:
+    """Operations that go over the same axes, in one loop."""
+    depth, made = _loops(m, group[0].axes), set(group)
+    cast = "W" if group[0].axes else ""
+    for n in dict.fromkeys(a for x in group for a in x.args if a not in made):
+        if not (n.on_host or n.op == "const"):
+            m.put(depth, f"{m.name(n)} = {m.typed(n, m.value(n), cast)}")
+    for n in group:
+        m.put(depth, f"{m.name(n)} = {m.expression(n)}")
+        if n.axes == "":
+            m.put(depth, f"values[row, {m.where.tensor[n]}] = {m.name(n)}")
+        elif n in m.vector:
+            m.put(depth, f"work[table[row, VEC{m.vector[n]}] + {m.index(n.axes)}] = {m.name(n)}")
+
+
+def _sum(m: Text, group: list[Node]) -> None:
+    """A sum over some of the axes of a value that goes over few."""
+    (n,) = group
+    depth = _loops(m, n.axes)
+    m.put(depth, "acc = 0.0")
+    inner = _loops(m, "".join(x for x in n.args[0].axes if x not in n.axes), depth)
+    m.put(inner, f"acc += {m.value(n.args[0])}")
+    target = f"values[row, {m.where.tensor[n]}]" if n.axes == "" else m.at(n, m.index(n.axes))
+    m.put(depth, f"{target} = acc")

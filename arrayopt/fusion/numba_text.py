@@ -1,0 +1,197 @@
+"""What emitted Numba text is made of: its header, and how values are named, read and written in it."""
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import GEOMETRY, layout
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["HALF", "HEADER", "INDEX", "Text"]
+
+HEADER = '''"""Fused loops{about}.
+
+Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
+`scalars`, a row of float64 per tensor; `values`, what prologues leave for passes, per tensor; `work` and `part`,
+values over rows and columns, and partial sums.
+"""
+import math
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+W = np.{real}
+FAST = {{"contract", "reassoc", "nsz"}}
+jit = nb.njit(error_model="numpy", nogil=True, cache={cache}, fastmath=FAST)
+inner = nb.njit(error_model="numpy", nogil=True, fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """An address as a pointer."""
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+    return types.voidptr(types.int64), codegen
+
+
+@inner
+def maximum(a, b):
+    return a if (a > b) | (a != a) else b
+
+
+@inner
+def minimum(a, b):
+    return a if (a < b) | (a != a) else b
+
+
+@inner
+def select(c, a, b):
+    return a if c else b
+
+
+@inner
+def sign(a):
+    return W(a > 0) - W(a < 0) if a == a else a
+
+'''
+
+HALF = """
+@intrinsic
+def bits_to_float(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def float_to_bits(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def load_float16(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def store_float16(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+    return types.uint16(types.float32), codegen
+
+
+@inner
+def load_bfloat16(b):
+    return bits_to_float(np.uint32(b) << np.uint32(16))
+
+
+@inner
+def store_bfloat16(x):
+    b = float_to_bits(x)
+    rounded = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16(rounded) if x == x else np.uint16((b >> np.uint32(16)) | np.uint32(0x40))
+
+"""
+
+BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
+CALLS = {"minimum": "minimum", "maximum": "maximum", "where": "select", "sign": "sign", "abs": "abs", "float": "W"}
+CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
+INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
+
+
+class Text:
+    """The text of a module, being written."""
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
+        self.plan, self.where = plan, layout(plan)
+        self.real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+        self.real = "float32" if self.real in ("float16", "bfloat16") else self.real
+        self.storage = {"p": dtype, "g": grad_dtype}
+        wide = {"float32": "complex64", "float64": "complex128"}[self.real]
+        for name in plan.slots:
+            self.storage[name] = wide if name in plan.complex_slots else self.real
+        self.columns = [*(f"IN_{x}" for x in GEOMETRY), *(f"AT_{n}" for n in self.storage)]
+        self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
+        self.columns += [f"PART{i}" for i in range(len(self.where.partials))]
+        self.scalar = {n: i for i, n in enumerate(plan.scalars)}
+        self.vector = {n: i for i, n in enumerate(self.where.vectors)}
+        self.partial = {n: i for i, n in enumerate(self.where.partials)}
+        self.lines: list[str] = []
+
+    def put(self, indent: int, *lines: str) -> None:
+        self.lines += ["    " * indent + line for line in lines]
+
+    def name(self, n: Node) -> str:
+        """What a value is called in the text."""
+        if n.op == "const":
+            return f"W({n.data!r})" if n.dtype != "bool" else repr(n.data)
+        if n.on_host:
+            return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
+
+    def typed(self, n: Node, text: str, cast: str = "W") -> str:
+        """What is read of a value that lies somewhere as a float, in the value's own type."""
+        return f"{text} != 0" if n.dtype == "bool" else f"{cast}({text})" if cast else text
+
+    def expression(self, n: Node) -> str:
+        """The right-hand side of an operation."""
+        args = [self.name(a) for a in n.args]
+        if n.op in BINARY:
+            return f"{args[0]} {BINARY[n.op]} {args[1]}"
+        if n.op in ("real", "imag"):
+            if n.args[0].dtype != "complex":
+                return args[0] if n.op == "real" else "W(0.0)"
+            return f"{args[0]}.{n.op}"
+        if n.op == "conj":
+            return f"{args[0]}.conjugate()" if n.args[0].dtype == "complex" else args[0]
+        if n.op == "abs2":
+            return f"{args[0]}.real * {args[0]}.real + {args[0]}.imag * {args[0]}.imag"
+        if n.op == "isfinite" and n.args[0].dtype == "complex":
+            return f"math.isfinite({args[0]}.real) & math.isfinite({args[0]}.imag)"
+        if n.op == "neg":
+            return f"-{args[0]}"
+        if n.op == "not":
+            return f"not {args[0]}"
+        return f"{CALLS[n.op]}({', '.join(args)})"
+
+    def index(self, axes: str) -> str:
+        """The position of a value over some axes, as it lies in memory."""
+        out = ""
+        for x in axes:
+            out = f"({out}) * {x} + {INDEX[x]}" if out else INDEX[x]
+        return out or "0"
+
+    def load(self, name: str, at: str) -> str:
+        """An element of a stored array, in the dtype of arithmetic."""
+        kind = self.storage[name]
+        if kind in ("float16", "bfloat16"):
+            return f"load_{kind}(at_{name}[{at}])"
+        if kind.startswith("complex") or kind == self.real:
+            return f"at_{name}[{at}]"
+        return f"W(at_{name}[{at}])"
+
+    def store(self, name: str, value: str) -> str:
+        """A value as it is stored."""
+        kind = self.storage[name]
+        return f"store_{kind}(W({value}))" if kind in ("float16", "bfloat16") else value
+
+    def array(self, indent: int, name: str, size: str) -> None:
+        """Make a stored array from its address."""
+        kind = {"float16": "uint16", "bfloat16": "uint16"}.get(self.storage[name], self.storage[name])
+        self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
+
+    def at(self, n: Node, index: str) -> str:
+        """Where a value over fewer axes is read from."""
+        return f"at_{n.data}[{index}]" if n.op == "input" else f"work[table[row, VEC{self.vector[n]}] + {index}]"
+
+    def value(self, n: Node) -> str:
+        """A value over fewer axes, read where the indices of its axes are known."""
+        if n.op == "const" or n.on_host:
+            return self.name(n)
+        tensor = n.axes == "" and n.op != "input"
+        return f"values[row, {self.where.tensor[n]}]" if tensor else self.at(n, self.index(n.axes))

@@ -1,0 +1,1 @@
+"""The library's benchmark: `make bench`, or ``python benchmarks/run.py``."""

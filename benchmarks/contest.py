@@ -1,0 +1,180 @@
+"""Timing side by side: contestants take turns, so that what else the machine does falls on all of them alike."""
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+__all__ = ["Contestant", "Race", "Running", "memory_available", "race"]
+
+MEMORY = 10e9
+"""Bytes that contestants may hold at a time; where the machine has less, half of what is free."""
+
+WARMUP = 2
+"""Steps before the timed ones: the first compiles and makes state."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A contestant that is ready.
+
+    Attributes
+    ----------
+    step : callable
+        Makes one step, and returns when it is done.
+    values : callable
+        The parameters as NumPy arrays.
+    before : callable
+        Called before each step, outside the timing.
+    """
+
+    step: Callable[[], object]
+    values: Callable[[], Sequence[np.ndarray]] = tuple
+    before: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something to be timed.
+
+    Attributes
+    ----------
+    name : str
+        What tables call it.
+    build : callable
+        Makes it ready.
+    held : float
+        Bytes that it holds from then on, about.
+    extra : float
+        Bytes that a step takes on top, about.
+    left_out : str
+        Why it does not take part; empty if it does.
+    """
+
+    name: str
+    build: Callable[[], Running] = lambda: Running(lambda: None)
+    held: float = 0.0
+    extra: float = 0.0
+    left_out: str = ""
+
+
+@dataclass
+class Race:
+    """What came of it.
+
+    Attributes
+    ----------
+    rounds : list of dict of str to float
+        Seconds by contestant, for each round.
+    left_out : dict of str to str
+        Who could not be timed, and why.
+    """
+
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Who has times, in order of entry."""
+        return list(dict.fromkeys(name for times in self.rounds for name in times))
+
+    def seconds(self, name: str) -> float:
+        """The median time of a step."""
+        return median(times[name] for times in self.rounds if name in times)
+
+    def ratio(self, name: str, to: str) -> float:
+        """The median of how many times longer one takes than another in the same round."""
+        return median(times[name] / times[to] for times in self.rounds if name in times and to in times)
+
+
+def race(
+    contestants: Sequence[Contestant], *, rounds: int, seconds: float = np.inf, always: Sequence[Contestant] = ()
+) -> Race:
+    """Time contestants in turns.
+
+    Parameters
+    ----------
+    contestants : sequence of Contestant
+        Where they do not fit into memory together, they are split; the first takes part in every part.
+    rounds : int
+        How often each is timed.
+    seconds : float
+        After so long, two rounds are enough.
+    always : sequence of Contestant
+        Who else takes part in every part.
+    """
+    made = Race(left_out={c.name: c.left_out for c in contestants if c.left_out})
+    able = [c for c in contestants if not c.left_out]
+    budget = min(MEMORY, memory_available() / 2)
+    heats = list(_heats(able, budget - sum(c.held for c in always)))
+    for heat in heats:
+        _run([*always, *heat], made, rounds, seconds / len(heats))
+    return made
+
+
+def memory_available() -> float:
+    """Bytes of memory that are free for use."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 2 * MEMORY
+
+
+def _heats(contestants: Sequence[Contestant], budget: float) -> Iterator[list[Contestant]]:
+    """Split into groups that fit into memory, each with the first contestant."""
+    first, *others = contestants
+    heat = [first]
+    for c in others:
+        if len(heat) > 1 and sum(x.held for x in [*heat, c]) + max(x.extra for x in [*heat, c]) > budget:
+            yield heat
+            heat = [first]
+        heat.append(c)
+    yield heat
+
+
+def _run(heat: Sequence[Contestant], made: Race, rounds: int, seconds: float) -> None:
+    """Build, warm up and time those of one heat; a contestant that fails is left out, but for the first."""
+    start, running = time.perf_counter(), {}
+    for c in heat:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                running[c.name] = c.build()
+                for _ in range(WARMUP):
+                    running[c.name].before()
+                    running[c.name].step()
+        except Exception as error:  # whatever another library's version may raise
+            running.pop(c.name, None)
+            made.left_out[c.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(rounds):
+            if i >= 2 and time.perf_counter() - start > seconds:
+                break
+            made.rounds.append(_round(running, turn=i))
+    finally:
+        gc.enable()
+    for name, runner in running.items():
+        if not all(np.isfinite(x.ravel()[:1000]).all() for x in runner.values()):
+            raise FloatingPointError(f"benchmark: {name} no longer has finite parameters, so its times mean nothing")
+    running.clear()
+    gc.collect()
+
+
+def _round(running: dict[str, Running], turn: int) -> dict[str, float]:
+    """One timed step of each, beginning with another in each turn."""
+    names = list(running)
+    times = dict.fromkeys(names, 0.0)
+    for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        running[name].before()
+        begin = time.perf_counter()
+        running[name].step()
+        times[name] = time.perf_counter() - begin
+    return times

@@ -1,0 +1,85 @@
+"""This library's rules and engines as contestants, and how they use memory."""
+
+import math
+import tracemalloc
+from importlib.util import find_spec
+
+import arrayopt as ao
+from arrayopt.fusion.plan import plan_for
+from benchmarks.contest import Contestant, Running
+from benchmarks.problems import Problem
+
+__all__ = ["ENGINES", "FUSED", "REFERENCE", "RULES", "bytes_per_parameter", "contestants", "running", "step_memory"]
+
+RULES: dict[str, ao.Rule] = {
+    "LAMB": ao.LAMB(lr=1e-3, weight_decay=0.01),
+    "LANS": ao.LANS(lr=1e-3, weight_decay=0.01),
+    "CAME": ao.CAME(lr=2e-4),
+    "LARS": ao.LARS(lr=0.1, weight_decay=1e-4),
+    "AdamW": ao.AdamW(lr=1e-3, weight_decay=0.01),
+    "SGD": ao.SGD(lr=0.01, momentum=0.9),
+}
+"""Every contestant of a rule has these options."""
+
+STATE = {"LAMB": 2, "LANS": 2, "CAME": 1, "LARS": 1, "AdamW": 2, "SGD": 1}
+"""Arrays of state for each parameter array; CAME's rows and columns are few beside its one."""
+
+FUSED = tuple(name for name in ("numba", "numpy") if name != "numba" or find_spec("numba"))
+"""The engines that run plans, fastest first."""
+
+ENGINES = ("numba", "numpy", "array_api")
+REFERENCE = f"arrayopt {FUSED[0]}"
+"""Whom all others are compared with."""
+
+
+def contestants(rule: str, problem: Problem) -> list[Contestant]:
+    """Every engine of this library, the reference first."""
+    size = 4.0 * problem.elements
+    return [
+        Contestant(
+            f"arrayopt {engine}",
+            lambda engine=engine: running(rule, problem, engine),
+            held=size * (1 + STATE[rule]),
+            extra=0.0 if engine in FUSED else size * (4 + STATE[rule]),
+            left_out="" if engine != "numba" or engine in FUSED else "Numba is not installed",
+        )
+        for engine in sorted(ENGINES, key=lambda engine: engine != FUSED[0])
+    ]
+
+
+def optimizer(rule: str, problem: Problem, engine: str) -> tuple[ao.Optimizer, dict]:
+    """An optimizer over a problem, and the gradients to give it."""
+    names = [str(i) for i in range(len(problem.shapes))]
+    params = dict(zip(names, problem.params(), strict=True))
+    return ao.Optimizer(params, RULES[rule], engine=engine), dict(zip(names, problem.grads, strict=True))
+
+
+def running(rule: str, problem: Problem, engine: str) -> Running:
+    """One engine, ready."""
+    opt, grads = optimizer(rule, problem, engine)
+    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()))
+
+
+def bytes_per_parameter(rule: str, problem: Problem) -> float:
+    """Bytes that a fused engine's passes read and write for each parameter: the plans', weighted by size."""
+    by_rank: dict[int, int] = {}
+    for shape in problem.shapes:
+        by_rank[len(shape)] = by_rank.get(len(shape), 0) + math.prod(shape)
+    moved = sum(n * plan_for(RULES[rule], rank, "float32").bytes_per_parameter() for rank, n in by_rank.items())
+    return moved / problem.elements
+
+
+def step_memory(rule: str, problem: Problem, engine: str) -> float:
+    """The most that a step allocates at a time, as a share of parameters and state."""
+    opt, grads = optimizer(rule, problem, engine)
+    opt.step(grads)
+    opt.step(grads)
+    slots = [x for state in opt.state.values() for name, x in state.items() if name != "t"]
+    lasting = sum(x.nbytes for x in [*opt.params.values(), *slots])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        opt.step(grads)
+        return (tracemalloc.get_traced_memory()[1] - before) / lasting
+    finally:
+        tracemalloc.stop()

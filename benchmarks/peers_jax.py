@@ -1,0 +1,59 @@
+"""optax under ``jax.jit`` with donated buffers, as a contestant."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contest import Contestant, Running
+from benchmarks.ours import STATE
+from benchmarks.problems import Problem
+
+__all__ = ["contestants"]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "LAMB": {"learning_rate": 1e-3, "weight_decay": 0.01},
+    "LARS": {"learning_rate": 0.1, "weight_decay": 1e-4},
+    "AdamW": {"learning_rate": 1e-3, "weight_decay": 0.01},
+    "SGD": {"learning_rate": 0.01, "momentum": 0.9},
+}
+
+MANY = 1000
+"""XLA's time to compile a step grows about as the square of the number of tensors, but for SGD."""
+
+
+def contestants(rule: str, problem: Problem) -> list[Contestant]:
+    """The peer of a rule, if there is one."""
+    if rule not in OPTIONS:
+        return []
+    size, left_out = 4.0 * problem.elements, ""
+    if missing := [name for name in ("jax", "optax") if not find_spec(name)]:
+        left_out = f"{missing[0]} is not installed"
+    elif rule != "SGD" and len(problem.shapes) > MANY:
+        left_out = f"XLA would compile a step over {len(problem.shapes):,} tensors for an hour or so"
+    build: Callable[[], Running] = lambda: _running(rule, problem)  # noqa: E731
+    return [Contestant("optax", build, held=size * (1 + STATE[rule]), extra=size * 3, left_out=left_out)]
+
+
+def _running(rule: str, problem: Problem) -> Running:
+    import jax
+    import optax
+
+    transform = getattr(optax, rule.lower())(**OPTIONS[rule])
+    params = [jax.numpy.array(x) for x in problem.params()]
+    grads = [jax.dlpack.from_dlpack(x) for x in problem.grads]
+    held = [params, jax.jit(transform.init)(params)]
+    del params
+
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(update, donate_argnums=(0, 1)).lower(*held, grads).compile()
+
+    def step() -> None:
+        held[:] = compiled(*held, grads)
+        jax.block_until_ready(held)
+
+    return Running(step, lambda: [np.asarray(x) for x in held[0]])

@@ -1,0 +1,96 @@
+"""What is updated: the shapes of models, with gradients and first parameters for them."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+__all__ = ["PROBLEMS", "Problem", "equal"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Tensors of float32 to be updated.
+
+    Attributes
+    ----------
+    name : str
+        What it is called on the command line.
+    title : str
+        What it is called in tables.
+    shapes : tuple of tuple of int
+        A shape for each tensor.
+    """
+
+    name: str
+    title: str
+    shapes: tuple[Shape, ...]
+
+    @property
+    def elements(self) -> int:
+        """Parameters in all."""
+        return sum(map(math.prod, self.shapes))
+
+    @cached_property
+    def grads(self) -> list[np.ndarray]:
+        """Gradients: the same in every step, and shared by all contestants."""
+        return _cut(self.shapes, scale=1e-2, seed=1)
+
+    def params(self) -> list[np.ndarray]:
+        """Parameters to begin with, a new copy each time."""
+        return [x.copy() for x in _cut(self.shapes, scale=3e-2, seed=2)]
+
+
+def _cut(shapes: tuple[Shape, ...], scale: float, seed: int) -> list[np.ndarray]:
+    """Normal numbers, repeating after a million, in arrays of these shapes that begin at multiples of 64 bytes."""
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = np.cumsum([0, *(-(-n // 16) * 16 for n in sizes)])
+    room = np.empty(starts[-1] + 16, np.float32)
+    room = room[-room.ctypes.data % 64 // 4 :]
+    some = np.random.default_rng(seed).standard_normal(min(room.size, 1_000_003), np.float32) * np.float32(scale)
+    for i in range(0, room.size, some.size):
+        room[i : i + some.size] = some[: room.size - i]
+    return [room[i : i + n].reshape(shape) for i, n, shape in zip(starts, sizes, shapes, strict=False)]
+
+
+def equal(count: int, shape: Shape) -> Problem:
+    """So many tensors of one shape."""
+    size = math.prod(shape)
+    return Problem(f"{count}x{size}", f"{count:,} tensors of {size:,}", (shape,) * count)
+
+
+def _bert(layers: int) -> tuple[Shape, ...]:
+    """BERT-base (hidden size 768, vocabulary of 30,522) with so many encoder layers."""
+    d, inner, vector = 768, 3072, (768,)
+    embeddings = [(30522, d), (512, d), (2, d), vector, vector]
+    attention = [(d, d), vector] * 4 + [vector, vector]
+    layer = [*attention, (inner, d), (inner,), (d, inner), vector, vector, vector]
+    return (*embeddings, *(layer * layers), (d, d), vector)
+
+
+def _resnet50() -> tuple[Shape, ...]:
+    """ResNet-50 for 1,000 classes: convolutions without bias, each with a batch norm, and a dense layer."""
+    convolutions = [(64, 3, 7, 7)]
+    before = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            convolutions += [(width, before, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            if block == 0:
+                convolutions.append((4 * width, before, 1, 1))
+            before = 4 * width
+    normed = [shape for conv in convolutions for shape in (conv, conv[:1], conv[:1])]
+    return (*normed, (1000, before), (1000,))
+
+
+PROBLEMS = {
+    problem.name: problem
+    for problem in (
+        Problem("bert-base", "BERT-base", _bert(12)),
+        Problem("resnet-50", "ResNet-50", _resnet50()),
+        equal(10_000, (64,)),
+        Problem("bert-1-layer", "BERT-base, 1 of 12 layers", _bert(1)),
+    )
+}
