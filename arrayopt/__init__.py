@@ -2,6 +2,7 @@
 
 from arrayopt import schedules
 from arrayopt.functional import init, update
+from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
@@ -22,6 +23,7 @@ __all__ = [
     "init",
     "real",
     "schedules",
+    "source",
     "update",
 ]
 

@@ -7,6 +7,7 @@ import array_api_compat
 from array_api_compat import array_namespace
 
 __all__ = [
+    "WORKING",
     "Array",
     "array_namespace",
     "detached",
@@ -25,7 +26,7 @@ __all__ = [
 Array = Any
 """An array of any array-API library."""
 
-_WORKING = {
+WORKING = {
     "float16": "float32",
     "bfloat16": "float32",
     "float32": "float32",
@@ -48,18 +49,18 @@ def dtype_name(x: Array) -> str:
 def kind(x: Array) -> str:
     """``"real"``, ``"complex"``, or the dtype's name where arithmetic is not defined for it."""
     name = dtype_name(x)
-    return name if name not in _WORKING else "complex" if name.startswith("complex") else "real"
+    return name if name not in WORKING else "complex" if name.startswith("complex") else "real"
 
 
 def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
-    name = _WORKING[dtype_name(x)]
+    name = WORKING[dtype_name(x)]
     return getattr(xp, {"complex64": "float32", "complex128": "float64"}.get(name, name) if real else name)
 
 
 def working_name(x: Array) -> str:
     """The name of the dtype that arithmetic on x is done in."""
-    return _WORKING[dtype_name(x)]
+    return WORKING[dtype_name(x)]
 
 
 def place(x: Array) -> tuple[Any, Any]:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from arrayopt import engines
+
 jax.config.update("jax_enable_x64", True)
 
 
@@ -56,7 +58,10 @@ def _backends():
 BACKENDS = {backend.name: backend for backend in _backends()}
 
 
-@pytest.fixture(params=["numpy", "array_api_strict", "torch", "jax"])
-def backend(request):
-    """Each library that everything must hold on, in turn."""
-    return BACKENDS[request.param]
+@pytest.fixture(params=["numpy:array_api", "numpy:numpy", "numpy:numba", "array_api_strict", "torch", "jax"])
+def backend(request, monkeypatch):
+    """Each library that everything must hold on, in turn; NumPy with each of its engines as the one that is chosen."""
+    name, _, engine = request.param.partition(":")
+    if engine:
+        monkeypatch.setitem(engines.FUSED, "numpy", () if engine == "array_api" else (engine,))
+    return BACKENDS[name]

@@ -775,6 +775,8 @@ LOADING = [
     row("None", None, TypeError, "Optimizer.load_state_dict: needs what state_dict() returned; got NoneType"),
     row("a list", [], TypeError, "needs what state_dict() returned; got list"),
     row("another dict", {"step": 0}, TypeError, "needs what state_dict() returned"),
+    row("no clip_norm", damaged(lambda d: d.pop("clip_norm")), TypeError, "needs what state_dict() returned"),
+    row("a bad clip_norm", damaged(lambda d: d.update(clip_norm=-1)), ValueError, "`clip_norm` must be in (0, inf)"),
     row(
         "another format",
         damaged(lambda d: d.update(format=99)),

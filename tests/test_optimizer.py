@@ -865,12 +865,12 @@ def assert_same(one, other):
 
 def test_a_loaded_optimizer_goes_on_as_the_saved_one_would(backend):
     array = same_dtype(backend)
-    opt = trained(array)
+    opt = trained(array, clip_norm=0.5)
     saved = pickle.loads(pickle.dumps(opt.state_dict())) if backend.name != "array_api_strict" else opt.state_dict()
     params = {name: array(backend.numpy(x)) for name, x in opt.params.items()}
     other = ao.Optimizer(params, ao.AdamW(amsgrad=True), groups={"b": {}})  # other numbers, the same structure
     other.load_state_dict(saved)
-    assert (other.step_count, other.state["w"]["t"], other.state["b"]["t"]) == (2, 2, 1)
+    assert (other.step_count, other.state["w"]["t"], other.state["b"]["t"], other.clip_norm) == (2, 2, 1, 0.5)
     assert (other.rule, [g.rule for g in other.groups]) == (opt.rule, [g.rule for g in opt.groups])
     assert [g.overridden for g in other.groups] == [g.overridden for g in opt.groups] == [{"lr", "weight_decay"}, set()]
     for s in (2, 3):
@@ -1039,17 +1039,30 @@ def test_a_hyper_parameter_that_was_off_does_not_fit_one_that_is_on():
 
 
 def test_explain_tells_the_engine_and_the_tensors_of_each_bucket():
-    params = {"w": ones((2, 3)), "b": ones((3,)), "half": np.ones(5, "float16"), "t": torch.ones(7)}
-    opt = ao.Optimizer(params, ao.LAMB(), groups={"b": {"lr": 0.25}}, engine="array_api")
-    text = opt.explain()
-    rules, buckets = zip(*(bucket.split(")\n", 1) for bucket in text.split("LAMB(")[1:]), strict=True)
-    sizes = [("6", "float64", "numpy"), ("5", "float16", "numpy"), ("7", "float32", "torch"), ("3", "float64", "numpy")]
-    assert sorted(bucket.splitlines()[0].strip() for bucket in buckets) == sorted(
-        f"1 tensors, {n} parameters, {dtype}, {library} on cpu" for n, dtype, library in sizes
-    )
-    assert ["lr=0.25" in rule for rule in rules] == ["1 tensors, 3 parameters" in bucket for bucket in buckets]
-    assert all("engine array_api (asked for): " in bucket for bucket in buckets)
-    assert "engine array_api" in ao.Optimizer({"t": torch.ones(2)}, ao.LAMB()).explain()
+    params = {"w": ones((2, 3)), "b": ones((3,)), "half": np.ones(5, "float16"), "t": torch.ones(7), "u": ones((4,))}
+    groups = {"b": {"lr": 0.25}, "u": {"adapt": False}}
+    opt = ao.Optimizer(params, ao.LAMB(), groups=groups, engine="array_api")
+    buckets = {}  # the tensors of a bucket: its rules, and its engine
+    for line in opt.explain().splitlines():
+        if line.startswith("LAMB("):
+            if not buckets or len(next(reversed(buckets.values()))) > 1:
+                buckets[...] = [[]]
+            buckets[...][0].append(line)
+        elif "tensors, " in line:
+            buckets[line.strip()] = buckets.pop(...)
+        else:
+            buckets[next(reversed(buckets))].append(line.strip())
+    assert {tensors: len(rules) for tensors, (rules, *_) in buckets.items()} == {
+        "2 tensors, 9 parameters, float64, numpy on cpu": 2,
+        "1 tensors, 5 parameters, float16, numpy on cpu": 1,
+        "1 tensors, 7 parameters, float32, torch on cpu": 1,
+        "1 tensors, 4 parameters, float64, numpy on cpu": 1,
+    }
+    rules = buckets["2 tensors, 9 parameters, float64, numpy on cpu"][0]
+    assert sorted("lr=0.25" in rule for rule in rules) == [False, True]
+    assert "adapt=False" in buckets["1 tensors, 4 parameters, float64, numpy on cpu"][0][0]
+    assert all(lines[1].startswith("engine array_api (asked for): ") for lines in buckets.values())
+    assert "engine array_api (" in ao.Optimizer({"t": torch.ones(2)}, ao.LAMB()).explain()
 
 
 def test_repr_tells_the_rule_the_sizes_the_step_and_the_groups():

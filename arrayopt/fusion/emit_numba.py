@@ -13,7 +13,7 @@ from arrayopt.fusion.plan import Pass, Plan
 __all__ = ["emit"]
 
 
-def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = "", cache: bool = True) -> str:
+def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".", cache: bool = True) -> str:
     """The text of a module that runs a plan.
 
     Parameters

@@ -6,7 +6,7 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["HALF", "HEADER", "INDEX", "Text"]
 
-HEADER = '''"""Fused loops{about}.
+HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
 `scalars`, a row of float64 per tensor; `values`, what prologues leave for passes, per tensor; `work` and `part`,
