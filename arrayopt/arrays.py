@@ -15,6 +15,7 @@ __all__ = [
     "is_array",
     "kind",
     "library",
+    "overlapping",
     "place",
     "size",
     "store",
@@ -82,6 +83,13 @@ def size(x: Array) -> int:
 def writable(x: Array) -> bool:
     """Whether an array can be written in place."""
     return bool(array_api_compat.is_writeable_array(x))
+
+
+def overlapping(x: Array) -> bool:
+    """Whether several elements of a PyTorch tensor are one, as after `expand`: then none can be written."""
+    if not array_api_compat.is_torch_array(x) or size(x) == 0:
+        return False
+    return any(stride == 0 and n > 1 for stride, n in zip(x.stride(), x.shape, strict=True))
 
 
 def detached(x: Array) -> Array:

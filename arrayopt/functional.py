@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from arrayopt.engines.array_api import apply
 from arrayopt.groups import Groups, assign, new_slots, override
 from arrayopt.params import match_grads, named_params
@@ -40,6 +42,7 @@ def init(rule: Rule, params: Any, *, groups: Groups | None = None) -> dict[str, 
     >>> ao.init(ao.SGD(lr=0.1, momentum=0.9), {"w": np.ones(2)})
     {'step': 0, 'tensors': {'w': {'t': 0, 'buf': array([0., 0.])}}}
     """
+    _check_rule("init", rule)
     named = named_params(params, "init")
     rules = _rules(rule, groups, named)
     return {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
@@ -86,6 +89,9 @@ def update(
     >>> params, state["step"]
     ({'w': array([0.9, 0.9])}, 1)
     """
+    _check_rule("update", rule)
+    if not isinstance(state, dict) or not {"step", "tensors"} <= set(state):
+        raise TypeError(f"update: `state` must be what init or update returned; got {type(state).__name__}")
     named = named_params(params, "update")
     matched = match_grads("update", named, grads, devices=False)
     if set(state["tensors"]) != {name for name, _ in named}:
@@ -102,6 +108,9 @@ def update(
         r, old = rules[name], tensors[name]
         t = old["t"] + 1
         slots = {slot: x for slot, x in old.items() if slot != "t"}
+        expected = list(r.slots(np, np.zeros((1,) * p.ndim)))
+        if set(slots) != set(expected):
+            raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
         q, slots, _ = apply(r, p, g, slots, t, hypers[id(r)])
         new.append(q)
         tensors[name] = {"t": t, **slots}
@@ -110,6 +119,12 @@ def update(
         "step": state["step"] + 1,
         "tensors": tensors,
     }
+
+
+def _check_rule(who: str, rule: Any) -> None:
+    """Raise TypeError for what is no rule."""
+    if not isinstance(rule, Rule):
+        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
 
 
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:

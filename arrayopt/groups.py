@@ -73,7 +73,7 @@ class Group:
         return tuple(tensor.name for tensor in self.tensors)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in fields_of(type(self.rule)):
+        if name.startswith("_") or name in Group.__slots__ or name not in fields_of(type(self.rule)):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.rule, name)
 
@@ -90,7 +90,8 @@ class Group:
             if expected != list(tensor.slots):
                 raise ValueError(
                     f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
-                    f" {tensor.name!r} would be {expected} and no more {list(tensor.slots)}; make a new Optimizer"
+                    f" {tensor.name!r} would have to change from {list(tensor.slots)} to {expected};"
+                    " make a new Optimizer"
                 )
         return rule
 
@@ -99,6 +100,10 @@ class Group:
         object.__setattr__(self, "rule", rule)
         if overridden is not None:
             object.__setattr__(self, "overridden", overridden)
+
+    def __setstate__(self, state: Any) -> None:
+        for name, value in state[1].items():
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         own = ", ".join(f"{name}={getattr(self.rule, name)!r}" for name in sorted(self.overridden))
@@ -147,7 +152,10 @@ def assign(
     TypeError
         For a pattern that is neither a glob, a compiled regular expression nor a function.
     """
-    pairs = list(groups.items()) if isinstance(groups, Mapping) else list(groups or ())
+    given: Any = groups.items() if isinstance(groups, Mapping) else groups or ()
+    pairs: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise TypeError(f"groups: must map patterns to dicts of hyper-parameters, or list such pairs; got {groups!r}")
     made: list[tuple[str, Mapping[str, Any], list[str]]] = []
     for pattern, overrides in pairs:
         if not isinstance(overrides, Mapping):

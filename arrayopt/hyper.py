@@ -6,9 +6,11 @@ from dataclasses import MISSING, dataclass, field
 from numbers import Real
 from typing import Any, final
 
-import array_api_compat
+import numpy as np
 
-__all__ = ["Hyper", "Listed", "coerce", "evaluate", "flag", "real"]
+from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
+
+__all__ = ["Hyper", "Listed", "coerce", "evaluate", "flag", "is_number", "real"]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
 """What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
@@ -44,7 +46,7 @@ class Listed:
             if step >= n:
                 raise ValueError(f"the sequence has {n} values and has run out at step {step} (steps count from 0)")
             return self.values[step]
-        xp = array_api_compat.array_namespace(step)
+        xp = array_namespace(step)
         value = xp.take(xp.asarray(self.values), xp.reshape(xp.clip(step, 0, n - 1), (1,)))[0]
         return xp.where(step < n, value, math.nan)
 
@@ -75,7 +77,18 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
 
 
 def flag(default: bool) -> Any:
-    """Declare a structural field of a rule: True or False, fixed while a rule is in use."""
+    """Declare a structural field of a rule: True or False, fixed while a rule is in use.
+
+    Parameters
+    ----------
+    default : bool
+        The value where none is given.
+
+    Returns
+    -------
+    dataclasses.Field
+        To be used as the class-level value of a dataclass field.
+    """
     made: Any = field(default=default, metadata={"flag": True})
     return made
 
@@ -84,26 +97,40 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
     """Check one hyper-parameter as given and bring it to its stored form: float, callable, 0-d array or None."""
     if value is None and optional:
         return None
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if is_number(value):
         return _checked(where, float(value), interval)
     if callable(value) and not isinstance(value, type):
         return value
-    if array_api_compat.is_array_api_obj(value):
-        if value.ndim == 0:
-            number = _concrete(value)
-            return value if number is None else _checked(where, value, interval, number)
-        if value.ndim > 1:
-            raise ValueError(f"{where} must be a number or a sequence; got an array of shape {tuple(value.shape)}")
-        value = [float(x) for x in value]
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes | dict | set):
-        values = list(value)
+    if _is_real_array(value) and value.ndim == 0:
+        number = _concrete(value)
+        return value if number is None else _checked(where, value, interval, number)
+    if _is_real_array(value) and value.ndim > 1:
+        raise ValueError(f"{where} must be a number or a sequence; got an array of shape {tuple(value.shape)}")
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, str | bytes | dict | set)
+    if is_sequence and not (is_array(value) and value.ndim == 0):
+        values = [_concrete(x) if _is_real_array(x) and x.ndim == 0 else x for x in value]
         if not values:
             raise ValueError(f"{where} must hold a value for each step; got an empty sequence")
-        return Listed(tuple(coerce(f"{where}[{i}]", x, interval, optional=False) for i, x in enumerate(values)))
+        for i, x in enumerate(values):
+            if not is_number(x):
+                raise TypeError(f"{where}[{i}] must be a number; got {x!r}")
+        return Listed(tuple(_checked(f"{where}[{i}]", float(x), interval) for i, x in enumerate(values)))
     raise TypeError(
         f"{where} must be a number, a schedule (a function of the step) or a sequence of numbers"
         f"{', or None' if optional else ''}; got {value!r}"
     )
+
+
+def is_number(x: Any) -> bool:
+    """Whether x is a real number, and not a bool."""
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _is_real_array(x: Any) -> bool:
+    """Whether x is an array of floats or integers."""
+    return is_array(x) and dtype_name(x).startswith(("float", "bfloat", "int", "uint"))
 
 
 def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
@@ -114,7 +141,7 @@ def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
         result = value(step)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    if isinstance(result, bool) or not (isinstance(result, Real) or array_api_compat.is_array_api_obj(result)):
+    if not (is_number(result) or (_is_real_array(result) and result.ndim == 0)):
         raise TypeError(f"{where}: a schedule must return a number; got {result!r} at step {step}")
     if isinstance(step, int):
         return _checked(f"{where} at step {step}", float(result), interval)
@@ -139,6 +166,6 @@ def _contains(interval: str, x: float) -> bool:
 def _concrete(value: Any) -> float | None:
     """The value of a 0-d array, or None while a library traces it."""
     try:
-        return float(value.detach() if hasattr(value, "detach") else value)
+        return float(detached(value))
     except TypeError:  # jax.errors.ConcretizationTypeError is one
         return None

@@ -4,20 +4,18 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import Array, dtype_name, place, size, writable
+from arrayopt.arrays import Array, dtype_name, is_array, place, size, writable
 from arrayopt.clipping import clip_factor, global_norm
 from arrayopt.engines import Bucket, explain_bucket, select
 from arrayopt.groups import Group, Groups, Tensor, assign, fields_of, new_slots, override, unknown_key
 from arrayopt.hyper import Hyper, coerce, evaluate
 from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.rules.base import Rule
-from arrayopt.state import dump, load
+from arrayopt.state import CLIP_NORM, dump, load
 from arrayopt.stats import Stats
 from arrayopt.trees import flatten, rebuild
 
 __all__ = ["Optimizer"]
-
-CLIP_NORM = "(0, inf)"
 
 
 class Optimizer:
@@ -171,6 +169,7 @@ class Optimizer:
             grads = grads if replaced is None else replaced
         matched = self._match(grads)
         limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
+        limit = float(limit) if is_array(limit) else limit
         norm = None if limit is None else global_norm([g for g in matched if g is not None])
         clip = None if limit is None else clip_factor(norm, limit)
         launches = []
@@ -251,6 +250,13 @@ class Optimizer:
         """What tensors follow where their group does not say otherwise."""
         return self._rule
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_made"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in {**state, "_made": ([], [])}.items():
+            object.__setattr__(self, name, value)
+
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in fields_of(type(self._rule)):
             return getattr(self._rule, name)
@@ -296,7 +302,7 @@ class Optimizer:
         TypeError, ValueError
             As for `Optimizer`; for names that are taken; for parameters that are neither a dict nor a list.
         """
-        tree, named = extend("Optimizer.add_group", self._tree, params, len(self._tensors))
+        tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self._tensors])
         group = Group(f"added {len(self._groups)}", self._rule, overrides, [Tensor(name, leaf) for name, leaf in named])
         self._start([group])
         self._groups.append(group)
@@ -373,5 +379,16 @@ def _attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
     """Add a hook, and return what takes it away."""
     if not callable(hook):
         raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
-    hooks.append(hook)
-    return lambda: hooks.remove(hook) if hook in hooks else None
+    entry = _Hook(hook)
+    hooks.append(entry)
+    return lambda: hooks.remove(entry) if entry in hooks else None
+
+
+class _Hook:
+    """A hook, each time that it is given another one."""
+
+    def __init__(self, hook: Any) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        return self.hook(*args)

@@ -1,10 +1,10 @@
 """What a user gives as parameters and gradients: flattened, named and checked."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, is_array, kind, library, place, writable
+from arrayopt.arrays import Array, array_namespace, is_array, kind, library, overlapping, place, writable
 from arrayopt.trees import flatten
 
 __all__ = ["extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
@@ -41,6 +41,8 @@ def _check(named: list[tuple[str, Array]], who: str, params: Any) -> None:
             raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
         if name in names:
             raise ValueError(f"{who}: two parameters are named {name!r}")
+        if overlapping(leaf):
+            raise ValueError(f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it first")
         if arrays.setdefault(id(leaf), name) != name and writable(leaf):
             raise ValueError(f"{who}: {arrays[id(leaf)]!r} and {name!r} are the same array")
         names.add(name)
@@ -85,7 +87,10 @@ def parse_group_list(
                 raise ValueError(
                     f"Optimizer: `order_params` must stand once, alone in its dict; got keys {list(entry)}"
                 )
-            order = list(entry["order_params"])
+            order = entry["order_params"]
+            if not isinstance(order, Iterable) or is_array(order):
+                raise TypeError(f"Optimizer: `order_params` must be a list of parameters; got {type(order).__name__}")
+            order = list(order)
             continue
         members = entry["params"]
         members = list(members) if isinstance(members, Iterator) else [members] if is_array(members) else members
@@ -120,8 +125,8 @@ def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str
     return ordered
 
 
-def extend(who: str, tree: Any, params: Any, count: int) -> tuple[Any, list[tuple[str, Array]]]:
-    """A tree of `count` arrays with more parameters in it, and the new ones with their names.
+def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, list[tuple[str, Array]]]:
+    """A tree with more parameters in it than those of `names`, and the new ones with their names.
 
     Raises
     ------
@@ -141,7 +146,10 @@ def extend(who: str, tree: Any, params: Any, count: int) -> tuple[Any, list[tupl
             f"{who}: params must be a dict where the parameters are a dict, an array or a list where they are a list;"
             f" got {type(params).__name__} for {type(tree).__name__}"
         )
-    named = named_params(larger, who)[count:]
+    named = named_params(larger, who)[len(names) :]
+    taken = [repr(name) for name, _ in named if name in names]
+    if taken:
+        raise ValueError(f"{who}: there is already a parameter named {', '.join(taken)}")
     _check(named, who, params)
     return larger, named
 
@@ -158,7 +166,7 @@ def match_grads(
     ValueError
         Listing every mismatch of names, shapes, dtype kinds, libraries and devices.
     """
-    given, names = dict(flatten(grads)), dict(params)
+    given, names = dict(flatten(list(grads) if isinstance(grads, Iterator) else grads)), dict(params)
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
             raise ValueError(f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}")

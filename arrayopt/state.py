@@ -5,11 +5,15 @@ from typing import Any
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place
 from arrayopt.groups import Group, Tensor, override
+from arrayopt.hyper import coerce
 from arrayopt.rules.base import Rule, hypers, is_flag
 
-__all__ = ["dump", "load"]
+__all__ = ["CLIP_NORM", "dump", "load"]
 
 FORMAT = 1
+
+CLIP_NORM = "(0, inf)"
+"""What the optimizer's `clip_norm` must lie in."""
 
 
 def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group]) -> dict[str, Any]:
@@ -43,10 +47,36 @@ def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group]) -> dict[str
 
 def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, Any, Rule]:
     """Bring groups and tensors to the saved state, once all of it is checked; see `Optimizer.load_state_dict`."""
-    if not isinstance(saved, dict) or not {"format", "step", "clip_norm", "rule", "groups", "tensors"} <= set(saved):
+    if not isinstance(saved, dict) or "format" not in saved:
         raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; got {type(saved).__name__}")
     if saved["format"] != FORMAT:
         raise ValueError(f"Optimizer.load_state_dict: format must be {FORMAT}; got {saved['format']!r}")
+    try:
+        wrong = _differences(saved, rule, groups)
+        clip_norm, step = saved["clip_norm"], int(saved["step"])
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; {error!r}") from error
+    if wrong:
+        raise ValueError(f"Optimizer.load_state_dict: the state does not fit: {'; '.join(wrong)}")
+    clip_norm = coerce("Optimizer.load_state_dict: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
+    tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
+    new_rule = override(rule, saved["rule"]["hypers"], "Optimizer.load_state_dict")
+    new_rules = [
+        override(g.rule, was["hypers"], f"group {g.label!r}") for g, was in zip(groups, saved["groups"], strict=True)
+    ]
+    new_slots = {
+        name: {slot: _like(tensor.slots[slot], x) for slot, x in saved["tensors"][name]["slots"].items()}
+        for name, tensor in tensors.items()
+    }
+    for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
+        group.replace_rule(grouped, frozenset(was["own"]))
+    for name, tensor in tensors.items():
+        tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
+    return step, clip_norm, new_rule
+
+
+def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list[str]:
+    """In what a snapshot does not fit."""
     wrong = _rule_differences("rule", saved["rule"], rule)
     if len(saved["groups"]) != len(groups):
         wrong.append(f"saved {len(saved['groups'])} groups, here {len(groups)}")
@@ -60,22 +90,7 @@ def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, A
     for name, was in saved["tensors"].items():
         if name in tensors:
             wrong += _tensor_differences(tensors[name], was)
-    if wrong:
-        raise ValueError(f"Optimizer.load_state_dict: the state does not fit: {'; '.join(wrong)}")
-
-    new_rule = override(rule, saved["rule"]["hypers"], "Optimizer.load_state_dict")
-    new_rules = [
-        override(g.rule, was["hypers"], f"group {g.label!r}") for g, was in zip(groups, saved["groups"], strict=True)
-    ]
-    new_slots = {
-        name: {slot: _like(tensor.slots[slot], x) for slot, x in saved["tensors"][name]["slots"].items()}
-        for name, tensor in tensors.items()
-    }
-    for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
-        group.replace_rule(grouped, frozenset(was["own"]))
-    for name, tensor in tensors.items():
-        tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
-    return saved["step"], saved["clip_norm"], new_rule
+    return wrong
 
 
 def _describe(rule: Rule) -> dict[str, Any]:
@@ -132,4 +147,4 @@ def _copy(x: Any) -> Any:
 def _like(mine: Any, x: Any) -> Any:
     """A copy of x of mine's library and on its device."""
     xp, device = place(mine)
-    return _copy(x) if array_namespace(x) is xp else xp.asarray(x, dtype=mine.dtype, device=device, copy=True)
+    return _copy(x if array_namespace(x) is xp else xp.asarray(x, dtype=mine.dtype, device=device))

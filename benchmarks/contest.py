@@ -15,9 +15,6 @@ __all__ = ["Contestant", "Race", "Running", "memory_available", "race"]
 MEMORY = 10e9
 """Bytes that contestants may hold at a time; where the machine has less, half of what is free."""
 
-WARMUP = 2
-"""Steps before the timed ones: the first compiles and makes state."""
-
 
 @dataclass(frozen=True)
 class Running:
@@ -93,7 +90,13 @@ class Race:
 
 
 def race(
-    contestants: Sequence[Contestant], *, rounds: int, seconds: float = np.inf, always: Sequence[Contestant] = ()
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    least: int = 3,
+    warmup: int = 1,
+    seconds: float = np.inf,
+    always: Sequence[Contestant] = (),
 ) -> Race:
     """Time contestants in turns.
 
@@ -103,8 +106,12 @@ def race(
         Where they do not fit into memory together, they are split; the first takes part in every part.
     rounds : int
         How often each is timed.
+    least : int
+        How often each is timed at least, however slow it is.
+    warmup : int
+        How many steps each makes before: the first compiles and makes state.
     seconds : float
-        After so long, two rounds are enough.
+        For how long all are timed together, about: who has used up an equal part of it sits out from then on.
     always : sequence of Contestant
         Who else takes part in every part.
     """
@@ -112,8 +119,18 @@ def race(
     able = [c for c in contestants if not c.left_out]
     budget = min(MEMORY, memory_available() / 2)
     heats = list(_heats(able, budget - sum(c.held for c in always)))
+    fixed = [c.name for c in [*always, *able[:1]]]
     for heat in heats:
-        _run([*always, *heat], made, rounds, seconds / len(heats))
+        running = _ready([*always, *heat], fixed, warmup, made.left_out)
+        gc.collect()
+        gc.disable()
+        try:
+            made.rounds += _rounds(running, fixed, rounds, least, seconds / len(heats))
+        finally:
+            gc.enable()
+        _check(running)
+        running.clear()
+        gc.collect()
     return made
 
 
@@ -138,34 +155,38 @@ def _heats(contestants: Sequence[Contestant], budget: float) -> Iterator[list[Co
     yield heat
 
 
-def _run(heat: Sequence[Contestant], made: Race, rounds: int, seconds: float) -> None:
-    """Build, warm up and time those of one heat; a contestant that fails is left out, but for the first."""
-    start, running = time.perf_counter(), {}
+def _ready(heat: Sequence[Contestant], fixed: list[str], warmup: int, left_out: dict[str, str]) -> dict[str, Running]:
+    """Build and warm up those of one heat; who fails is left out, if it can be."""
+    running: dict[str, Running] = {}
     for c in heat:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 running[c.name] = c.build()
-                for _ in range(WARMUP):
+                for _ in range(warmup):
                     running[c.name].before()
                     running[c.name].step()
         except Exception as error:  # whatever another library's version may raise
+            if c.name in fixed:
+                raise
             running.pop(c.name, None)
-            made.left_out[c.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    gc.collect()
-    gc.disable()
-    try:
-        for i in range(rounds):
-            if i >= 2 and time.perf_counter() - start > seconds:
-                break
-            made.rounds.append(_round(running, turn=i))
-    finally:
-        gc.enable()
-    for name, runner in running.items():
-        if not all(np.isfinite(x.ravel()[:1000]).all() for x in runner.values()):
-            raise FloatingPointError(f"benchmark: {name} no longer has finite parameters, so its times mean nothing")
-    running.clear()
-    gc.collect()
+            left_out[c.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return running
+
+
+def _rounds(
+    running: dict[str, Running], fixed: list[str], rounds: int, least: int, seconds: float
+) -> Iterator[dict[str, float]]:
+    """The rounds of one heat; `fixed` ones do not sit out while anyone goes on."""
+    spent, part = dict.fromkeys(running, 0.0), seconds / max(1, len(running))
+    for i in range(rounds):
+        going = {name for name in running if i < least or spent[name] < part}
+        if not going:
+            return
+        times = _round({name: x for name, x in running.items() if name in going.union(fixed)}, turn=i)
+        for name, taken in times.items():
+            spent[name] += taken
+        yield times
 
 
 def _round(running: dict[str, Running], turn: int) -> dict[str, float]:
@@ -178,3 +199,10 @@ def _round(running: dict[str, Running], turn: int) -> dict[str, float]:
         running[name].step()
         times[name] = time.perf_counter() - begin
     return times
+
+
+def _check(running: dict[str, Running]) -> None:
+    """Raise FloatingPointError if a contestant's parameters are not finite."""
+    for name, runner in running.items():
+        if not all(np.isfinite(x.ravel()[:1000]).all() for x in runner.values()):
+            raise FloatingPointError(f"benchmark: {name} no longer has finite parameters, so its times mean nothing")

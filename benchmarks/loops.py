@@ -16,9 +16,7 @@ Slots = dict[str, np.ndarray]
 def contestants(rule: str, problem: Problem) -> list[Contestant]:
     """The loop of a rule."""
     size = 4.0 * problem.elements
-    return [
-        Contestant("NumPy loop", lambda: _running(rule, problem), held=size * (1 + STATE[rule]), extra=0.8 * size)
-    ]
+    return [Contestant("NumPy loop", lambda: _running(rule, problem), held=size * (1 + STATE[rule]), extra=0.8 * size)]
 
 
 def _running(rule: str, problem: Problem) -> Running:

@@ -62,13 +62,18 @@ def equal(count: int, shape: Shape) -> Problem:
     return Problem(f"{count}x{size}", f"{count:,} tensors of {size:,}", (shape,) * count)
 
 
-def _bert(layers: int) -> tuple[Shape, ...]:
-    """BERT-base (hidden size 768, vocabulary of 30,522) with so many encoder layers."""
+def _bert() -> tuple[Shape, ...]:
+    """BERT-base, with a vocabulary of 30,522."""
+    embeddings = [(30522, 768), (512, 768), (2, 768), (768,), (768,)]
+    return (*embeddings, *_encoder(12), (768, 768), (768,))
+
+
+def _encoder(layers: int) -> tuple[Shape, ...]:
+    """Encoder layers of BERT-base: hidden size 768, inner size 3,072."""
     d, inner, vector = 768, 3072, (768,)
-    embeddings = [(30522, d), (512, d), (2, d), vector, vector]
     attention = [(d, d), vector] * 4 + [vector, vector]
-    layer = [*attention, (inner, d), (inner,), (d, inner), vector, vector, vector]
-    return (*embeddings, *(layer * layers), (d, d), vector)
+    layer = (*attention, (inner, d), (inner,), (d, inner), vector, vector, vector)
+    return layer * layers
 
 
 def _resnet50() -> tuple[Shape, ...]:
@@ -88,9 +93,10 @@ def _resnet50() -> tuple[Shape, ...]:
 PROBLEMS = {
     problem.name: problem
     for problem in (
-        Problem("bert-base", "BERT-base", _bert(12)),
+        Problem("bert-base", "BERT-base", _bert()),
         Problem("resnet-50", "ResNet-50", _resnet50()),
         equal(10_000, (64,)),
-        Problem("bert-1-layer", "BERT-base, 1 of 12 layers", _bert(1)),
+        equal(2_000, (64,)),
+        Problem("bert-2-layers", "2 layers of BERT-base", _encoder(2)),
     )
 }

@@ -35,6 +35,7 @@ CASES = {
         {"bias_correction": False, "eps": 1e-6, "lr": 0.01},
         {"amsgrad": True, "beta2": 0.5, "weight_decay": 0.0},
         {"amsgrad": True, "bias_correction": False, "grad_centralization": True},
+        {"beta2": 0.9999999, "beta1": 0.99},  # where 1 - beta2 ** t cancels
     ],
     "Adam": [{}, {"weight_decay": 0.1, "amsgrad": True, "beta2": 0.5}, {"bias_correction": False, "beta1": 0.0}],
     "SGD": [

@@ -1,5 +1,6 @@
 """What all tests share: the backends, and how values go into them and come out."""
 
+import re
 from types import SimpleNamespace
 
 import array_api_strict
@@ -12,6 +13,12 @@ import torch
 from arrayopt import engines
 
 jax.config.update("jax_enable_x64", True)
+
+
+def pytest_make_parametrize_id(val):
+    """Name a case the same in every process: without addresses."""
+    shown = repr(val)
+    return re.sub(r" at 0x[0-9a-f]+", "", shown) if " at 0x" in shown else None
 
 
 class Backend(SimpleNamespace):

@@ -762,6 +762,9 @@ def test_clip_norm_is_exact():
     opt.clip_norm = 5.0
     opt.step([np.asarray([3.0]), np.asarray([4.0])])
     np.testing.assert_allclose(np.ravel(opt.params), [-3.6, -4.8], rtol=1e-15)
+    for limit, factor in [(4.99, 4.99 / 5), (5.01, 1.0)]:  # just above, and just below
+        opt = ao.Optimizer(np.zeros(2), ao.SGD(lr=1.0), clip_norm=limit)
+        np.testing.assert_allclose(opt.step(np.asarray([3.0, 4.0])), [-3 * factor, -4 * factor], rtol=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def apply(
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
-    h = SimpleNamespace(**{name: xp.astype(x, scalar) if is_array(x) else x for name, x in {**hypers, "t": t}.items()})
+    h = SimpleNamespace(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
     new_p, out = rule(xp, xp.astype(p, work, copy=False), xp.astype(g, work, copy=False), slots, h)
     lacking = [name for name in slots if name not in out]
     if lacking:
@@ -41,8 +41,21 @@ def apply(
             raise ValueError(
                 f"{type(rule).__name__}.update must keep shapes; {name} was {tuple(old.shape)}, is {tuple(new.shape)}"
             )
-    new_slots = {name: xp.astype(out[name], old.dtype, copy=False) for name, old in slots.items()}
-    return xp.astype(new_p, p.dtype, copy=False), new_slots, {k: x for k, x in out.items() if k not in slots}
+    held = [p, *slots.values()]  # a slot may take over what the parameter or another slot held: that needs a copy
+
+    def kept(new: Array, old: Array) -> Array:
+        taken_over = new is not old and any(new is x for x in held)
+        return xp.astype(new, old.dtype, copy=taken_over)
+
+    new_slots = {name: kept(out[name], old) for name, old in slots.items()}
+    return kept(new_p, p), new_slots, {k: x for k, x in out.items() if k not in slots}
+
+
+def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
+    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's own library."""
+    if not is_array(x):
+        return x
+    return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)
 
 
 class ArrayAPI:
@@ -73,8 +86,9 @@ class ArrayAPI:
         def launch() -> dict[str, Report]:
             reports = {}
             for tensor, p, slots, report in done:
-                tensor.array = store(tensor.array, p)
-                tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
+                if size(p):
+                    tensor.array = store(tensor.array, p)
+                    tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
                 tensor.t += 1
                 reports[tensor.name] = report
             return reports

@@ -110,12 +110,12 @@ class Fused(ABC):
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
-        for plan in _plans(bucket):
+        for plan in _plans(bucket, stats=True):  # the most that can be asked for
             layout(plan)
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
-        lines = [line for plan in _plans(bucket) for line in str(plan).splitlines()]
+        lines = [line for plan in _plans(bucket, stats=False) for line in str(plan).splitlines()]
         return "\n    ".join([f"{self.describe()}, {thread_count()} threads", *lines])
 
     def prepare(
@@ -166,7 +166,8 @@ class Fused(ABC):
         return made
 
 
-def _plans(bucket: Bucket) -> list[Plan]:
+def _plans(bucket: Bucket, *, stats: bool) -> list[Plan]:
     """The plans that a bucket's tensors take."""
-    ranks = sorted({min(max(x.array.ndim, 1), 4) for x in bucket.tensors if size(x.array)})
-    return list(dict.fromkeys(plan_for(bucket.rule, r, working_name(bucket.tensors[0].array)) for r in ranks))
+    ranks = sorted({x.array.ndim for x in bucket.tensors if size(x.array)})
+    working = working_name(bucket.tensors[0].array)
+    return list(dict.fromkeys(plan_for(bucket.rule, rank, working, stats=stats) for rank in ranks))

@@ -55,6 +55,8 @@ class _Table(Batch):
         busy = [bool(part) or (k > 0 and bool(plan.passes[k - 1].sums)) for k, part in enumerate(plan.prologues)]
         busy[-1] |= bool(plan.small)
         self.stages = [k for k in range(2 * len(busy) - 1) if k % 2 or busy[k // 2]]
+        nothing = np.zeros(0, np.int64)  # compiles now, when nothing has been written yet
+        self.module.tensors(nothing, self.table, self.scalars, self.values, self.work, self.part)
         self.shares: dict[Any, tuple[Ints, list[Ints]]] = {}
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:

@@ -53,7 +53,7 @@ class _Blocks(Batch):
         self.real = self.real if self.real.kind == "f" and self.real.itemsize > 2 else np.dtype("float32")
         same = {"p"} if dtype in ("float32", "float64", "complex64", "complex128") else set()
         self.programs = [program(plan, k, frozenset(same | set(plan.slots))) for k in range(len(plan.passes))]
-        self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C")
+        self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""

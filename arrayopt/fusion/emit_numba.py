@@ -95,7 +95,7 @@ def _units(m: Text, k: int, p: Pass) -> None:
     )
     for name in arrays:
         m.array(1, name, "size")
-    inputs = {n.data: n for kind in ("row", "column", "batch") for n in small[kind] if n.op == "input"}
+    inputs = {n.data: n for kind in ("tensor", "row", "column", "batch") for n in small[kind] if n.op == "input"}
     for name, n in inputs.items():
         m.array(1, name, " * ".join(n.axes) or "1")
     for n in small["host"]:

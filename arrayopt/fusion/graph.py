@@ -54,10 +54,14 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Makes nodes, each distinct one once, in simplest form."""
+    """Makes nodes, each distinct one once, in simplest form.
+
+    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only.
+    """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
     element: str = "C"
+    flat: bool = False
 
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
@@ -65,7 +69,7 @@ class Graph:
             simpler = self._simplify(op, args)
             if simpler is not None:
                 return simpler
-        key = (op, tuple(a.id for a in args), axes, data)
+        key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
         if key not in self.nodes:
             over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
             level = max((a.level for a in args), default=0)
@@ -115,8 +119,8 @@ class Graph:
 
 
 def _is(node: Node, value: float) -> bool:
-    """Whether a node is that constant."""
-    return node.op == "const" and node.data == value
+    """Whether a node is that number."""
+    return node.op == "const" and node.dtype == "real" and node.data == value
 
 
 def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
@@ -166,6 +170,7 @@ HOST: dict[str, Any] = {
     "imag": np.imag,
     "conj": np.conj,
     "float": np.float64,
+    "copy": np.array,
 }
 """What each operation is on NumPy arrays: how constants fold, and how scalars of the step are evaluated, in float64."""
 

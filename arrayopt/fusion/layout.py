@@ -14,7 +14,7 @@ from arrayopt.fusion.graph import ELEMENT, Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["GEOMETRY", "Layout", "geometry", "layout"]
+__all__ = ["GEOMETRY", "Layout", "geometry", "layout", "loops", "partial_kind"]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row."""
@@ -118,14 +118,34 @@ def layout(plan: Plan) -> Layout:
     return Layout({n: i for i, n in enumerate(tensor)}, vectors, {s: partial_kind(s, plan.element) for s in sums})
 
 
+def loops(part: tuple[Node, ...]) -> list[list[Node]]:
+    """A prologue in groups, in order: each a sum, or operations over the same axes that one loop can do."""
+    todo, made = list(part), []
+    while todo:
+        first = todo[0]
+        group = [first]
+        if first.op != "sum":
+            waiting = {n for n in todo if n.axes != first.axes or n.op == "sum"}
+            group = []
+            for n in todo:
+                if n in waiting or any(a in waiting for a in n.args):
+                    waiting.add(n)
+                else:
+                    group.append(n)
+        made.append(group)
+        todo = [n for n in todo if n not in group]
+    return made
+
+
 def _outliving(plan: Plan) -> set[Node]:
     """Values that something other than their own loop of a prologue reads."""
-    made_in = {n: (k, n.axes) for k, part in enumerate(plan.prologues) for n in part if n.op != "sum"}
+    groups = [group for part in plan.prologues for group in loops(part)]
+    made_in = {n: i for i, group in enumerate(groups) for n in group if n.op != "sum"}
     kept = {s for p in plan.passes for s in p.sums} | {n for part in plan.prologues for n in part if n.op == "sum"}
     kept |= set(plan.small.values())
     for p in plan.passes:
         kept |= {a for n in p.nodes for a in n.args} | set(p.stores.values()) | {s.args[0] for s in p.sums}
-    for k, part in enumerate(plan.prologues):
-        for n in part:
-            kept |= {a for a in n.args if made_in.get(a) != (k, n.axes) or n.op == "sum"}
+    for i, group in enumerate(groups):
+        for n in group:
+            kept |= {a for a in n.args if made_in.get(a) != i or n.op == "sum"}
     return kept

@@ -1,6 +1,7 @@
 """Emitting Numba: the prologues, which combine sums and compute what varies over fewer axes than the elements."""
 
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import loops
 from arrayopt.fusion.numba_text import INDEX, Text
 
 __all__ = ["between"]
@@ -25,25 +26,14 @@ def between(m: Text, k: int) -> None:
     if k:
         for s in plan.passes[k - 1].sums:
             _combine(m, s)
-    todo = list(part)
-    while todo:
-        group = [todo[0]]
-        if todo[0].op != "sum":  # one loop for all that goes over the same axes and waits for nothing else
-            waiting = {n for n in todo if n.axes != todo[0].axes or n.op == "sum"}
-            group = []
-            for n in todo:
-                if n in waiting or any(a in waiting for a in n.args):
-                    waiting.add(n)
-                else:
-                    group.append(n)
+    for group in loops(part):
         (_sum if group[0].op == "sum" else _small_loop)(m, group)
-        todo = [n for n in todo if n not in group]
     if last:
         for name, n in plan.small.items():
             if not (n.op == "input" and n.data == name):
                 axes = plan.slots[name]
                 at, depth = m.index(axes), _loops(m, axes)
-                value = m.name(n) if n.on_host or n.op == "const" else m.at(n, m.index(n.axes))
+                value = m.value(n)
                 m.put(depth, f"at_{name}[{at}] = {value}")
     m.put(1, "return")
 

@@ -1,5 +1,7 @@
 """What emitted Numba text is made of: its header, and how values are named, read and written in it."""
 
+import math
+
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.plan import Plan
@@ -99,7 +101,15 @@ def store_bfloat16(x):
 
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
-CALLS = {"minimum": "minimum", "maximum": "maximum", "where": "select", "sign": "sign", "abs": "abs", "float": "W"}
+CALLS = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "where": "select",
+    "sign": "sign",
+    "abs": "abs",
+    "float": "W",
+    "copy": "",
+}
 CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 
@@ -129,10 +139,12 @@ class Text:
     def name(self, n: Node) -> str:
         """What a value is called in the text."""
         if n.op == "const":
-            return f"W({n.data!r})" if n.dtype != "bool" else repr(n.data)
+            if n.dtype == "bool":
+                return repr(n.data)
+            return f"W({n.data!r})" if math.isfinite(n.data) else f"W(float('{n.data}'))"
         if n.on_host:
             return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
-        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
 
     def typed(self, n: Node, text: str, cast: str = "W") -> str:
         """What is read of a value that lies somewhere as a float, in the value's own type."""

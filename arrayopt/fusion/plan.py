@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion.graph import Node, reachable
-from arrayopt.fusion.trace import Trace, trace
+from arrayopt.fusion.trace import NotFlat, Trace, trace
 from arrayopt.rules.base import Rule
 
 __all__ = ["Pass", "Plan", "plan", "plan_for"]
@@ -71,6 +71,15 @@ class Plan:
     reports: dict[str, Node]
     complex_slots: frozenset[str]
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two plans have in common that do the same."""
+        nodes = reachable([x for p in self.passes for x in (*p.stores.values(), *p.sums)] + [*self.small.values()])
+        graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
+        outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
+        outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
+        return self.element, graph, tuple(outputs), tuple(self.slots.items())
+
     def bytes_per_parameter(self, itemsize: int = 4) -> int:
         """Bytes read and written per parameter, all values being of one size."""
         return sum(itemsize * (len(p.loads) + len(p.stores)) for p in self.passes)
@@ -97,8 +106,8 @@ def plan(traced: Trace) -> Plan:
     """
     element = traced.element
     outputs = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
-    small = {n: x for n, x in traced.outputs.items() if n not in outputs}
-    roots = [*traced.outputs.values(), *traced.reports.values()]
+    small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in outputs}
+    roots = [*outputs.values(), *small.values(), *traced.reports.values()]
     sums = [n for n in reachable(roots) if n.op == "sum" and n.args[0].axes == element]
     count = 1 + max([x.level for x in outputs.values()] + [s.args[0].level for s in sums])
     stored_in = {name: x.level for name, x in outputs.items()}
@@ -220,9 +229,12 @@ def _prologues(
 
 
 @lru_cache(maxsize=512)
-def _cached(key: tuple[Any, ...], rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
-    rule: Rule = key[0].rule
-    return plan(trace(rule, rank, dtype, clip=clip, stats=stats))
+def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
+    """The plan of a structure of rule: flat where that will do."""
+    try:
+        return plan(trace(key.rule, rank, dtype, flat=True, clip=clip, stats=stats))
+    except NotFlat:
+        return plan(trace(key.rule, rank, dtype, clip=clip, stats=stats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +250,18 @@ class _ByStructure:
         return hash(self.rule.structure)
 
 
+@lru_cache(maxsize=512)
+def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
+    """The plan, or that of a lower rank that does the same."""
+    made = _cached(key, rank, dtype, clip, stats)
+    lower = (_cached(key, other, dtype, clip, stats) for other in range(rank))
+    return next((p for p in lower if p.element == made.element and p.key == made.key), made)
+
+
 def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False) -> Plan:
     """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace`.
 
-    Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements.
+    Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
+    which a rule does the same share a plan.
     """
-    made = _cached((_ByStructure(rule),), max(1, min(rank, 4)), dtype, clip, stats)
-    if (
-        made.element != "C"
-        and all(not s.axes for p in made.passes for s in p.sums)
-        and not any(axes and axes != made.element for axes in made.slots.values())
-    ):
-        return _cached((_ByStructure(rule),), 1, dtype, clip, stats)
-    return made
+    return _merged(_ByStructure(rule), rank, dtype, clip, stats)

@@ -1,5 +1,7 @@
 """Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as a graph."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +10,15 @@ from arrayopt.fusion.graph import ELEMENT, Graph, Node
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.words import norm
 
-__all__ = ["Symbol", "Trace", "TraceError", "trace"]
+__all__ = ["NotFlat", "Symbol", "Trace", "TraceError", "trace"]
 
 
 class TraceError(TypeError):
     """A rule does something that cannot be traced; the array_api engine runs it as it is."""
+
+
+class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule looks at rows, columns or batches: its tensors cannot be seen as one row of elements."""
 
 
 WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
@@ -111,16 +117,34 @@ def _elementwise(op: str, *operands: Any, dtype: str | None = None) -> Symbol:
     return Symbol(graph, node, _broadcast([d for _, d, _ in lifted]), wide)
 
 
-def _axes(x: Symbol, axis: Any) -> list[int]:
-    """The dimensions that a reduction is over, as non-negative positions."""
+def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
+    """The dimensions that a reduction is over, and the axes that they are.
+
+    Raises
+    ------
+    NotFlat
+        In a flat graph, if it is over some of an element's axes and not all.
+    TraceError
+        If it is over some of the axes between the first and the last two, which are seen as one.
+    """
     if axis is None:
-        return list(range(x.ndim))
-    return sorted(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+        over = list(range(x.ndim))
+    else:
+        over = sorted(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+    labels = [x.dims[i] for i in over]
+    if x.graph.flat:
+        if x.node.axes and len(over) < x.ndim:
+            raise NotFlat
+        return over, x.node.axes
+    middle = {d for d in x.dims if d.startswith("B")}
+    some = middle & set(labels)
+    if some and some != middle:
+        raise TraceError(f"a sum over some of the middle axes of a tensor of rank 5 or more{WAY_OUT}")
+    return over, "".join(a for a in "ABRC" if any(d.startswith(a) for d in labels))
 
 
 def _sum(x: Symbol, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Symbol:
-    over = _axes(x, axis)
-    gone = "".join(x.dims[i] for i in over)
+    over, gone = _over(x, axis)
     left = "".join(a for a in x.node.axes if a not in gone)
     node = x.graph.make("sum", x.node, axes=left, dtype=x.node.dtype, data=gone)
     extra = "".join(a for a in gone if a not in x.node.axes)
@@ -131,7 +155,7 @@ def _sum(x: Symbol, *, axis: Any = None, keepdims: bool = False, dtype: Any = No
 
 
 def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
-    gone = "".join(x.dims[i] for i in _axes(x, axis))
+    gone = _over(x, axis)[1]
     total = _sum(x, axis=axis, keepdims=keepdims)
     count = x.graph.make("host", data=f"count:{gone}")
     return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
@@ -230,7 +254,18 @@ class Trace:
     element: str
 
 
-def trace(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False) -> Trace:
+@contextmanager
+def _clear_errors(rule: Rule) -> Iterator[None]:
+    """Whatever a rule raises when it is traced says that it cannot be, and what to do."""
+    try:
+        yield
+    except (TraceError, NotFlat):
+        raise
+    except Exception as error:
+        raise TraceError(f"{type(rule).__name__} cannot be traced: {error!r}{WAY_OUT}") from error
+
+
+def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool = False, stats: bool = False) -> Trace:
     """Trace a rule's update of a tensor.
 
     Parameters
@@ -238,9 +273,11 @@ def trace(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool 
     rule : Rule
         The rule; of its numbers only matters which are None or zero.
     rank : int
-        The tensor's number of dimensions; 0 counts as 1, and more than 4 as 4.
+        The tensor's number of dimensions.
     dtype : str
         The dtype that arithmetic is done in: float32, float64, complex64 or complex128.
+    flat : bool
+        Whether to see the tensor as one row of elements, which no sum over rows or columns may contradict.
     clip : bool
         Whether gradients are multiplied by a scalar ``clip`` first.
     stats : bool
@@ -250,29 +287,44 @@ def trace(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool 
     ------
     TraceError
         If the rule does something that cannot be traced, saying what, and what to do instead.
+    NotFlat
+        With `flat`, if the rule looks at rows, columns or batches.
     """
-    element = ELEMENT[max(1, min(rank, 4))]
-    graph = Graph(element=element)
-    dims = tuple(element)
+    element = "C" if flat else ELEMENT[max(1, min(rank, 4))]
+    graph = Graph(element=element, flat=flat)
+    if flat:
+        dims = tuple(str(i) for i in range(rank))
+    else:
+        dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
     real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
-    def source(name: str, axes: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
+    def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
+        axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))
+        if flat:
+            axes = element if shape == dims else ""
         node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
         return Symbol(graph, graph.make("input", axes=axes, dtype=node_kind, data=name), shape, name_of_dtype)
 
     def scalar(name: str) -> Symbol:
         return Symbol(graph, graph.make("host", data=name), (), real)
 
-    p, g = source("p", element, dims, dtype), source("g", element, dims, dtype)
-    fresh = rule.slots(NAMESPACE, p)
-    s = {k: source(k, "".join(d for d in x.dims), x.dims, x.dtype) for k, x in fresh.items()}
+    p, g = source("p", dims, dtype), source("g", dims, dtype)
+    with _clear_errors(rule):
+        fresh = rule.slots(NAMESPACE, p)
+    if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
+        raise NotFlat
+    s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
     h = SimpleNamespace(**values, t=scalar("t"))
     given = g * scalar("clip") if clip else g
-    new_p, out = rule(NAMESPACE, p, given, dict(s), h)
+    with _clear_errors(rule):
+        new_p, out = rule(NAMESPACE, p, given, dict(s), h)
     lacking = [name for name in s if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
+    for name, old, new in [("p", p, new_p), *((name, s[name], out[name]) for name in s)]:
+        if _lift(graph, new)[1] != old.dims:
+            raise TraceError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes{WAY_OUT}")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
         reports |= {

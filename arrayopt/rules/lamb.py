@@ -94,6 +94,7 @@ class LAMB(_LayerwiseAdam):
     -----
     The ratio is 1 where φ(‖p‖) or ‖u‖ is zero, so zero tensors train on. Norms are over the whole tensor. Weight decay
     is part of u (the paper's form); global gradient clipping is the Optimizer's `clip_norm`, not part of the rule.
+    `clip_value` makes infinite elements finite, as clipping does; NaN stays.
 
     References
     ----------

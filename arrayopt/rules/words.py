@@ -47,7 +47,9 @@ def bias_correction(beta: Any, t: Any) -> Any:
 
 def at_first(t: Any, first: Any, later: Any) -> Any:
     """`first` in a tensor's first update (t = 1), `later` after it."""
-    return (first if t == 1 else later) if isinstance(t, int) else array_namespace(t).where(t == 1, first, later)
+    if isinstance(t, int):
+        return first if t == 1 else later
+    return later + (first - later) * array_namespace(t).astype(t == 1, t.dtype)
 
 
 def decayed_beta(t: Any, decay_rate: Any) -> Any:
@@ -150,6 +152,9 @@ def centralize(xp: Any, g: Array) -> Array:
 
 def rank_one(xp: Any, x: Array, r: Array, c: Array) -> Array:
     """x · (r / mean(r))^-½ · c^-½: x over the root of the rank-one estimate of the mean of what r and c average."""
-    rows = r / nonzero(xp, xp.mean(r, axis=-1, keepdims=True))
-    rows, columns = xp.sqrt(nonzero(xp, rows)), xp.sqrt(nonzero(xp, c))
-    return x / xp.expand_dims(rows, axis=-1) / xp.expand_dims(columns, axis=-2)
+    # roots before quotients, and reciprocals of small arrays: squares of a second moment, which derivatives of other
+    # forms would take, are out of float32's range
+    mean = xp.mean(r, axis=-1, keepdims=True)
+    rows = xp.where(r == 0, 1.0, xp.sqrt(nonzero(xp, mean)) / xp.sqrt(nonzero(xp, r)))
+    columns = 1.0 / xp.sqrt(nonzero(xp, c))
+    return x * xp.expand_dims(rows, axis=-1) * xp.expand_dims(columns, axis=-2)

@@ -29,6 +29,11 @@ class Warmup(Schedule):
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
+
     Notes
     -----
     The same as MindSpore's ``WarmUpLR(lr, warmup_steps)`` and ``warmup_lr``, and
@@ -63,6 +68,11 @@ class InverseSqrt(Schedule):
         Value at step `warmup_steps`, the highest.
     warmup_steps : int
         W, at least 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----
@@ -115,6 +125,11 @@ class OneCycle(Schedule):
     three_phase : bool, default False
         Whether to go back to `init_value` as fast as up (``pct_start`` is then at most 0.5), and to `end_value` in the
         rest of the run.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----
@@ -196,6 +211,11 @@ class CosineRestarts(Schedule):
         What a cycle goes down to; at the step that would reach it, the next cycle starts.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----

@@ -28,6 +28,11 @@ class Linear(Schedule):
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
+
     Notes
     -----
     The same as ``optax.linear_schedule(init_value, end_value, decay_steps)`` and, times the base rate, PyTorch's
@@ -70,6 +75,11 @@ class Exponential(Schedule):
         Whether the value stays the same in between.
     steps_per_epoch : int, default 1
         At least 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----
@@ -119,6 +129,11 @@ class NaturalExp(Schedule):
     steps_per_epoch : int, default 1
         At least 1.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
+
     Notes
     -----
     The same as MindSpore's ``NaturalExpDecayLR(lr, decay_rate, decay_steps, is_stair)`` and ``natural_exp_decay_lr``.
@@ -163,6 +178,11 @@ class InverseTime(Schedule):
     steps_per_epoch : int, default 1
         At least 1.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
+
     Notes
     -----
     The same as MindSpore's ``InverseDecayLR(lr, decay_rate, decay_steps, is_stair)`` and ``inverse_decay_lr``, and
@@ -204,6 +224,11 @@ class Cosine(Schedule):
         Last value.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----
@@ -251,6 +276,11 @@ class Polynomial(Schedule):
         Whether to go on after `decay_steps`.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----

@@ -21,6 +21,11 @@ class Constant(Schedule):
     value : float
         Any finite number.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
+
     Examples
     --------
     >>> from arrayopt.schedules import Constant
@@ -47,6 +52,11 @@ class PiecewiseConstant(Schedule):
         As many as there are milestones, or one more.
     steps_per_epoch : int, default 1
         At least 1; ``e = s // steps_per_epoch``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----
@@ -92,6 +102,11 @@ class Join(Schedule):
         One or more; other functions of the step will do as well. Each is asked about its own steps only.
     boundaries : sequence of int
         Steps at which the next one takes over, at least 1 and strictly increasing; one fewer than schedules.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a field of the wrong kind, or outside its range.
 
     Notes
     -----

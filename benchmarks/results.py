@@ -1,0 +1,116 @@
+"""What a run finds, as data."""
+
+from dataclasses import dataclass, field
+
+from benchmarks.contest import Race
+from benchmarks.machine import COPY, Machine
+from benchmarks.ours import FUSED, REFERENCE
+
+__all__ = ["Memory", "Point", "Results", "Row", "rows"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant's time over one problem.
+
+    Attributes
+    ----------
+    rule, problem, name : str
+        The rule, the problem's title and the contestant.
+    ms : float
+        The median time of a step in milliseconds.
+    ratio : float
+        How many times longer it takes than the reference in the same round, as a median.
+    moved : float or None
+        Bytes per parameter that its plan moves, where it has one.
+    share : float or None
+        Those bytes per second, as a share of what a copy moves in the same round, as a median.
+    """
+
+    rule: str
+    problem: str
+    name: str
+    ms: float
+    ratio: float
+    moved: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One of a series: the cost of a parameter.
+
+    Attributes
+    ----------
+    rule, label : str
+        The rule, and what is updated.
+    ns : float
+        Nanoseconds per parameter.
+    growth : float
+        As a multiple of the first of the series, in the same round, as a median.
+    """
+
+    rule: str
+    label: str
+    ns: float
+    growth: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one step allocates at most at a time, as a share of parameters and state."""
+
+    rule: str
+    problem: str
+    engine: str
+    share: float
+
+
+@dataclass
+class Results:
+    """All that a run finds.
+
+    Attributes
+    ----------
+    machine : Machine
+        What it was made on.
+    rows : list of Row
+        The contest.
+    left_out : dict of (str, str, str) to str
+        Why a contestant has no row, by rule, problem and contestant.
+    copies : list of float
+        Bytes per second that copying moved, of each race.
+    points : dict of str to list of Point
+        The scaling series, by heading.
+    memory : list of Memory
+        What steps allocate.
+    """
+
+    machine: Machine
+    rows: list[Row] = field(default_factory=list)
+    left_out: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    copies: list[float] = field(default_factory=list)
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    memory: list[Memory] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """The titles of the problems of the contest, in order."""
+        return list(dict.fromkeys(row.problem for row in self.rows))
+
+    def row(self, rule: str, problem: str, name: str) -> Row | None:
+        """A row of the contest."""
+        return next((x for x in self.rows if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
+
+
+def rows(rule: str, problem: str, race: Race, elements: int, moved: float, copied: float) -> list[Row]:
+    """The rows that a race gives; `moved` bytes per parameter for the fused engines, `copied` by the copy."""
+    made = []
+    for name in race.names:
+        if name == COPY:
+            continue
+        fused = name in [f"arrayopt {engine}" for engine in FUSED]
+        share = race.ratio(COPY, name) * moved * elements / copied if fused else None
+        times = 1e3 * race.seconds(name), race.ratio(name, REFERENCE)
+        made.append(Row(rule, problem, name, *times, moved if fused else None, share))
+    return made

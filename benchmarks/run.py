@@ -1,0 +1,209 @@
+"""The benchmark's command line: ``python benchmarks/run.py --help``."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # in place of this folder
+# Before any library starts its threads: idle ones are not to spin while another contestant works, and PyTorch is to ask
+# for huge pages as NumPy does.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+from rich.console import Console  # noqa: E402
+
+from arrayopt.engines.threads import thread_count  # noqa: E402
+from benchmarks import loops, ours, page, peers_jax, peers_torch, picture, report, scaling  # noqa: E402
+from benchmarks.contest import race  # noqa: E402
+from benchmarks.machine import COPY, copying, look  # noqa: E402
+from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
+from benchmarks.results import Memory, Results, rows  # noqa: E402
+
+__all__ = ["FULL", "QUICK", "Settings", "main", "measure"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much is measured.
+
+    Attributes
+    ----------
+    rules : tuple of str
+        The rules of the contest.
+    problems : tuple of Problem
+        What they are run over.
+    rounds : int
+        How often each contestant is timed.
+    least : int
+        How often at least, however slow it is.
+    warmup : int
+        How many steps each makes before.
+    seconds : float
+        How long the contestants of one rule and problem are timed, all together.
+    patience : float
+        A contestant that would take so many seconds to compile is left out.
+    copied : int
+        Bytes of the array whose copying is timed.
+    scaled : tuple of str
+        The rules whose scaling and memory are measured.
+    sizes : tuple of int
+        Parameters of the first scaling series.
+    counts : tuple of int
+        Tensors of the second.
+    total : int
+        Parameters of the second.
+    weighed : tuple of Problem
+        What memory is measured over.
+    """
+
+    rules: tuple[str, ...] = tuple(ours.RULES)
+    problems: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("bert-base", "resnet-50", "10000x64"))
+    rounds: int = 15
+    least: int = 3
+    warmup: int = 2
+    seconds: float = 60.0
+    patience: float = 60.0
+    copied: int = 1 << 28
+    scaled: tuple[str, ...] = tuple(ours.RULES)
+    sizes: tuple[int, ...] = (10_000_000, 40_000_000, 100_000_000, 400_000_000)
+    counts: tuple[int, ...] = (10, 100, 1_000, 10_000)
+    total: int = 100_000_000
+    weighed: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("resnet-50", "10000x64"))
+
+    @property
+    def pace(self) -> dict[str, Any]:
+        """What a race is to be told."""
+        return {"rounds": self.rounds, "least": self.least, "warmup": self.warmup, "seconds": self.seconds}
+
+
+FULL = Settings()
+QUICK = Settings(
+    problems=tuple(PROBLEMS[x] for x in ("bert-2-layers", "resnet-50", "2000x64")),
+    rounds=7,
+    least=2,
+    warmup=1,
+    seconds=1.5,
+    patience=8.0,
+    scaled=("LAMB",),
+    sizes=(10_000_000, 40_000_000),
+    total=10_000_000,
+    weighed=tuple(PROBLEMS[x] for x in ("bert-2-layers", "2000x64")),
+)
+
+
+def measure(settings: Settings, command: str, say: Callable[[str], object] = lambda line: None) -> Results:
+    """Run all that the settings ask for.
+
+    Parameters
+    ----------
+    settings : Settings
+        How much.
+    command : str
+        What the page is to give as the command.
+    say : callable
+        Is told what is being measured.
+    """
+    results = Results(look(command))
+    for problem in settings.problems:
+        for rule in settings.rules:
+            say(f"{rule} over {problem.title}")
+            _contest(rule, problem, settings, results)
+        problem.__dict__.pop("grads", None)
+    for rule in settings.scaled:
+        say(f"scaling of {rule}")
+        series = {
+            "parameters": scaling.by_parameters(rule, settings.sizes, **settings.pace),
+            "tensors": scaling.by_tensors(rule, settings.counts, settings.total, **settings.pace),
+        }
+        for name, points in series.items():
+            results.points.setdefault(name, []).extend(points)
+    for problem in settings.weighed:
+        say(f"memory over {problem.title}")
+        for rule in settings.scaled:
+            for engine in dict.fromkeys((*ours.FUSED, "array_api")):
+                share = ours.step_memory(rule, problem, engine)
+                results.memory.append(Memory(rule, problem.title, engine, share))
+        problem.__dict__.pop("grads", None)
+    return results
+
+
+def _contest(rule: str, problem: Problem, settings: Settings, results: Results) -> None:
+    """One rule over one problem."""
+    contestants = [
+        *ours.contestants(rule, problem),
+        *loops.contestants(rule, problem),
+        *peers_torch.contestants(rule, problem),
+        *peers_jax.contestants(rule, problem, settings.patience),
+    ]
+    copy = copying(settings.copied)
+    times = race(contestants, always=[copy], **settings.pace)
+    copied, moved = 2 * settings.copied, ours.bytes_per_parameter(rule, problem)
+    results.copies.append(copied / times.seconds(COPY))
+    results.rows += rows(rule, problem.title, times, problem.elements, moved, copied)
+    results.left_out |= {(rule, problem.title, name): why for name, why in times.left_out.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and write the page and the picture where that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/run.py",
+        description="Time this library's rules and engines beside other libraries' optimizers.",
+        epilog="Without options it writes benchmarks.md and benchmarks.png in docs; else only where --output says.",
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything: about two minutes")
+    parser.add_argument("--rules", type=_choice(ours.RULES), metavar="RULE,...", help=f"of {', '.join(ours.RULES)}")
+    parser.add_argument("--shapes", type=_choice(PROBLEMS), metavar="NAME,...", help=f"of {', '.join(PROBLEMS)}")
+    parser.add_argument("--scaling", action="store_true", help="only whether the cost of a parameter stays the same")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and benchmarks.png")
+    given = parser.parse_args(arguments)
+    settings = QUICK if given.quick else FULL
+    if given.rules:
+        settings = replace(settings, rules=given.rules, scaled=given.rules)
+    if given.shapes:
+        settings = replace(settings, problems=tuple(PROBLEMS[name] for name in given.shapes))
+    if given.scaling:
+        settings = replace(settings, problems=(), weighed=())
+    _use_all_threads()
+    shown = " ".join(["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)])
+    console = Console(highlight=False)
+    with console.status("") as status:
+        results = measure(settings, shown, status.update if console.is_terminal else console.print)
+    report.show(results, console)
+    output = given.output or (ROOT / "docs" if settings == FULL else None)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        page.write(results, template=ROOT / "docs" / "benchmarks.md", path=output / "benchmarks.md")
+        picture.draw(results, output / "benchmarks.png")
+        console.print(f"written: {output / 'benchmarks.md'}, {output / 'benchmarks.png'}", soft_wrap=True)
+    return 0
+
+
+def _choice(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """A parser of names with commas between them."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if wrong := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}; got {', '.join(wrong)}")
+        return names
+
+    return parse
+
+
+def _use_all_threads() -> None:
+    """Give PyTorch as many threads as this library uses; NumPy's and XLA's follow the process's cores."""
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(thread_count())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
