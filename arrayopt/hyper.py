@@ -110,7 +110,7 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
         raise ValueError(f"{where} must be a number or a sequence; got an array of shape {tuple(value.shape)}")
     is_sequence = isinstance(value, Iterable) and not isinstance(value, str | bytes | dict | set)
     if is_sequence and not (is_array(value) and value.ndim == 0):
-        values = [_concrete(x) if _is_real_array(x) and x.ndim == 0 else x for x in value]
+        values: list[Any] = [_concrete(x) if _is_real_array(x) and x.ndim == 0 else x for x in value]
         if not values:
             raise ValueError(f"{where} must hold a value for each step; got an empty sequence")
         for i, x in enumerate(values):

@@ -161,6 +161,12 @@ def plan(traced: Trace) -> Plan:
     )
 
 
+def _own(name: str, n: Node) -> Node:
+    """What a small slot is to hold: a copy where it is what another slot held, for that is written too."""
+    taken_over = n.op == "input" and n.data != name
+    return Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id) if taken_over else n
+
+
 def _pass(
     k: int, element: str, outputs: dict[str, Node], stored_in: dict[str, int], summed_in: dict[Node, int]
 ) -> Pass:

@@ -22,8 +22,8 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     Returns
     -------
     str
-        A self-contained Python module. Its docstring holds the plan: the passes, what each loads, stores and reduces, and
-        the bytes per parameter.
+        A self-contained Python module. Its docstring holds the plan: the passes, what each loads, stores and reduces,
+        and the bytes per parameter.
 
     Raises
     ------
