@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test bench check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
 
 test: check docs
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto
+
+# `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -37,3 +41,9 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test]'
 	touch $@ $(VENV)/.demo
+
+# timm asks for torchvision, which has to be of the same build as PyTorch and is not used here.
+$(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[bench]'
+	$(PIP) --no-deps 'timm>=1'
+	touch $@

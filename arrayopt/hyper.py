@@ -167,5 +167,5 @@ def _concrete(value: Any) -> float | None:
     """The value of a 0-d array, or None while a library traces it."""
     try:
         return float(detached(value))
-    except TypeError:  # jax.errors.ConcretizationTypeError is one
+    except (TypeError, RuntimeError):  # jax.errors.ConcretizationTypeError is one; torch.func raises the other
         return None

@@ -1,5 +1,6 @@
 """The optimizer: parameters, their groups, and the state that goes with them."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,8 @@ from arrayopt.stats import Stats
 from arrayopt.trees import flatten, rebuild
 
 __all__ = ["Optimizer"]
+
+_ARRAY = operator.attrgetter("array")
 
 
 class Optimizer:
@@ -84,6 +87,7 @@ class Optimizer:
         "_engine",
         "_groups",
         "_in_place",
+        "_leaves",
         "_made",
         "_rule",
         "_stats",
@@ -130,7 +134,7 @@ class Optimizer:
         self._made: tuple[list[Any], list[Bucket]] = ([], [])
         self._before: list[Callable[[Optimizer, Any], Any]] = []
         self._after: list[Callable[[Optimizer], Any]] = []
-        self._in_place = all(writable(leaf) for _, leaf in named)
+        self._in_place, self._leaves = all(writable(leaf) for _, leaf in named), [leaf for _, leaf in named]
         self._start(self._groups)
         for bucket in self._buckets():
             select(engine, bucket)
@@ -182,6 +186,8 @@ class Optimizer:
         for launch in launches:
             reports |= launch()
         self.step_count += 1
+        if self._in_place:  # some array may have become read-only and have been replaced
+            self._in_place = all(map(operator.is_, map(_ARRAY, self._tensors), self._leaves))
         if self._stats.enabled:
             self._stats.replace(reports)
             self._stats.global_norm = norm
@@ -308,6 +314,7 @@ class Optimizer:
         self._groups.append(group)
         self._tensors += group.tensors
         self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
+        self._leaves += [leaf for _, leaf in named]
         self._tree = tree
         return group
 

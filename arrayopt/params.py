@@ -81,6 +81,7 @@ def parse_group_list(
     named: list[tuple[str, Array]] = []
     groups: list[tuple[dict[str, Any], list[str]]] = []
     order: Any = None
+    offset = 0
     for i, entry in enumerate(entries):
         if "order_params" in entry:
             if len(entry) > 1 or order is not None:
@@ -96,7 +97,8 @@ def parse_group_list(
         members = list(members) if isinstance(members, Iterator) else [members] if is_array(members) else members
         leaves = named_params(members, f"Optimizer: group {i}")
         if not isinstance(members, dict):  # arrays without names of their own are numbered over all groups
-            leaves = [(_numbered(name, len(named)), leaf) for name, leaf in leaves]
+            leaves = [(_numbered(name, offset), leaf) for name, leaf in leaves]
+        offset += len(leaves) if isinstance(members, dict) else len(members)
         groups.append(({k: v for k, v in entry.items() if k != "params"}, [name for name, _ in leaves]))
         named += leaves
     _check(named, "Optimizer", entries)

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place
 from arrayopt.groups import Group, Tensor, override
 from arrayopt.hyper import coerce
@@ -147,4 +149,9 @@ def _copy(x: Any) -> Any:
 def _like(mine: Any, x: Any) -> Any:
     """A copy of x of mine's library and on its device."""
     xp, device = place(mine)
-    return _copy(x if array_namespace(x) is xp else xp.asarray(x, dtype=mine.dtype, device=device))
+    return _copy(x) if array_namespace(x) is xp else xp.asarray(np.array(_host(x)), dtype=mine.dtype, device=device)
+
+
+def _host(x: Any) -> Any:
+    """An array where NumPy can read it."""
+    return x.detach().cpu().numpy() if hasattr(x, "detach") else x

@@ -12,7 +12,7 @@ import numpy as np
 
 __all__ = ["Contestant", "Race", "Running", "memory_available", "race"]
 
-MEMORY = 10e9
+MEMORY = 9e9
 """Bytes that contestants may hold at a time; where the machine has less, half of what is free."""
 
 

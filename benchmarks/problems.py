@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -36,24 +36,33 @@ class Problem:
 
     @cached_property
     def grads(self) -> list[np.ndarray]:
-        """Gradients: the same in every step, and shared by all contestants."""
-        return _cut(self.shapes, scale=1e-2, seed=1)
+        """Gradients: the same in every step, shared by all contestants, and each at a multiple of 64 bytes."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        starts = np.cumsum([0, *(-(-n // 16) * 16 for n in sizes)])
+        room = np.empty(starts[-1] + 16, np.float32)
+        room = room[-room.ctypes.data % 64 // 4 :]
+        _fill(room, scale=1e-2, seed=1)
+        return [room[i : i + n].reshape(shape) for i, n, shape in zip(starts, sizes, self.shapes, strict=False)]
 
     def params(self) -> list[np.ndarray]:
-        """Parameters to begin with, a new copy each time."""
-        return [x.copy() for x in _cut(self.shapes, scale=3e-2, seed=2)]
+        """Parameters to begin with, new ones each time."""
+        made = [np.empty(shape, np.float32) for shape in self.shapes]
+        for i, p in enumerate(made):
+            _fill(p.reshape(-1), scale=3e-2, seed=2 + i % 97)
+        return made
 
 
-def _cut(shapes: tuple[Shape, ...], scale: float, seed: int) -> list[np.ndarray]:
-    """Normal numbers, repeating after a million, in arrays of these shapes that begin at multiples of 64 bytes."""
-    sizes = [math.prod(shape) for shape in shapes]
-    starts = np.cumsum([0, *(-(-n // 16) * 16 for n in sizes)])
-    room = np.empty(starts[-1] + 16, np.float32)
-    room = room[-room.ctypes.data % 64 // 4 :]
-    some = np.random.default_rng(seed).standard_normal(min(room.size, 1_000_003), np.float32) * np.float32(scale)
-    for i in range(0, room.size, some.size):
-        room[i : i + some.size] = some[: room.size - i]
-    return [room[i : i + n].reshape(shape) for i, n, shape in zip(starts, sizes, shapes, strict=False)]
+@cache
+def _normal(seed: int) -> np.ndarray:
+    """Normal numbers."""
+    return np.random.default_rng(seed).standard_normal(100_003, np.float32)
+
+
+def _fill(x: np.ndarray, scale: float, seed: int) -> None:
+    """Fill a vector with normal numbers, which repeat after a hundred thousand."""
+    numbers = _normal(seed)[: x.size] * np.float32(scale)
+    for i in range(0, x.size, numbers.size):
+        x[i : i + numbers.size] = numbers[: x.size - i]
 
 
 def equal(count: int, shape: Shape) -> Problem:
@@ -76,11 +85,11 @@ def _encoder(layers: int) -> tuple[Shape, ...]:
     return layer * layers
 
 
-def _resnet50() -> tuple[Shape, ...]:
-    """ResNet-50 for 1,000 classes: convolutions without bias, each with a batch norm, and a dense layer."""
+def _resnet50(stages: int) -> tuple[Shape, ...]:
+    """ResNet-50 up to a stage, and its 1,000 classes: convolutions, each with a batch norm, and a dense layer."""
     convolutions = [(64, 3, 7, 7)]
     before = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3))[:stages]:
         for block in range(blocks):
             convolutions += [(width, before, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
             if block == 0:
@@ -94,9 +103,10 @@ PROBLEMS = {
     problem.name: problem
     for problem in (
         Problem("bert-base", "BERT-base", _bert()),
-        Problem("resnet-50", "ResNet-50", _resnet50()),
+        Problem("resnet-50", "ResNet-50", _resnet50(4)),
         equal(10_000, (64,)),
         equal(2_000, (64,)),
+        Problem("resnet-3-stages", "3 stages of ResNet-50", _resnet50(3)),
         Problem("bert-2-layers", "2 layers of BERT-base", _encoder(2)),
     )
 }

@@ -84,7 +84,7 @@ class Settings:
 
 FULL = Settings()
 QUICK = Settings(
-    problems=tuple(PROBLEMS[x] for x in ("bert-2-layers", "resnet-50", "2000x64")),
+    problems=tuple(PROBLEMS[x] for x in ("bert-2-layers", "resnet-3-stages", "2000x64")),
     rounds=7,
     least=2,
     warmup=1,

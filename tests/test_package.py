@@ -204,8 +204,10 @@ def test_public_objects_are_documented(name):
     assert doc.splitlines()[0].endswith(".")
     if inspect.isclass(x) and inspect.isabstract(x) and not dataclasses.is_dataclass(x):
         return  # nobody calls it
+    if name in ("arrayopt.schedules.Product", "arrayopt.schedules.Sum"):
+        return  # made by * and +, which have looked at what they are given
     given = parameters_of(x) - {"args", "kwargs"}
-    if given and name not in ("arrayopt.schedules.Product", "arrayopt.schedules.Sum"):  # made by * and +
+    if given:
         assert described(doc) >= given, f"not described: {sorted(given - described(doc))}"
         assert described(doc) <= given, f"described, but not there: {sorted(described(doc) - given)}"
     if inspect.isfunction(x) and inspect.signature(x).return_annotation is not None:

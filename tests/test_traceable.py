@@ -129,16 +129,9 @@ in_complex = [
 ]
 
 
-halves = [case for case in traced if case[2] == "t" and ALL[case[0]][0] == "SGD"]
-scalar_where = pytest.mark.xfail(raises=TypeError, reason="SGD's at_first is xp.where(t == 1, number, number)")
-
-
 @pytest.mark.parametrize(
     ("row", "dtype", "arrays"),
-    [
-        pytest.param(*case, id=f"{IDS[case[0]]}-{case[1]}-{case[2]}", marks=scalar_where if case in halves else [])
-        for case in plain + traced + in_complex
-    ],
+    [pytest.param(*case, id=f"{IDS[case[0]]}-{case[1]}-{case[2]}") for case in plain + traced + in_complex],
 )
 def test_a_rule_passes_opaque_arrays(row, dtype, arrays):
     """`arrays` says which scalars are 0-d arrays: none ("numbers"), the number of updates ("t"), or all."""

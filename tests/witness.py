@@ -206,11 +206,11 @@ def row_means(shape, x):
 def column_means(shape, x):
     """mean(x, -2), of shape[:-2] + shape[-1:]."""
     rows, columns = shape[-2:]
-    means = []
-    for b in range(len(x) // (rows * columns)):
-        for j in range(columns):
-            means.append(sum(x[(b * rows + i) * columns + j] for i in range(rows)) / rows)
-    return means
+    return [
+        sum(x[(b * rows + i) * columns + j] for i in range(rows)) / rows
+        for b in range(len(x) // (rows * columns))
+        for j in range(columns)
+    ]
 
 
 def over_factored_root(shape, x, r, c):

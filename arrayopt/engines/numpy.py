@@ -181,7 +181,7 @@ class _Blocks(Batch):
                 out = None if target == -1 else block[target] if isinstance(target, str) else buffers[target]
                 made = call(*given, out=out)
                 env[n] = made if out is None else out
-            raw = set(p.loads.values())
+            raw = {*p.loads.values(), *(n for n in p.nodes if n.op in ("real", "imag"))}
             copies = {
                 name: (np.array(env[n]) if n in raw and len(prog.copies) > 1 else _lookup(n, env, {}))
                 for name, n in prog.copies.items()

@@ -93,9 +93,9 @@ class Graph:
             # one division for all elements that it is the same for
             return self.make("mul", a, self.make("div", self.const(1.0), b))
         if op in ("mul", "div") and b is not None and _is(b, 1.0):
-            return a
-        if op == "mul" and _is(a, 1.0):
-            return b
+            return self.make("float", a) if a.dtype == "bool" else a
+        if op == "mul" and b is not None and _is(a, 1.0):
+            return self.make("float", b) if b.dtype == "bool" else b
         if op == "pow" and b is not None and b.op == "const":
             if b.data == 2.0:
                 return self.make("mul", a, a)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion.graph import Node, reachable
-from arrayopt.fusion.trace import NotFlat, Trace, trace
+from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 
 __all__ = ["Pass", "Plan", "plan", "plan_for"]
@@ -258,10 +258,16 @@ class _ByStructure:
 
 @lru_cache(maxsize=512)
 def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
-    """The plan, or that of a lower rank that does the same."""
+    """The plan, or, where shape does not matter, that of a lower rank that does the same."""
     made = _cached(key, rank, dtype, clip, stats)
-    lower = (_cached(key, other, dtype, clip, stats) for other in range(rank))
-    return next((p for p in lower if p.element == made.element and p.key == made.key), made)
+    for lower in range(rank if made.element == "C" else 0):
+        try:
+            other = _cached(key, lower, dtype, clip, stats)
+        except TraceError:  # not every rule is defined for every rank
+            continue
+        if other.element == made.element and other.key == made.key:
+            return other
+    return made
 
 
 def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False) -> Plan:

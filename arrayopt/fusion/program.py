@@ -54,17 +54,19 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
     read = dict(p.loads)
     last = {a: i for i, n in enumerate(p.nodes) for a in n.args}
     kept = {s.args[0] for s in p.sums} | set(p.stores.values())
+    bases = {n: n.args[0] for n in p.nodes if n.op in _VIEWS}
     direct: dict[Node, str] = {}
     for name, node in p.stores.items():
         if name in in_place and node in p.nodes and node not in direct and node.op not in _VIEWS:
             old, at = read.get(name), p.nodes.index(node)
             still_read = -1 if old is None else max(last.get(old, -1), len(p.nodes) if old in kept else -1)
+            if old in bases.values():
+                continue  # a view of what is stored is read later
             if still_read < at or (still_read == at and isinstance(HOST.get(node.op), np.ufunc)):
                 direct[node] = name
     buffers: list[str] = []
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     where: dict[Node, int] = {}
-    bases = {n: n.args[0] for n in p.nodes if n.op in _VIEWS}
     steps = []
     for i, n in enumerate(p.nodes):
         target: int | str = direct.get(n, -1)

@@ -135,7 +135,7 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
     if x.graph.flat:
         if x.node.axes and len(over) < x.ndim:
             raise NotFlat
-        return over, x.node.axes
+        return over, x.node.axes or ("C" if x.ndim else "")
     middle = {d for d in x.dims if d.startswith("B")}
     some = middle & set(labels)
     if some and some != middle:
@@ -146,7 +146,7 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
 def _sum(x: Symbol, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Symbol:
     over, gone = _over(x, axis)
     left = "".join(a for a in x.node.axes if a not in gone)
-    node = x.graph.make("sum", x.node, axes=left, dtype=x.node.dtype, data=gone)
+    node = x.node if left == x.node.axes else x.graph.make("sum", x.node, axes=left, dtype=x.node.dtype, data=gone)
     extra = "".join(a for a in gone if a not in x.node.axes)
     if extra:  # the value is the same along these axes: so many times itself
         node = x.graph.make("mul", node, x.graph.make("host", data=f"count:{extra}"))
@@ -173,9 +173,9 @@ def _astype(x: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
     return x
 
 
-def _clip(x: Symbol, low: Any = None, high: Any = None) -> Any:
-    x = x if low is None else _elementwise("maximum", x, low)
-    return x if high is None else _elementwise("minimum", x, high)
+def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
+    x = x if min is None else _elementwise("maximum", x, min)
+    return x if max is None else _elementwise("minimum", x, max)
 
 
 def _zeros_like(x: Symbol) -> Symbol:
@@ -289,6 +289,8 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         If the rule does something that cannot be traced, saying what, and what to do instead.
     NotFlat
         With `flat`, if the rule looks at rows, columns or batches.
+    ValueError
+        If the rule does not return every slot, or changes a shape.
     """
     element = "C" if flat else ELEMENT[max(1, min(rank, 4))]
     graph = Graph(element=element, flat=flat)
@@ -324,7 +326,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
     for name, old, new in [("p", p, new_p), *((name, s[name], out[name]) for name in s)]:
         if _lift(graph, new)[1] != old.dims:
-            raise TraceError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes{WAY_OUT}")
+            raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
         reports |= {

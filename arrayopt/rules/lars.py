@@ -78,6 +78,6 @@ class LARS(Rule):
         if self.adapt:
             a, b = norm(xp, p), norm(xp, decayed if self.decayed_norm else g)
             divisor = (b if self.decayed_norm else b + h.weight_decay * a) + h.eps
-            ratio = xp.where((a == 0) | (b == 0), 1.0, h.trust_coefficient * a / nonzero(xp, divisor))
+            ratio = xp.where((a != 0) & (b != 0), h.trust_coefficient * a / nonzero(xp, divisor), 1.0)
         buf = h.momentum * s["buf"] + ratio * decayed
         return p - h.lr * buf, {"buf": buf, "trust_ratio": ratio}
