@@ -15,7 +15,8 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was given it, before
     centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what the rule reports: ``trust_ratio`` of
-    LAMB, LANS and LARS (the number 1.0 without `adapt`), ``trust_ratio_grad`` of LANS. Tensors that the step left out, and empty ones, are absent.
+    LAMB, LANS and LARS (the number 1.0 without `adapt`), ``trust_ratio_grad`` of LANS. Tensors that the step left out,
+    and empty ones, are absent.
     """
 
     def __init__(self, *, enabled: bool) -> None:

@@ -144,6 +144,8 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
 
 
 def _sum(x: Symbol, *, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Symbol:
+    if x.dtype == "bool":
+        raise TraceError(f"a sum over a mask is an integer; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}")
     over, gone = _over(x, axis)
     left = "".join(a for a in x.node.axes if a not in gone)
     node = x.node if left == x.node.axes else x.graph.make("sum", x.node, axes=left, dtype=x.node.dtype, data=gone)
