@@ -10,7 +10,7 @@ from arrayopt.arrays import Array, dtype_name, size, store, working_name
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
-from arrayopt.fusion.layout import GEOMETRY, geometry, layout
+from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
 
 __all__ = ["Batch", "Fused", "Ints"]
@@ -31,12 +31,14 @@ class Batch(ABC):
         For each tensor the values per tensor that the plan computes.
     """
 
+    chunk: ClassVar[int] = CHUNK
+
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
         self.plan, self.dtype, self.grad_dtype, self.members = plan, dtype, grad_dtype, members
         self.tensors = [bucket.tensors[i] for i in members]
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(plan)
-        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element)
+        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element, self.chunk)
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.counts = {n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith("count:")}

@@ -12,7 +12,7 @@ from arrayopt.arrays import Array
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.compiled import load
-from arrayopt.engines.threads import cache_size, run
+from arrayopt.engines.threads import run
 from arrayopt.fusion.emit_numba import emit
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
@@ -114,9 +114,7 @@ class _Table(Batch):
             total = int(sizes.sum())
             if threads == 1 or total <= ALONE:
                 return rows[:0], [rows]
-            # a tensor that is shared is alone in the cache; without, each thread has one of its own there
-            crowded = sizes * (self.plan.bytes_per_parameter() // 2) * threads > cache_size()
-            big = (sizes > SHARED) & (sizes > total // (4 * threads)) | crowded & (sizes >= threads * SHARED)
+            big = sizes > max(SHARED, total // (4 * threads))
             loads = [(0, i) for i in range(threads)]
             own: list[list[int]] = [[] for _ in range(threads)]
             for row, n in sorted(zip(rows[~big].tolist(), sizes[~big].tolist(), strict=True), key=lambda x: -x[1]):

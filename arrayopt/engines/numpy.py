@@ -24,8 +24,8 @@ PACKED = 2048
 GROUP = 16384
 """So many elements are taken together."""
 
-SHARED = 1 << 18
-"""Tensors of more elements are shared by all threads; smaller ones are one thread's."""
+SHARED = 1 << 20
+"""Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
 
 _scratch = threading.local()
 
@@ -47,6 +47,8 @@ def _buffers(kinds: tuple[str, ...], real: Any, n: int) -> list[Any]:
 class _Blocks(Batch):
     """Tensors that are worked through block by block."""
 
+    chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
+
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
         super().__init__(plan, dtype, grad_dtype, bucket, members)
         self.real = np.dtype({"complex64": "float32", "complex128": "float64"}.get(dtype, dtype))
@@ -58,14 +60,14 @@ class _Blocks(Batch):
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""
         big = rows[~self.small[rows]]
-        shared = [row for row in big.tolist() if self.geo[row, 0] > SHARED and threads > 1]
+        large = max(SHARED, int(self.geo[rows, 0].sum()) // (4 * threads))
+        shared = [row for row in big.tolist() if self.geo[row, 0] > large and threads > 1]
         for row in shared:
             self._tensor(row, grads[row], threads)
-        jobs: Iterator[Callable[[], None]] = iter(
-            [partial(self._tensor, row, grads[row], 1) for row in big.tolist() if row not in set(shared)]
-            + [partial(self._together, some, grads) for some in self._groups(rows[self.small[rows]])]
-        )
-        todo = list(jobs)
+        todo: list[Callable[[], None]] = [
+            *(partial(self._tensor, row, grads[row], 1) for row in big.tolist() if row not in set(shared)),
+            *(partial(self._together, some, grads) for some in self._groups(rows[self.small[rows]])),
+        ]
         lock, queue = threading.Lock(), iter(todo)
 
         def work() -> None:

@@ -4,12 +4,11 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-__all__ = ["cache_size", "run", "thread_count"]
+__all__ = ["run", "thread_count"]
 
 _lock = Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -39,16 +38,6 @@ def _quota() -> int:
         return math.ceil(int(quota) / int(period))
     except (OSError, ValueError):
         return 1 << 16
-
-
-@cache
-def cache_size() -> int:
-    """Bytes of the last level of cache; 16 MB where the system does not say."""
-    try:
-        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
-        return int(text.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
-    except (OSError, ValueError):
-        return 16 << 20
 
 
 def run(tasks: Sequence[Callable[[], Any]]) -> None:

@@ -17,30 +17,27 @@ from arrayopt.fusion.trace import TraceError
 __all__ = ["GEOMETRY", "Layout", "geometry", "layout", "loops", "partial_kind"]
 
 CHUNK = 8192
-"""Elements of a unit of a tensor that is seen as one row."""
-
-TILE = 32768
-"""Elements of a unit of a matrix, about."""
+"""Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
 """What describes one tensor: its elements and extents, rows and columns of a unit, batches of a unit, units of a batch
 along rows and along columns, and units in all."""
 
 
-def geometry(shapes: list[tuple[int, ...]], element: str) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape."""
+def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """A row of `GEOMETRY` for each shape, with units of `chunk` elements, or four times that of a matrix."""
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
         n = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
-        rows[:, 0], rows[:, 4], rows[:, 6] = n, n, CHUNK
-        rows[:, 9] = rows[:, 10] = -(-n // CHUNK)
+        rows[:, 0], rows[:, 4], rows[:, 6] = n, n, chunk
+        rows[:, 9] = rows[:, 10] = -(-n // chunk)
         return rows
     for row, s in zip(rows, shapes, strict=True):
         a, b, r, c = _extents(s, element)
-        tc = min(c, CHUNK)
-        tr = min(r, max(1, TILE // tc))
+        tc = min(c, chunk)
+        tr = min(r, max(1, 4 * chunk // tc))
         whole = tr == r and tc == c
-        g = min(a * b, max(1, TILE // (r * c))) if whole else 1
+        g = min(a * b, max(1, 4 * chunk // (r * c))) if whole else 1
         nr, nc = -(-r // tr), -(-c // tc)
         row[:] = (a * b * r * c, a, b, r, c, tr, tc, g, nr, nc, -(-a * b // g) * nr * nc)
     return rows
