@@ -148,7 +148,6 @@ def test_numbers_must_be_numbers(rule, field):
         (np.asarray(["0.1", "0.2"]), TypeError, ["`lr`", "must be a number"]),
         ([0.1, -0.1], ValueError, ["SGD: `lr`[1] must be in [0, inf); got -0.1"]),
     ],
-    ids=repr,
 )
 def test_sequences_and_arrays_that_are_no_hyper_parameter(lr, exception, words):
     raises(lambda: ao.SGD(lr=lr), exception, "SGD: `lr`", *words)

@@ -4,14 +4,16 @@ import functools
 import heapq
 import operator
 from collections.abc import Sequence
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
+from numba.core.errors import NumbaError
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, dtype_name
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
-from arrayopt.engines.compiled import load
+from arrayopt.engines.compiled import converts_float16, forget, load
 from arrayopt.engines.threads import run
 from arrayopt.fusion.emit_numba import emit
 from arrayopt.fusion.layout import GEOMETRY
@@ -34,7 +36,7 @@ class _Table(Batch):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
         super().__init__(plan, dtype, grad_dtype, bucket, members)
-        self.module = load(lambda cache: emit(plan, dtype, grad_dtype, cache=cache))
+        self.module = module = load(lambda cache: emit(plan, dtype, grad_dtype, cache=cache))
         names = ["p", "g", *plan.slots]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
@@ -46,7 +48,7 @@ class _Table(Batch):
             ends = np.cumsum(lengths[:, j])
             self.table[:, len(GEOMETRY) + len(names) + j] = rooms[room] + ends - lengths[:, j]
             rooms[room] += int(ends[-1])
-        self.work = np.empty(rooms["work"], self.module.W)
+        self.work = np.empty(rooms["work"], module.W)
         self.part = np.empty(rooms["part"])
         self.few = self.geo[:, 0] <= PACKED
         self.packed = np.empty(0)
@@ -55,9 +57,24 @@ class _Table(Batch):
         busy = [bool(part) or (k > 0 and bool(plan.passes[k - 1].sums)) for k, part in enumerate(plan.prologues)]
         busy[-1] |= bool(plan.small)
         self.stages = [k for k in range(2 * len(busy) - 1) if k % 2 or busy[k // 2]]
-        nothing = np.zeros(0, np.int64)  # compiles now, when nothing has been written yet
-        self.module.tensors(nothing, self.table, self.scalars, self.values, self.work, self.part)
+        try:
+            self._compile()
+        except NumbaError as error:
+            raise ValueError(
+                f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
+            ) from error
+        except (EOFError, UnpicklingError):  # what Numba has kept is damaged
+            forget(module)
+            self.module = load(lambda cache: emit(plan, dtype, grad_dtype, cache=cache))
+            self._compile()
         self.shares: dict[Any, tuple[Ints, list[Ints]]] = {}
+
+    def _compile(self) -> None:
+        """Have everything compiled, or read from disk, before anything is written."""
+        rest = (self.table, self.scalars, self.values, self.work, self.part)
+        self.module.tensors(np.zeros(0, np.int64), *rest)
+        if (self.geo[:, 0] > SHARED).any():
+            self.module.shared(-1, 0, 0, 1, *rest)
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""
@@ -142,6 +159,12 @@ class Numba(Fused):
 
     name = "numba"
     batch = _Table
+
+    def check(self, bucket: Bucket) -> None:
+        """See `Engine.check`."""
+        super().check(bucket)
+        if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
+            raise ValueError("it needs a processor that converts float16 (F16C)")
 
     def describe(self) -> str:
         """See `Fused.describe`."""

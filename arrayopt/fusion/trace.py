@@ -131,11 +131,11 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
         over = list(range(x.ndim))
     else:
         over = sorted(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
-    labels = [x.dims[i] for i in over]
+    labels = [x.dims[i] for i in over if x.dims[i]]
     if x.graph.flat:
-        if x.node.axes and len(over) < x.ndim:
+        if labels and len(labels) < len([d for d in x.dims if d]):
             raise NotFlat
-        return over, x.node.axes or ("C" if x.ndim else "")
+        return over, "C" if labels else x.node.axes
     middle = {d for d in x.dims if d.startswith("B")}
     some = middle & set(labels)
     if some and some != middle:
@@ -180,6 +180,11 @@ def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - t
     return x if max is None else _elementwise("minimum", x, max)
 
 
+def _is_mask(x: Any) -> bool:
+    """Whether an operand is a truth value or an array of them."""
+    return isinstance(x, bool) or (isinstance(x, Symbol) and x.dtype == "bool")
+
+
 def _zeros_like(x: Symbol) -> Symbol:
     return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
 
@@ -215,7 +220,7 @@ NAMESPACE = _Namespace(
     isfinite=lambda x: _elementwise("isfinite", x, dtype="bool"),
     square=lambda x: _elementwise("mul", x, x),
     negative=lambda x: _elementwise("neg", x),
-    where=lambda c, a, b: _elementwise("where", c, a, b),
+    where=lambda c, a, b: _elementwise("where", c, a, b, dtype="bool" if _is_mask(a) and _is_mask(b) else None),
     clip=_clip,
     sum=_sum,
     mean=_mean,
