@@ -72,7 +72,7 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     reasons = []
     for fused in FUSED.get(arrays, ()):
         try:
-            return _serving(fused, arrays, bucket), f"the fastest for {arrays} arrays"
+            return _serving(fused, arrays, bucket), "; ".join([f"the fastest for {arrays} arrays", *reasons])
         except ValueError as error:
             reasons.append(f"{fused}: {error}")
     return _array_api(), "; ".join(reasons) or f"the only engine for {arrays} arrays"

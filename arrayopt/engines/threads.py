@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -54,5 +54,6 @@ def run(tasks: Sequence[Callable[[], Any]]) -> None:
     try:
         tasks[0]()
     finally:
-        for other in others:
-            other.result()
+        wait(others)  # all of them, also where one has failed: they write
+    for other in others:
+        other.result()
