@@ -72,9 +72,7 @@ class _Table(Batch):
     def _compile(self) -> None:
         """Have everything compiled, or read from disk, before anything is written."""
         rest = (self.table, self.scalars, self.values, self.work, self.part)
-        self.module.tensors(np.zeros(0, np.int64), *rest)
-        if (self.geo[:, 0] > SHARED).any():
-            self.module.shared(-1, 0, 0, 1, *rest)
+        self.module.run(np.zeros(0, np.int64), 0, 0, 0, 1, *rest)
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""
@@ -145,11 +143,12 @@ class _Table(Batch):
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
         shared, own = self._share(rows, threads)
         rest = (self.table, self.scalars, self.values, self.work, self.part)
-        for row in shared.tolist():
+        for row in shared:
             for stage in self.stages:
-                n = threads if stage % 2 else 1
-                run([functools.partial(self.module.shared, stage, row, i, n, *rest) for i in range(n)])
-        tasks = [functools.partial(self.module.tensors, x, *rest) for x in own if len(x)]
+                n, alone = threads if stage % 2 else 1, np.array([row])
+                run([functools.partial(self.module.run, alone, stage, stage + 1, i, n, *rest) for i in range(n)])
+        stages = 2 * len(self.plan.passes) + 1
+        tasks = [functools.partial(self.module.run, x, 0, stages, 0, 1, *rest) for x in own if len(x)]
         if tasks:
             run(tasks)
 

@@ -1,8 +1,8 @@
 """Emitting Numba: a plan as the text of a Python module of fused loops.
 
 For each pass k there is `pass_k`, the loop over a stretch of elements, and `units_k`, which runs it over units of one
-tensor; for each prologue `between_k`. `tensors` runs all of them over each of a list of tensors; `shared` runs one of
-them (stage 2k: prologue k, stage 2k + 1: one thread's share of pass k) over a tensor that several threads share.
+tensor; for each prologue `between_k`. `run` does stages of a list of tensors, one tensor after the other: stage 2k is
+prologue k, stage 2k + 1 one thread's share of pass k.
 """
 
 from arrayopt.fusion.graph import Node
@@ -37,7 +37,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         _units(m, k, p)
     for k in range(len(plan.prologues)):
         between(m, k)
-    _tensors(m)
+    _entry(m)
     return "\n".join(m.lines) + "\n"
 
 
@@ -142,17 +142,13 @@ def _units(m: Text, k: int, p: Pass) -> None:
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
 
 
-def _tensors(m: Text) -> None:
-    """The entries: all passes over each of some tensors, or a pass over one thread's share of each."""
+def _entry(m: Text) -> None:
+    """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
     rest = "table, scalars, values, work, part"
-    m.put(0, "", "", "@jit", f"def tensors(rows, {rest}):", "    for row in rows:", "        n = table[row, IN_UNITS]")
+    m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
+    m.put(2, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
+    m.put(2, "for stage in range(first, last):")
     for k in range(len(m.plan.prologues)):
-        m.put(2, f"between_{k}(row, {rest})")
+        m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
         if k < len(m.plan.passes):
-            m.put(2, f"units_{k}(row, 0, n, {rest})")
-    m.put(0, "", "", "@jit", f"def shared(stage, row, thread, threads, {rest}):")
-    m.put(1, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
-    for k in range(len(m.plan.prologues)):
-        m.put(1, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
-        if k < len(m.plan.passes):
-            m.put(1, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, {rest})")
+            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, {rest})")

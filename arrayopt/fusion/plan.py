@@ -6,7 +6,7 @@ meet at the prologues.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from arrayopt.fusion.graph import Node, reachable
@@ -234,7 +234,7 @@ def _prologues(
     return tuple(tuple(part) for part in parts)
 
 
-@lru_cache(maxsize=512)
+@cache
 def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
     """The plan of a structure of rule: flat where that will do."""
     try:
@@ -256,7 +256,7 @@ class _ByStructure:
         return hash(self.rule.structure)
 
 
-@lru_cache(maxsize=512)
+@cache
 def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
     """The plan, or, where shape does not matter, that of a lower rank that does the same."""
     made = _cached(key, rank, dtype, clip, stats)
