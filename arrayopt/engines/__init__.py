@@ -69,7 +69,7 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
             return _serving(name, arrays, bucket), "asked for"
         except ValueError as error:
             raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
-    reasons = []
+    reasons: list[str] = []
     for fused in FUSED.get(arrays, ()):
         try:
             return _serving(fused, arrays, bucket), "; ".join([f"the fastest for {arrays} arrays", *reasons])
