@@ -28,7 +28,7 @@ opt = ao.Optimizer(params, ao.SGD(lr=0.5, momentum=0.5), engine="numba")
 for _ in range(2):
     opt.step({{"w": np.arange(4).astype("{dtype}")}})
 module, = (m for name, m in sys.modules.items() if name.startswith("arrayopt_fused_"))
-stats = module.tensors.stats
+stats = module.run.stats
 found = {{"w": params["w"].tolist(), "file": getattr(module, "__file__", None)}}
 print(json.dumps(found | {{"hits": sum(stats.cache_hits.values()), "misses": sum(stats.cache_misses.values())}}))
 """
