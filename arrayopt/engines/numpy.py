@@ -12,7 +12,7 @@ from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import HOST, Node
-from arrayopt.fusion.layout import GEOMETRY, partial_kind
+from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import program
 
@@ -125,7 +125,7 @@ class _Blocks(Batch):
         geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
         a, b, r, c, nr, nc, units = (geo[x] for x in ("A", "B", "R", "C", "NR", "NC", "UNITS"))
         p, prog = self.plan.passes[k], self.programs[k]
-        kinds = {s: partial_kind(s, self.plan.element) for s in p.sums}
+        kinds = {s: self.where.partials[s] for s in p.sums}
         shapes = {"tensor": (units,), "row": (a * b, r, nc), "column": (a * b, nr, c), "batch": (a * b, nr, nc)}
         parts = {
             s: np.empty(shapes[kind], np.float64 if kind in ("tensor", "batch") else self.real)

@@ -50,15 +50,19 @@ def _split(m: Text, p: Pass) -> dict[str, list[Node]]:
         if n in seen or n.op == "const" or (n.axes == element and not n.on_host):
             continue
         seen.add(n)
-        kind = "host" if n.on_host else "row" if n.axes == element[:-1] else "batch"
-        if not n.on_host and n.axes == "":
+        if n.on_host:
+            kind = "host"
+        elif n.axes == "":
             kind = "tensor"
-        elif not n.on_host and "C" in n.axes:
-            kind = "column"
-        elif not n.on_host and "R" in n.axes:
-            kind = "row"
+        else:
+            kind = "column" if "C" in n.axes else "row" if "R" in n.axes else "batch"
         out[kind].append(n)
     return out
+
+
+def _scalar_names(m: Text, small: dict[str, list[Node]]) -> list[str]:
+    """What a loop takes that does not vary in it; a truth value by the name of the float that it lies as."""
+    return [m.name(n).strip("()").split(" ")[0] for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
 
 
 def _loop(m: Text, k: int, p: Pass) -> None:
@@ -68,7 +72,7 @@ def _loop(m: Text, k: int, p: Pass) -> None:
     columns = [f"v{n.id}" for n in small["column"]]
     column_sums = [s for s in p.sums if m.where.partials[s] == "column"]
     scalar_sums = [s for s in p.sums if m.where.partials[s] != "column"]
-    scalars = [m.name(n).strip("()").split(" ")[0] for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
+    scalars = _scalar_names(m, small)
     args = [*(f"at_{x}" for x in arrays), *columns, *(f"s{s.id}" for s in column_sums), *scalars]
     m.put(0, "", "", "@inner", f"def pass_{k}({', '.join(args)}):")
     m.put(1, *(f"s{s.id} = W(0.0)" for s in scalar_sums), f"for i in range(at_{arrays[0]}.size):")
@@ -127,7 +131,7 @@ def _units(m: Text, k: int, p: Pass) -> None:
     m.put(3, *(f"y{s.id} = 0.0" for s in by_kind["batch"]), "for r in range(r0, r1):")
     m.put(4, "o = (ab * R + r) * C + c0", "e = o + c1 - c0")
     m.put(4, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["row"]))
-    scalars = [m.name(n).strip("()").split(" ")[0] for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
+    scalars = _scalar_names(m, small)
     args = [*(f"at_{x}[o:e]" for x in arrays), *(f"v{n.id}" for n in small["column"])]
     args += [*(f"s{s.id}" for s in by_kind["column"]), *scalars]
     scalar_sums = [s for s in p.sums if kinds[s] != "column"]
