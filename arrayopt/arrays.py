@@ -7,6 +7,7 @@ import array_api_compat
 from array_api_compat import array_namespace
 
 __all__ = [
+    "REAL",
     "WORKING",
     "Array",
     "array_namespace",
@@ -36,6 +37,9 @@ WORKING = {
     "complex128": "complex128",
 }
 
+REAL = {"complex64": "float32", "complex128": "float64"}
+"""The real counterparts of complex dtypes."""
+
 
 def is_array(x: Any) -> bool:
     """Whether x is an array of an array-API library (NumPy scalars, which cannot be written, included)."""
@@ -56,7 +60,7 @@ def kind(x: Array) -> str:
 def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
     name = WORKING[dtype_name(x)]
-    return getattr(xp, {"complex64": "float32", "complex128": "float64"}.get(name, name) if real else name)
+    return getattr(xp, REAL.get(name, name) if real else name)
 
 
 def working_name(x: Array) -> str:

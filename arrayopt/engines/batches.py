@@ -33,8 +33,8 @@ class Batch(ABC):
 
     chunk: ClassVar[int] = CHUNK
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.dtype, self.grad_dtype, self.members = plan, dtype, grad_dtype, members
+    def __init__(self, plan: Plan, bucket: Bucket, members: list[int]) -> None:
+        self.plan, self.members = plan, members
         self.tensors = [bucket.tensors[i] for i in members]
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(plan)

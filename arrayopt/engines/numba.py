@@ -35,7 +35,7 @@ class _Table(Batch):
     """Tensors as a table of sizes, addresses and offsets, and the compiled module that works through it."""
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
-        super().__init__(plan, dtype, grad_dtype, bucket, members)
+        super().__init__(plan, bucket, members)
         self.module = module = load(lambda cache: emit(plan, dtype, grad_dtype, cache=cache))
         names = ["p", "g", *plan.slots]
         lengths = self.where.lengths(plan, self.geo)

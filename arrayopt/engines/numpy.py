@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import REAL, WORKING, Array
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.threads import run
@@ -50,10 +50,9 @@ class _Blocks(Batch):
     chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
-        super().__init__(plan, dtype, grad_dtype, bucket, members)
-        self.real = np.dtype({"complex64": "float32", "complex128": "float64"}.get(dtype, dtype))
-        self.real = self.real if self.real.kind == "f" and self.real.itemsize > 2 else np.dtype("float32")
-        same = {"p"} if dtype in ("float32", "float64", "complex64", "complex128") else set()
+        super().__init__(plan, bucket, members)
+        self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
+        same = {"p"} if dtype == WORKING[dtype] else set()
         self.programs = [program(plan, k, frozenset(same | set(plan.slots))) for k in range(len(plan.passes))]
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 

@@ -2,6 +2,7 @@
 
 import math
 
+from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.plan import Plan
@@ -119,8 +120,7 @@ class Text:
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
         self.plan, self.where = plan, layout(plan)
-        self.real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-        self.real = "float32" if self.real in ("float16", "bfloat16") else self.real
+        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
         wide = {"float32": "complex64", "float64": "complex128"}[self.real]
         for name in plan.slots:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from arrayopt.arrays import REAL
 from arrayopt.fusion.graph import ELEMENT, Graph, Node
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.words import norm
@@ -113,7 +114,7 @@ def _elementwise(op: str, *operands: Any, dtype: str | None = None) -> Symbol:
     names = [name for _, _, name in lifted if name not in ("", "bool")]
     wide = dtype if dtype == "bool" else max(names, key=lambda n: (n.startswith("complex"), n), default="float64")
     if dtype == "real" and wide.startswith("complex"):
-        wide = {"complex64": "float32", "complex128": "float64"}[wide]
+        wide = REAL[wide]
     return Symbol(graph, node, _broadcast([d for _, d, _ in lifted]), wide)
 
 
@@ -305,7 +306,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         dims = tuple(str(i) for i in range(rank))
     else:
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
-    real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    real = REAL.get(dtype, dtype)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))
