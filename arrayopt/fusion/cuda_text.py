@@ -1,0 +1,161 @@
+"""What emitted CUDA is made of: the headers in ``kernels/``, and how values are named, read and written."""
+
+import math
+from functools import cache
+from pathlib import Path
+
+from arrayopt.arrays import REAL, WORKING
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import GEOMETRY, layout
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
+
+__all__ = ["COLUMNS", "CudaText", "header"]
+
+COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP")
+"""What a tensor's row of the table begins with; addresses and offsets follow."""
+
+STORED = {
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "Pair<float>",
+    "complex128": "Pair<double>",
+}
+BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
+CALLS = {"minimum": "minimum", "maximum": "maximum", "sign": "sign", "abs": "magnitude", "copy": "", "isfinite": "finite"}
+CALLS |= {"real": "real_part", "imag": "imaginary_part", "conj": "conjugate", "abs2": "square_magnitude", "pow": "pow"}
+CALLS |= {name: name for name in ("sqrt", "exp", "expm1", "log", "log1p")}
+INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
+
+
+@cache
+def _folder() -> Path:
+    """Where the headers lie: beside the package in a source tree, in it where it is installed."""
+    package = Path(__file__).resolve().parents[1]
+    beside = package.parent / "kernels"
+    return beside if (package.parent / "pyproject.toml").exists() and beside.is_dir() else package / "_kernels"
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a header of ``kernels/``."""
+    return (_folder() / name).read_text()
+
+
+class CudaText:
+    """The text of a CUDA source, being written."""
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
+        self.plan, self.where = plan, layout(plan)
+        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
+        wide = {"float32": "complex64", "float64": "complex128"}[self.real]
+        slots = {name: wide if name in plan.complex_slots else self.real for name in plan.slots}
+        self.storage = {"p": dtype, "g": grad_dtype, **slots}
+        self.columns = [*(f"IN_{x}" for x in COLUMNS), *(f"AT_{n}" for n in self.storage)]
+        self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
+        self.columns += [f"PART{i}" for i in range(len(self.where.partials))]
+        self.scalar = {n: i for i, n in enumerate(plan.scalars)}
+        self.vector = {n: i for i, n in enumerate(self.where.vectors)}
+        self.partial = {n: i for i, n in enumerate(self.where.partials)}
+        self.type = "W"  # of real numbers, where the text is now
+        self.lines: list[str] = []
+
+    def put(self, indent: int, *lines: str) -> None:
+        self.lines += ["    " * indent + line if line else "" for line in lines]
+
+    def constants(self) -> None:
+        """The sizes that the headers and the rest of the text share."""
+        self.put(0, f"typedef {STORED[self.real]} W;  // the dtype of arithmetic", "")
+        self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
+        values = {"kScalars": len(self.scalar), "kValues": len(self.where.tensor)}
+        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" else 2  # of a multiprocessor: the registers that a thread may have
+        if self.plan.element == "C":
+            values["kChunk"] = CHUNK
+        else:
+            most = max(sum(self.where.partials[s] == "column" for s in p.sums) for p in self.plan.passes)
+            values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
+            values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
+        self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def kind(self, n: Node) -> str:
+        """The C++ type of a value."""
+        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
+
+    def name(self, n: Node) -> str:
+        """What a value is called in the text."""
+        if n.op == "const":
+            return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
+        if n.on_host:
+            return f"h{self.scalar[n]}"
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+
+    def number(self, x: float) -> str:
+        """A constant."""
+        if math.isfinite(x):
+            return f"({self.type}){x!r}"
+        bits = "0x7ff8000000000000" if math.isnan(x) else "0x7ff0000000000000" if x > 0 else "0xfff0000000000000"
+        return f"({self.type})__longlong_as_double({bits}ll)"
+
+    def declare(self, n: Node, text: str) -> str:
+        """The definition of a value from what it is."""
+        return f"const {self.kind(n)} {self.name(n)} = {text};"
+
+    def typed(self, n: Node, text: str) -> str:
+        """What is read of a value that lies somewhere as a real number, in the value's own type."""
+        return f"{text} != 0" if n.dtype == "bool" else f"({self.type}){text}"
+
+    def stored(self, name: str) -> str:
+        """The C++ type of an element of a stored array."""
+        return STORED[self.storage[name]]
+
+    def expression(self, n: Node, known: dict[Node, str] | None = None) -> str:
+        """What an operation is, of values by their own names or by those in `known`."""
+        args = [self.name(a) if known is None else known[a] for a in n.args]
+        if n.op in BINARY:
+            return f"{args[0]} {BINARY[n.op]} {args[1]}"
+        if n.op == "neg":
+            return f"-{args[0]}"
+        if n.op == "not":
+            return f"!{args[0]}"
+        if n.op == "float":
+            return f"({self.type}){args[0]}"
+        if n.op == "where":
+            yes, no = (f"complex_of({x})" if n.dtype == "complex" else x for x in args[1:])
+            return f"{args[0]} ? {yes} : {no}"
+        return f"{CALLS[n.op]}({', '.join(args)})"
+
+    def index(self, axes: str) -> str:
+        """The position of a value over some axes, as it lies in memory."""
+        out = ""
+        for x in axes:
+            out = f"({out}) * {x} + {INDEX[x]}" if out else INDEX[x]
+        return out or "0"
+
+    def value(self, n: Node) -> str:
+        """A value over fewer axes than the elements, read where the indices of its axes are known."""
+        if n.op == "input":
+            return self.typed(n, f"widen(at_{n.data}[{self.index(n.axes)}])")
+        if n.on_host:
+            return self.typed(n, f"scalar[{self.scalar[n]}]")
+        if n.axes == "":
+            return self.typed(n, f"value[{self.where.tensor[n]}]")
+        return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")
+
+    def pointer(self, name: str) -> str:
+        """The definition of where a stored array lies."""
+        kind = self.stored(name)
+        return f"{kind}* const at_{name} = reinterpret_cast<{kind}*>(t[AT_{name}]);"
+
+    def open(self, parameters: str) -> None:
+        """Begin a function's body: where the tensor's own values lie."""
+        self.put(0, f"__device__ {parameters} {{")
+        self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
+        self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
+        self.put(1, "double* const value = step.values + (long long)tensor * kValues;")
+        self.put(1, "const long long A = t[IN_A], B = t[IN_B], R = t[IN_R], C = t[IN_C];")
+        self.put(1, "(void)scalar, (void)value, (void)A, (void)B, (void)R, (void)C;")

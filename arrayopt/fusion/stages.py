@@ -1,0 +1,122 @@
+"""A plan as stages: what is done of a tensor one after the other, each cut into pieces that can be done at once.
+
+A device works a step off as a queue of pieces; see ``kernels/queue.cuh``. Passes are stages, and so is each loop between
+them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.plan import Plan
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+__all__ = ["CHUNK", "OUTPUTS", "SMALL_COLUMNS", "SMALL_MATRIX", "SUMS", "Stage", "pieces", "stages", "tiles"]
+
+CHUNK = 4096
+"""Elements of a piece of a tensor that is seen as one row."""
+
+OUTPUTS, SUMS = 2048, 256
+"""Values of a piece of a loop over rows, columns or matrices, and sums of a piece of a loop of sums."""
+
+SMALL_MATRIX, SMALL_COLUMNS = 64, 8
+"""Matrices of up to so many elements, with up to so many columns, are a thread's each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is done of a tensor at once.
+
+    Attributes
+    ----------
+    kind : str
+        ``pass``; ``loop``: sums over elements put together and operations on them, over the same axes; ``sum``: one sum
+        over some axes of what a loop has made; ``store``: slots over the same axes are written.
+    index : int
+        Which pass, or the prologue that it belongs to.
+    axes : str
+        The axes of what comes out; of a pass, the elements'.
+    nodes : tuple of Node
+        What is computed, in order. Sums over elements are put together from their partial sums.
+    slots : tuple of str
+        What is written.
+    """
+
+    kind: str
+    index: int
+    axes: str
+    nodes: tuple[Node, ...] = ()
+    slots: tuple[str, ...] = ()
+
+
+def stages(plan: Plan) -> list[Stage]:
+    """The stages of a plan, in order."""
+    made: list[Stage] = []
+    for k, part in enumerate(plan.prologues):
+        sums = plan.passes[k - 1].sums if k else ()
+        made += _loops(k, [*sums, *part], plan.element)
+        if k < len(plan.passes):
+            made.append(Stage("pass", k, plan.element))
+    written = {name: n for name, n in plan.small.items() if not (n.op == "input" and n.data == name)}
+    for axes in dict.fromkeys(plan.slots[name] for name in written):
+        made.append(Stage("store", k, axes, slots=tuple(x for x in written if plan.slots[x] == axes)))
+    return made
+
+
+def _loops(k: int, todo: list[Node], element: str) -> list[Stage]:
+    """A prologue as loops over the same axes, and sums of their values."""
+    made: list[Stage] = []
+    while todo:
+        first = todo[0]
+        group = [first]
+        if not _of_loop(first, element):
+            waiting = {n for n in todo if n.axes != first.axes or _of_loop(n, element)}
+            group = []
+            for n in todo:
+                if n in waiting or any(a in waiting for a in n.args):
+                    waiting.add(n)
+                else:
+                    group.append(n)
+        made.append(Stage("sum" if _of_loop(first, element) else "loop", k, first.axes, tuple(group)))
+        todo = [n for n in todo if n not in group]
+    return made
+
+
+def _of_loop(n: Node, element: str) -> bool:
+    """Whether a node is a sum of what a loop has made, and not of elements."""
+    return n.op == "sum" and n.args[0].axes != element
+
+
+def tiles(geo: Ints, element: str) -> None:
+    """Set the tiles, in rows of `GEOMETRY` that hold the extents."""
+    at = {name: i for i, name in enumerate(GEOMETRY)}
+    size, a, b, r, c = (geo[:, at[x]] for x in ("SIZE", "A", "B", "R", "C"))
+    if element == "C":
+        geo[:, at["TC"]] = CHUNK
+        geo[:, at["NC"]] = geo[:, at["UNITS"]] = -(-size // CHUNK)
+        return
+    small = (r * c <= SMALL_MATRIX) & (c <= SMALL_COLUMNS)
+    tc = np.where(small, c, np.where(c >= 96, 128, 32))
+    tr = np.where(small, r, np.minimum(r, np.where(tc == 128, 64, 256)))
+    nr, nc = -(-r // tr), -(-c // tc)
+    g = np.where(small, 256, np.where((nr == 1) & (nc == 1), np.maximum(1, 64 // r), 1))
+    for name, x in {"TR": tr, "TC": tc, "G": g, "NR": nr, "NC": nc, "UNITS": -(-a * b // g) * nr * nc}.items():
+        geo[:, at[name]] = x
+
+
+def pieces(made: list[Stage], geo: Ints) -> Ints:
+    """How many pieces each stage (column) of each tensor (row) has."""
+    extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
+    out = np.ones((len(geo), len(made)), np.int64)
+    for j, stage in enumerate(made):
+        if stage.kind == "pass":
+            out[:, j] = geo[:, GEOMETRY.index("UNITS")]
+        elif stage.axes:
+            count = np.prod([extents[x] for x in stage.axes], axis=0)
+            out[:, j] = -(-count // (SUMS if stage.kind == "sum" else OUTPUTS))
+    return out
+
