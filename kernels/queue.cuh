@@ -39,9 +39,11 @@ __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
 
 // Says that a piece is done, after what it has written can be seen.
 __device__ __forceinline__ void finish(unsigned* done) {
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(done, 1u);
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(done, 1u);
+    }
 }
 
 // Tickets [first, last) of the queue. counters: one for each launch of a step, then one for each tensor, all zero at first.
