@@ -30,8 +30,19 @@ def _numpy() -> Engine:
     return NumPy()
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"array_api": _array_api, "numpy": _numpy, "numba": _numba}
-FUSED: dict[str, tuple[str, ...]] = {"numpy": ("numba", "numpy")}
+def _cupy() -> Engine:
+    from arrayopt.engines.cupy import CuPy  # its arrays are there already, so CuPy is
+
+    return CuPy()
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "array_api": _array_api,
+    "numpy": _numpy,
+    "numba": _numba,
+    "cupy": _cupy,
+}
+FUSED: dict[str, tuple[str, ...]] = {"numpy": ("numba", "numpy"), "cupy": ("cupy",)}
 """The fused engines for a library's arrays, best first."""
 
 

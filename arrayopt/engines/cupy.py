@@ -1,20 +1,20 @@
-"""The CuPy engine: a plan as one CUDA source, a step as one launch or one for each pass, whatever the number of tensors."""
+"""The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name
+from arrayopt.arrays import Array
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.batches import Batch, Fused, Ints
 from arrayopt.engines.queue import tickets
 from arrayopt.engines.upload import Upload
-from arrayopt.fusion.cuda_text import COLUMNS
 from arrayopt.fusion.cuda_between import hypers as hypers_of
+from arrayopt.fusion.cuda_text import COLUMNS
 from arrayopt.fusion.emit_cuda import emit
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
@@ -23,6 +23,10 @@ from arrayopt.fusion.stages import pieces, stages, tiles
 __all__ = ["CuPy"]
 
 THREADS = 256
+WORD = 16
+"""Bytes that are read at once, at most."""
+
+STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")])
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -34,8 +38,8 @@ def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...]) 
     return module.get_function("prepare"), module.get_function("run")
 
 
-class _Queue(Batch):
-    """Tensors as a table in device memory, and the kernels that work through them."""
+class _Table(Batch):
+    """Tensors as a table in device memory, and the kernels that work through it."""
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
         super().__init__(plan, bucket, members)
@@ -43,67 +47,60 @@ class _Queue(Batch):
         self.stages = stages(plan)
         self.pieces = pieces(self.stages, self.geo)
         self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options)
-        self.names = ["p", "g", *plan.slots]
+        self.names, self.hyper_names = ["p", "g", *plan.slots], hypers_of(plan)
         lengths = self.where.lengths(plan, self.geo)
         n, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
-        table = np.zeros((n, first + len(self.names) + lengths.shape[1]), np.int64)
-        table[:, : len(GEOMETRY)] = self.geo
-        table[:, COLUMNS.index("GROUP")] = self.groups
-        ends = np.cumsum(lengths, axis=None).reshape(lengths.shape) if lengths.size else lengths
-        table[:, first + len(self.names) :] = ends - lengths
-        self.host = table
-        self.work = cupy.empty(max(1, int(lengths.sum())), np.float64 if self._wide(dtype) else np.float32)
+        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1]), np.int64)
+        self.host[:, : len(GEOMETRY)] = self.geo
+        self.host[:, COLUMNS.index("GROUP")] = self.groups
+        self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        real = np.float64 if dtype in ("float64", "complex128") else np.float32
+        self.work = cupy.empty(max(1, int(lengths.sum())), real)
         self.scalars_there = cupy.empty((n, max(1, len(plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
-        self.table, self.counts = Upload(table.shape, np.int64), Upload((n,), np.int64)
-        self.hypers_there = Upload((len(bucket.groups), max(1, len(hypers_of(plan)))), np.float64)
-        self.scale_there = Upload((1,), np.float64)
+        self.table, self.counts_there = Upload(self.host.shape, np.int64), Upload((n,), np.int64)
+        self.hypers_there = Upload((len(bucket.groups), max(1, len(self.hyper_names))), np.float64)
+        self.factor = Upload((1,), np.float64)
+        self.step_there = np.zeros((), STEP)
+        there = (self.table.array, self.scalars_there, self.values_there, self.work)
+        for name, x in zip(STEP.names or (), there, strict=True):
+            self.step_there[name] = x.data.ptr
         self.held: list[Any] = []
         self.staged: dict[tuple[int, str], Any] = {}
         self.queues: dict[bytes, Any] = {}
-        self.size = operator.attrgetter("data.ptr")
-
-    @staticmethod
-    def _wide(dtype: str) -> bool:
-        return dtype in ("float64", "complex128")
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Send this step's hyper-parameters; what follows from them is computed there."""
-        names = hypers_of(self.plan)
-        self.hypers_there.put(np.array([[float(h[name]) for name in names] or [0.0] for h in hypers]))
-        if clip is not None:
-            self.scale_there.put(np.array([float(clip)]))
+        self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
+        self.factor.put(np.array([1.0 if clip is None else float(clip)]))
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""
         kept = self._bind(rows, grads)
-        self.counts.put(np.fromiter((x.t for x in self.tensors), np.int64, len(self.tensors)))
+        self.counts_there.put(np.fromiter((x.t for x in self.tensors), np.int64, len(self.tensors)))
         self.table.put(self.host)
         for (row, name), copy in self.staged.items():
             copy[...] = self.stored(row, name)
+        self._launch(rows)
+        self.counts_there.advance(rows)
+        for (row, name), copy in self.staged.items():
+            self.replace(row, name, copy)
+        del kept
+
+    def _launch(self, rows: Ints) -> None:
+        """All kernels of a step."""
         there, queue, ends, counters = self._queue(rows)
-        launches = len(ends)
-        taken, done = counters[:launches], counters[launches:]
-        grid = (max(1, -(-max(len(rows), launches) // THREADS)),)
-        arguments = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts.array)
-        rest = (self.scalars_there, taken, np.int32(launches), done, self.scale_there.array, NOTHING)
-        self.prepare_kernel(grid, (THREADS,), (*arguments, *rest))
-        step = np.zeros((), STEP)
-        for name, x in zip(STEP.names or (), (self.table.array, self.scalars_there, self.values_there, self.work), strict=True):
-            step[name] = x.data.ptr
+        taken, done = counters[: len(ends)], counters[len(ends) :]
+        given = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts_there.array)
+        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor.array, NOTHING)
+        self.prepare_kernel((-(-max(len(rows), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
         first = 0
         for i, last in enumerate(ends):
-            blocks = min(last - first, _resident())
-            if blocks:
-                given = (step, queue, np.int32(first), np.int32(last), taken[i:], done, NOTHING)
-                self.run_kernel((blocks,), (THREADS,), given)
+            if last > first:
+                part = (queue, np.int32(first), np.int32(last), taken[i:], done, NOTHING)
+                self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
             first = last
-        self.counts.advance(rows)
-        for (row, name), copy in self.staged.items():
-            if name != "g":
-                self.replace(row, name, copy)
-        del kept
 
     def _bind(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
         """Put addresses into the table; what is returned must live until the launch."""
@@ -111,66 +108,61 @@ class _Queue(Batch):
         now += [x.slots for x in self.tensors]
         if not (len(now) == len(self.held) and all(map(operator.is_, now, self.held))):
             self.held, self.staged = now, {}
-            for name in self.names:
-                for row in range(len(self.tensors)) if name != "g" else ():
+            for name in ("p", *self.plan.slots):
+                for row in range(len(self.tensors)):
                     x = self.stored(row, name)
                     if not x.flags.c_contiguous:
                         x = self.staged[row, name] = cupy.empty(x.shape, x.dtype)
                     self.host[row, self.at[name]] = x.data.ptr
-        column, kept = self.at["g"], []
+        kept = []
         for row in rows.tolist():
             g: Any = grads[row]
             if not g.flags.c_contiguous:
                 g = cupy.ascontiguousarray(g)
                 kept.append(g)
-            self.host[row, column] = g.data.ptr
-        self._align()
+            self.host[row, self.at["g"]] = g.data.ptr
+        self.host[:, COLUMNS.index("ALIGNED")] = self._aligned()
         return kept
 
-    def _align(self) -> None:
-        """Note which tensors can be read in words of 16 bytes."""
-        loads = {name for p in self.plan.passes for name in (*p.loads, *p.stores)}
-        columns = [self.at[name] for name in self.names if name in loads]
-        fits = ((self.host[:, columns] % 32) == 0).all(axis=1)
-        if self.plan.element != "C":
-            fits &= self.host[:, GEOMETRY.index("C")] % 4 == 0
-        self.host[:, COLUMNS.index("ALIGNED")] = fits
+    def _aligned(self) -> Any:
+        """Which tensors can be read in words."""
+        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)}
+        aligned = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
+        whole_rows = self.plan.element == "C" or self.geo[:, GEOMETRY.index("C")] % 4 == 0
+        return aligned & whole_rows
 
     def _queue(self, rows: Ints) -> Any:
         """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""
         key = rows.tobytes()
         if key not in self.queues:
             made, ends = tickets(self.stages, self.pieces, rows, self._lag(rows))
-            queue = cupy.asarray(made.view(np.int32))
-            counters = cupy.zeros(len(ends) + len(self.tensors), np.uint32)
-            self.queues = {key: (cupy.asarray(rows.astype(np.int32)), queue, ends, counters)}
+            counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
+            self.queues = {
+                key: (cupy.asarray(rows.astype(np.int32)), cupy.asarray(made.view(np.int32)), ends, counters)
+            }
         return self.queues[key]
 
     def _lag(self, rows: Ints) -> int | None:
-        """See `tickets`: one launch, where most elements are of tensors that fit into the L2 cache."""
-        if len(self.plan.passes) < 2:
+        """See `tickets`: one launch, where most elements are of tensors that the L2 cache holds from pass to pass."""
+        passes = self.plan.passes
+        if len(passes) < 2:
             return 0
-        itemsize = self.work.dtype.itemsize
-        cache = cupy.cuda.Device().attributes["L2CacheSize"]
-        sizes = self.geo[rows, 0]
-        fit = sizes * itemsize * (len(self.plan.passes[1].loads)) <= cache
-        return _resident() if int(sizes[fit].sum()) * 2 >= int(sizes.sum()) else None
+        shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
+        sizes = self.geo[rows, GEOMETRY.index("SIZE")]
+        held = sizes * shared <= cupy.cuda.Device().attributes["L2CacheSize"]
+        return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
 
     def report(self, rows: Ints) -> dict[str, Report]:
         """See `Batch.report`."""
         values, scalars = self.values_there.copy(), self.scalars_there.copy()
-        out: dict[str, Report] = {self.tensors[i].name: {} for i in rows.tolist()}
-        for name, node in self.plan.reports.items():
-            for i in rows.tolist():
-                if node in self.where.tensor:
-                    x = values[i, self.where.tensor[node]]
-                else:
-                    x = float(node.data) if node.op == "const" else scalars[i, self.plan.scalars.index(node)]
-                out[self.tensors[i].name][name] = x
-        return out
 
+        def column(n: Any) -> Any:
+            if n in self.where.tensor:
+                return values[:, self.where.tensor[n]]
+            return [float(n.data)] * len(self.tensors) if n.op == "const" else scalars[:, self.plan.scalars.index(n)]
 
-STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")])
+        columns = {name: column(node) for name, node in self.plan.reports.items()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.tolist()}
 
 
 def _resident() -> int:
@@ -182,8 +174,9 @@ class CuPy(Fused):
     """Generated kernels over all tensors at once; results do not depend on the grid."""
 
     name = "cupy"
-    batch = _Queue
+    batch = _Table
     options: tuple[str, ...] = ()
+    """Further options of the compiler."""
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -24,8 +24,8 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     rows : array of int64
         The tensors to update.
     lag : int or None
-        None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's next pass follows after
-        so many tickets of other tensors, which is about as many as are being worked on at once.
+        None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's next pass follows
+        after so many tickets of other tensors, which is about as many as are being worked on at once.
 
     Returns
     -------
@@ -52,10 +52,9 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     back = depth[stage[each]] % 2 == 1  # every other pass runs backwards: it begins with what is in the cache
     queue["piece"] = np.where(back, n[each] - 1 - at, at)
     passes = np.array([s.kind == "pass" for s in made])
-    last = int(depth[-1]) if made[-1].kind != "pass" else int(depth[-1])
     if lag is None:
         order = np.lexsort((at, owner[each], stage[each]))
-        ends = np.cumsum(np.bincount(depth[stage[each]], minlength=last + 1))
+        ends = np.cumsum(np.bincount(depth[stage[each]], minlength=int(depth[-1]) + 1))
         return np.concatenate([small, queue[order]]), (ends + len(small)).tolist()
     own = counts[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
     begin = np.zeros(len(rows), np.int64)  # in tickets of the first pass, all tensors one after the other

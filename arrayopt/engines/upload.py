@@ -1,4 +1,4 @@
-"""Small tables that live in device memory and are refreshed from the host only where they have changed, without a wait."""
+"""Small tables in device memory, refreshed from the host only where they have changed, and without a wait."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ["Upload"]
 
 
 class Upload:
-    """An array in device memory with what the host last put there.
+    """An array in device memory, with what the host last put there.
 
     Attributes
     ----------
@@ -22,14 +22,29 @@ class Upload:
         self.known: Any = None
         self.rooms: list[tuple[Any, Any]] = []
 
+    def holds(self, values: Any) -> bool:
+        """Whether these values are there already."""
+        return self.known is not None and np.array_equal(self.known, values, equal_nan=values.dtype.kind == "f")
+
     def put(self, values: Any) -> None:
-        """Send values, if they are not those that are there already."""
-        if self.known is not None and np.array_equal(self.known, values):
+        """Send values, if they are not those that are there already.
+
+        Raises
+        ------
+        RuntimeError
+            While a stream is being captured: the values would be sent again with each replay.
+        """
+        if self.holds(values):
             return
-        self.known = np.array(values, self.array.dtype)
-        room, event = self._room()
-        room[...] = self.known
         stream = cupy.cuda.get_current_stream()
+        if stream.is_capturing():
+            raise RuntimeError(
+                "engine 'cupy': what a captured step needs must be in device memory before; make a step with the same"
+                " arrays first, and call Optimizer.advance outside of the capture"
+            )
+        room, event = self._room()
+        room[...] = values
+        self.known = room.copy()
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
@@ -40,10 +55,9 @@ class Upload:
 
     def _room(self) -> tuple[Any, Any]:
         """Pinned memory that no copy is still reading, with the event that tells."""
-        for i, (room, event) in enumerate(self.rooms):
+        for i, (_, event) in enumerate(self.rooms):
             if event.done:
-                del self.rooms[i]
-                return room, event
+                return self.rooms.pop(i)
         memory = cupy.cuda.alloc_pinned_memory(self.array.nbytes)
         room = np.frombuffer(memory, self.array.dtype, self.array.size).reshape(self.array.shape)
         return room, cupy.cuda.Event(disable_timing=True)

@@ -5,7 +5,7 @@ from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Stage
 
-__all__ = ["between", "hypers", "prepare"]
+__all__ = ["between", "hypers", "scalars"]
 
 
 def between(m: CudaText, j: int, stage: Stage) -> None:
@@ -127,21 +127,13 @@ def hypers(plan: Plan) -> list[str]:
     return [x for x in names if x not in ("t", "clip") and not x.startswith("count:")]
 
 
-def prepare(m: CudaText) -> None:
-    """The kernel before all others: counts go up, and the scalars of the step are computed, in double precision."""
+def scalars(m: CudaText) -> None:
+    """The scalars of a step, from hyper-parameters, the tensor's count and its extents."""
     m.type = "double"
-    names = hypers(m.plan)
-    m.put(0, f"constexpr int kHypers = {len(names)};", "")
-    m.put(0, "// For each of the tensors that a step updates: its count goes up, its scalars are computed, its counter begins anew.")
-    m.put(0, 'extern "C" __global__ void __launch_bounds__(kThreads)')
-    m.put(0, "prepare(const long long* table, const int* rows, int count, const double* hypers, long long* counts, double* scalars,")
-    m.put(0, "        unsigned* taken, int launches, unsigned* done, const double* scale, const int* skip) {")
-    m.put(1, "const int i = blockIdx.x * kThreads + threadIdx.x;", "if (i < launches) taken[i] = 0;")
-    m.put(1, "if (i >= count || (skip != nullptr && *skip != 0)) return;", "const int tensor = rows[i];")
-    m.put(1, "const long long* const t = table + (long long)tensor * kColumns;")
-    m.put(1, "const double* const hyper = hypers + t[IN_GROUP] * kHypers;", "done[tensor] = 0;")
-    m.put(1, "const double count_t = (double)++counts[tensor];", "(void)hyper, (void)scale, (void)count_t;")
-    given = {"t": "count_t", "clip": "*scale"} | {name: f"hyper[{i}]" for i, name in enumerate(names)}
+    m.put(0, "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,")
+    m.put(0, "                           double* scalar) {")
+    m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar;")
+    given = {"t": "count", "clip": "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
     known: dict[Node, str] = {}
     for n in reachable(m.plan.scalars):
         if n.op == "const":
@@ -154,6 +146,6 @@ def prepare(m: CudaText) -> None:
         else:
             text = m.expression(n, known)
         m.put(1, f"const {m.kind(n)} s{n.id} = {text};")
-    m.put(1, *(f"scalars[(long long)tensor * kScalars + {i}] = {known[n]};" for n, i in m.scalar.items()))
+    m.put(1, *(f"scalar[{i}] = {known[n]};" for n, i in m.scalar.items()))
     m.put(0, "}")
     m.type = "W"

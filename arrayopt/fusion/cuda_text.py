@@ -25,7 +25,14 @@ STORED = {
 }
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
-CALLS = {"minimum": "minimum", "maximum": "maximum", "sign": "sign", "abs": "magnitude", "copy": "", "isfinite": "finite"}
+CALLS = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "sign": "sign",
+    "abs": "magnitude",
+    "copy": "",
+    "isfinite": "finite",
+}
 CALLS |= {"real": "real_part", "imag": "imaginary_part", "conj": "conjugate", "abs2": "square_magnitude", "pow": "pow"}
 CALLS |= {name: name for name in ("sqrt", "exp", "expm1", "log", "log1p")}
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
@@ -66,12 +73,13 @@ class CudaText:
     def put(self, indent: int, *lines: str) -> None:
         self.lines += ["    " * indent + line if line else "" for line in lines]
 
-    def constants(self) -> None:
+    def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
         self.put(0, f"typedef {STORED[self.real]} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
-        values = {"kScalars": len(self.scalar), "kValues": len(self.where.tensor)}
-        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" else 2  # of a multiprocessor: the registers that a thread may have
+        values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.where.tensor)}
+        # resident on a multiprocessor, which leaves a thread 80 registers, or 128
+        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" else 2
         if self.plan.element == "C":
             values["kChunk"] = CHUNK
         else:

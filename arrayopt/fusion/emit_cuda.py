@@ -1,10 +1,11 @@
 """Emitting CUDA: a plan as the text of one source, which the headers in ``kernels/`` make whole.
 
 For each pass there is a `PassK`, which does what the pass does with some elements; for each loop between passes a
-`betweenK`; `piece` finds the stage, and `prepare` computes the scalars of a step. The kernels are `prepare` and `run`.
+`betweenK`; `piece` finds the stage, and `scalars_of` computes the scalars of a step. The kernels are `prepare` and
+`run`.
 """
 
-from arrayopt.fusion.cuda_between import between, prepare
+from arrayopt.fusion.cuda_between import between, hypers, scalars
 from arrayopt.fusion.cuda_text import CudaText, header
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Pass, Plan
@@ -13,7 +14,7 @@ from arrayopt.fusion.stages import stages
 __all__ = ["emit"]
 
 
-def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = "") -> str:
+def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".") -> str:
     """The text of a CUDA source that runs a plan.
 
     Parameters
@@ -23,13 +24,13 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     dtype, grad_dtype : str
         What parameters and gradients are stored in.
     about : str
-        What to say in the first lines.
+        What to say in the first line, and below it.
     """
     m = CudaText(plan, dtype, grad_dtype or dtype)
-    m.put(0, *(f"// {line}".rstrip() for line in about.splitlines()), "")
-    m.constants()
+    m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
+    m.constants(len(hypers(plan)))
     flat = plan.element == "C"
-    for name in ("storage", "arithmetic", "sums", "queue", *(("flat",) if flat else ("matrix", "between"))):
+    for name in ("storage", "arithmetic", "sums", "prepare", "queue", *(("flat",) if flat else ("matrix", "between"))):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     made = stages(plan)
@@ -39,13 +40,14 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         else:
             between(m, j, stage)
     _piece(m, flat)
-    prepare(m)
+    scalars(m)
     return "\n".join(m.lines) + "\n"
 
 
 def _used(m: CudaText, p: Pass) -> dict[str, list[Node]]:
     """Values of fewer axes that a pass's elements are computed from, by how often they change."""
-    element, out = m.plan.element, {kind: [] for kind in ("tensor", "batch", "row", "column")}
+    element = m.plan.element
+    out: dict[str, list[Node]] = {kind: [] for kind in ("tensor", "batch", "row", "column")}
     used = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(s.args[0] for s in p.sums)]
     for n in dict.fromkeys(used):
         if n.op == "const" or (n.axes == element and not n.on_host):

@@ -13,7 +13,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     rule : Rule
         The update rule.
     engine : str, default "numba"
-        Which engine's code: ``"numba"``.
+        Which engine's code: ``"numba"`` or ``"cupy"``.
     dtype : str, default "float32"
         What parameters and gradients are stored in.
     rank : int, default 2
@@ -22,8 +22,8 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     Returns
     -------
     str
-        A self-contained Python module. Its docstring holds the plan: the passes, what each loads, stores and reduces,
-        and the bytes per parameter.
+        A self-contained Python module, or CUDA C++ source. It begins with the plan: the passes, what each loads, stores
+        and reduces, and the bytes per parameter.
 
     Raises
     ------
@@ -39,12 +39,13 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     \"""Fused loops: SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0), float32, rank 2.
     """
     from arrayopt.arrays import WORKING
-    from arrayopt.fusion.emit_numba import emit
+    from arrayopt.fusion import emit_cuda, emit_numba
     from arrayopt.fusion.plan import plan_for
 
-    if engine != "numba":
-        raise ValueError(f"source: `engine` must be 'numba'; got {engine!r}")
+    emitters = {"numba": emit_numba.emit, "cupy": emit_cuda.emit}
+    if engine not in emitters:
+        raise ValueError(f"source: `engine` must be {' or '.join(map(repr, emitters))}; got {engine!r}")
     if dtype not in WORKING:
         raise ValueError(f"source: `dtype` must be one of {', '.join(WORKING)}; got {dtype!r}")
     plan = plan_for(rule, rank, WORKING[dtype])
-    return emit(plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")
+    return emitters[engine](plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")

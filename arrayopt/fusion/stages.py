@@ -1,7 +1,7 @@
 """A plan as stages: what is done of a tensor one after the other, each cut into pieces that can be done at once.
 
-A device works a step off as a queue of pieces; see ``kernels/queue.cuh``. Passes are stages, and so is each loop between
-them.
+A device works a step off as a queue of pieces; see ``kernels/queue.cuh``. Passes are stages, and so is each loop
+between them.
 """
 
 from dataclasses import dataclass
@@ -119,4 +119,3 @@ def pieces(made: list[Stage], geo: Ints) -> Ints:
             count = np.prod([extents[x] for x in stage.axes], axis=0)
             out[:, j] = -(-count // (SUMS if stage.kind == "sum" else OUTPUTS))
     return out
-
