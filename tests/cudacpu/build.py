@@ -1,0 +1,67 @@
+"""What g++ makes, kept in a folder of temporary files that several processes may use at once."""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+__all__ = ["HERE", "KernelError", "build", "run", "runtime"]
+
+HERE = Path(__file__).parent
+CACHE = Path(tempfile.gettempdir()) / f"arrayopt-cudacpu-{os.getuid()}"
+
+
+class KernelError(RuntimeError):
+    """A kernel that does not compile, or what is wrong with a launch."""
+
+
+def run(*command):
+    """The output of a command; KernelError with its complaints if it fails."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise KernelError(f"{command[0]} failed:\n{done.stderr[:4000]}")
+    return done.stdout
+
+
+@cache
+def _sources():
+    """The text of all headers and of the runtime: what is built depends on it."""
+    files = sorted([*HERE.glob("include/**/*.h"), *HERE.glob("runtime/*")])
+    return "".join(file.read_text() for file in files)
+
+
+def build(name, flags, texts, libraries=()):
+    """The path of a shared library of C++ texts (or files), compiled unless it has been already."""
+    key = hashlib.sha256("\0".join([_sources(), *map(str, [*flags, *texts, *libraries])]).encode()).hexdigest()[:20]
+    library = CACHE / f"{name}-{key}.so"
+    CACHE.mkdir(mode=0o700, exist_ok=True)
+    with open(library.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process compiles, the others wait for it
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+                objects = []
+                for number, text in enumerate(texts):
+                    source = text
+                    if isinstance(text, str):
+                        source = Path(folder) / f"{number}.cpp"
+                        source.write_text(text)
+                    objects.append(Path(folder) / f"{number}.o")
+                    run("g++", *flags, "-std=c++20", "-fPIC", "-I", HERE / "include", "-c", source, "-o", objects[-1])
+                made = Path(folder) / "made.so"
+                run("g++", "-shared", *objects, *libraries, "-o", made)
+                os.replace(made, library)
+    return library
+
+
+@cache
+def runtime():
+    """The runtime's library, loaded, with `path`."""
+    path = build("runtime", ["-O2", "-g1"], sorted(HERE.glob("runtime/*.cpp")))
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library.path = path
+    library.cudacpu_report.restype = ctypes.c_char_p
+    return library
