@@ -81,6 +81,9 @@ def _load(text, file, names, options, check):
             "--param=tsan-instrument-func-entry-exit=0",
             "--param=tsan-distinguish-volatile=1",
         ]
+    if check:
+        flags += ["-fsanitize=alignment"]  # a vector's load may be cut into parts, each of which is aligned
+        flags += ["-fno-optimize-sibling-calls"]  # so that a call returns to the line that it is in, for reports
     path = build("kernel", [*flags, *options], [_translation(text, file, names)], [runtime().path])
     return ctypes.CDLL(str(path)), path
 

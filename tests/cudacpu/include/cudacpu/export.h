@@ -9,7 +9,7 @@ template <class... A> struct cudacpu_call {
     template <void (*kernel)(A...)> __attribute__((no_sanitize("thread"), noinline)) static void run(void** arguments) {
         unpack<kernel>(arguments, std::index_sequence_for<A...>{});
     }
-    static int sizes(int* out) {
+    __attribute__((no_sanitize("thread"), noinline)) static int sizes(int* out) {
         const int sizes[] = {static_cast<int>(sizeof(A))..., 0};
         for (size_t i = 0; i < sizeof...(A); ++i) out[i] = sizes[i];
         return sizeof...(A);
