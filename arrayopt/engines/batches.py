@@ -10,6 +10,7 @@ from arrayopt.arrays import Array, dtype_name, size, store, working_name
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
+from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
 
@@ -32,13 +33,15 @@ class Batch(ABC):
     """
 
     chunk: ClassVar[int] = CHUNK
+    lanes_chunk: ClassVar[int] = 1024
 
-    def __init__(self, plan: Plan, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.members = plan, members
+    def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
+        self.plan, self.split, self.members = plan, split, members
         self.tensors = [bucket.tensors[i] for i in members]
         self.groups = np.array([bucket.group_of[i] for i in members])
-        self.where = layout(plan)
-        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element, self.chunk)
+        self.where = layout(plan) if split is None else split.where
+        chunk = self.chunk if split is None else self.lanes_chunk
+        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element, chunk)
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.counts = {n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith("count:")}
@@ -161,8 +164,9 @@ class Fused(ABC):
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if size(tensor.array) and (g is not None or common is not None):
                     plan = plan_for(bucket.rule, tensor.array.ndim, working_name(tensor.array), clip=clip, stats=stats)
+                    split = lanes(plan) if suits(tensor.array.shape) else None
                     grad = str(common) if common is not None else dtype_name(g)
-                    found.setdefault((plan, dtype_name(tensor.array), grad), []).append(i)
+                    found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
             bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
         made: list[Batch] = bucket.kept[key]
         return made

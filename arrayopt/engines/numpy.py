@@ -12,6 +12,7 @@ from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import HOST, Node
+from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import program
@@ -49,8 +50,8 @@ class _Blocks(Batch):
 
     chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
-        super().__init__(plan, bucket, members)
+    def __init__(self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
+        super().__init__(plan, None, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         same = {"p"} if dtype == WORKING[dtype] else set()
         self.programs = [program(plan, k, frozenset(same | set(plan.slots))) for k in range(len(plan.passes))]
