@@ -33,7 +33,7 @@ class Batch(ABC):
     """
 
     chunk: ClassVar[int] = CHUNK
-    lanes_chunk: ClassVar[int] = 1024
+    lanes_chunk: ClassVar[int] = 4096
 
     def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
         self.plan, self.split, self.members = plan, split, members

@@ -24,26 +24,36 @@ COPIES = """
 @inner
 def take_{kind}(source, planes, count):
     lanes = planes.size // count
-    for j in range(count):
-        x, y = source[j::count], planes[j * lanes : (j + 1) * lanes]
-        for i in range(lanes):
-            y[i] = {load}
+    block = max(16, {block} // count)
+    for first in range(0, lanes, block):
+        n = min(block, lanes - first)
+        for j in range(count):
+            x, y = source[first * count + j :], planes[j * lanes + first : j * lanes + first + n]
+            for i in range(n):
+                y[i] = {load}
 
 
 @inner
 def give_{kind}(target, planes, count):
     lanes = planes.size // count
-    for j in range(count):
-        x, y = target[j::count], planes[j * lanes : (j + 1) * lanes]
-        for i in range(lanes):
-            x[i] = {store}
+    block = max(16, {block} // count)
+    for first in range(0, lanes, block):
+        n = min(block, lanes - first)
+        for j in range(count):
+            x, y = target[first * count + j :], planes[j * lanes + first : j * lanes + first + n]
+            for i in range(n):
+                x[i * count] = {store}
 """
+
+BLOCK = 4096
+"""So many elements are copied at a time: they stay in the first cache while each plane in turn takes its own."""
 
 
 def emit_lanes(m: Text, split: Lanes) -> int:
     """Emit all segments, and what is computed between them; how many segments there are."""
     for kind in dict.fromkeys(m.storage.values()):
-        m.put(0, *COPIES.format(kind=kind, load=m.load(kind, "x[i]"), store=m.store(kind, "y[i]")).splitlines())
+        load, store = m.load(kind, "x[i * count]"), m.store(kind, "y[i]")
+        m.put(0, *COPIES.format(kind=kind, load=load, store=store, block=BLOCK).splitlines())
     sums: list[Node] = []
     needs = []
     for k, s in enumerate(split.segments):
