@@ -10,7 +10,7 @@ from arrayopt.arrays import Array, dtype_name, size, store, working_name
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
-from arrayopt.fusion.lanes import Lanes, lanes, suits
+from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
 
@@ -33,15 +33,18 @@ class Batch(ABC):
     """
 
     chunk: ClassVar[int] = CHUNK
-    lanes_chunk: ClassVar[int] = 4096
+    lane_room: ClassVar[int] = 1 << 16
 
     def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
         self.plan, self.split, self.members = plan, split, members
         self.tensors = [bucket.tensors[i] for i in members]
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(plan) if split is None else split.where
-        chunk = self.chunk if split is None else self.lanes_chunk
-        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element, chunk)
+        shapes = [tuple(x.array.shape) for x in self.tensors]
+        if split is None:
+            self.geo = geometry(shapes, plan.element, self.chunk)
+        else:
+            self.geo = lane_geometry(shapes, plan.element, self.lane_room)
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.counts = {n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith("count:")}

@@ -10,12 +10,15 @@ matrices, and as long for kernels of 1 × 1 as for any.
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, Node, reachable
-from arrayopt.fusion.layout import Layout, layout
+from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.plan import Pass, Plan
 
-__all__ = ["LANES", "Lanes", "Segment", "lanes", "suits"]
+__all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
 
 LANES = 256
 """Matrices of up to so many elements are laid side by side."""
@@ -71,6 +74,16 @@ class Lanes:
 def suits(shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a batch of matrices so small that they are better laid side by side."""
     return len(shape) > 2 and shape[-2] * shape[-1] <= LANES
+
+
+def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """A row of `GEOMETRY` for each shape, with units of matrices that take about `room` values with rows and columns."""
+    rows = geometry(shapes, element, LANES)
+    col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
+    batches, r, c = col["A"] * col["B"], col["R"], col["C"]
+    group = np.minimum(np.maximum(64, room // (r * c + 4 * (r + c)) // 16 * 16), np.maximum(batches, 1))
+    rows[:, GEOMETRY.index("G")], rows[:, GEOMETRY.index("UNITS")] = group, -(-batches // group)
+    return rows
 
 
 @cache
