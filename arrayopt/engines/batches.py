@@ -38,6 +38,7 @@ class Batch(ABC):
     def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
         self.plan, self.split, self.members = plan, split, members
         self.tensors = [bucket.tensors[i] for i in members]
+        self.updates, self.places = bucket.counts, np.array(members)
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(plan) if split is None else split.where
         shapes = [tuple(x.array.shape) for x in self.tensors]
@@ -51,7 +52,7 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        t = np.fromiter((x.t for x in self.tensors), np.float64, len(self.tensors)) + 1.0
+        t = self.updates[self.places] + 1.0
         given: dict[str, Any] = {"t": t, "clip": clip}
         for name, first in hypers[0].items():
             if first is not None:
@@ -67,8 +68,7 @@ class Batch(ABC):
     def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """Update some of the tensors."""
         self.run(rows, grads, threads)
-        for row in rows.tolist():
-            self.tensors[row].t += 1
+        self.updates[self.places[rows]] += 1
 
     @abstractmethod
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
@@ -137,10 +137,12 @@ class Fused(ABC):
     ) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
         threads, work = thread_count(), []
-        empty = bucket.kept.setdefault("empty", [i for i, x in enumerate(bucket.tensors) if 0 in x.array.shape])
+        if "empty" not in bucket.kept:
+            bucket.kept["empty"] = [i for i, x in enumerate(bucket.tensors) if 0 in x.array.shape]
+        complete = type(None) not in set(map(type, grads))
         for batch in self._batches(bucket, grads, clip is not None, stats):
             given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
-            rows = np.flatnonzero([g is not None for g in given])
+            rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
             if len(rows):
                 batch.evaluate(hypers, None if clip is None else float(clip))
                 work.append((batch, rows, given))
@@ -151,7 +153,7 @@ class Fused(ABC):
                 batch.step(rows, given, threads)
                 if stats:
                     reports |= batch.report(rows)
-            for i in empty:
+            for i in bucket.kept["empty"]:
                 bucket.tensors[i].t += grads[i] is not None
             return reports
 

@@ -22,14 +22,14 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["Numba"]
 
-PACKED = 4096
-"""Gradients of up to so many elements are copied together first: cheaper than asking each for its address."""
-
 SHARED = 1 << 18
 """So many elements a thread are worth a meeting of all threads; tensors of fewer are one thread's."""
 
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
+
+
+_ARRAY, _SLOTS = operator.attrgetter("array"), operator.attrgetter("slots")
 
 
 class _Table(Batch):
@@ -56,8 +56,6 @@ class _Table(Batch):
         if split is not None:
             column = dict(zip(GEOMETRY, self.geo.T, strict=True))
             self.own += column["G"] * self.module.planes(column["R"], column["C"])
-        self.few = self.geo[:, 0] <= PACKED
-        self.packed = np.empty(0)
         self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
         count = len(plan.passes if split is None else split.segments)
@@ -76,8 +74,8 @@ class _Table(Batch):
 
     def _compile(self) -> None:
         """Have everything compiled, or read from disk, before anything is written."""
-        rest = (self.table, self.scalars, self.values, *self._rooms(np.zeros(0, np.int64), 1))
-        self.module.run(np.zeros(0, np.int64), 0, 0, 0, 1, *rest)
+        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
+        self.module.run(np.zeros(0, np.int64), 0, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
 
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any one of these tensors, and for partial sums."""
@@ -100,8 +98,7 @@ class _Table(Batch):
 
     def _bind(self) -> None:
         """Put the addresses of parameters and slots into the table, where they are other arrays than last time."""
-        now: list[Any] = [x.array for x in self.tensors]
-        now += [x.slots for x in self.tensors]
+        now: list[Any] = [*map(_ARRAY, self.tensors), *map(_SLOTS, self.tensors)]
         if len(now) == len(self.held) and all(map(operator.is_, now, self.held)):
             return
         self.held, self.staged = now, []
@@ -115,21 +112,13 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, small = self.at["g"], rows[self.few[rows]]
-        if len(small):
-            little: list[Any] = [grads[i] for i in small.tolist()]
-            sizes = self.table[small, 0]
-            ends = np.cumsum(sizes)
-            if self.packed.size < ends[-1]:
-                self.packed = np.empty(ends[-1], little[0].dtype)
-            np.concatenate(little, axis=None, out=self.packed[: ends[-1]])
-            self.table[small, column] = self.packed.ctypes.data + (ends - sizes) * self.packed.itemsize
-        kept = []
-        for row in rows[~self.few[rows]].tolist():
-            g = np.ascontiguousarray(grads[row])
-            kept.append(g)
-            self.table[row, column] = g.ctypes.data
-        return kept
+        column, given = self.at["g"], list(map(grads.__getitem__, rows.tolist()))
+        self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
+        self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+        for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
+            given[i] = np.require(given[i], requirements=["C", "A"])
+            self.table[rows[i], column] = given[i].ctypes.data
+        return given
 
     def _share(self, rows: Ints, threads: int) -> tuple[Ints, list[Ints], list[Any]]:
         """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""

@@ -168,7 +168,8 @@ def _entry(m: Text, count: int) -> None:
     rest = "table, scalars, values, work, part"
     m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
     m.put(2, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
-    m.put(2, "for stage in range(first, last):")
+    m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
+    m.put(2, "for stage in range(max(0, first), last):")
     for k in range(count + 1):
         m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
         if k < count:

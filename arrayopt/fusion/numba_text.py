@@ -13,7 +13,8 @@ HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
 `scalars`, a row of float64 per tensor; `values`, what prologues leave for passes, per tensor; `work` and `part`,
-values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin.
+values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin. Stage -1
+puts the address of a gradient's elements in the place of that of the NumPy array.
 """
 import math
 
@@ -35,6 +36,13 @@ def pointer(typingctx, address):
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
     return types.voidptr(types.int64), codegen
+
+
+@inner
+def look(array):
+    """Where the elements of the NumPy array at an address lie; 0 if they are not one after the other, or not aligned."""
+    head = nb.carray(pointer(array), (9,), np.int64)  # count, type, data, ndim, shape, strides, base, dtype, flags
+    return head[2] if head[8] & 0x101 == 0x101 else 0
 
 
 @inner
