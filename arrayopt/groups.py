@@ -21,24 +21,31 @@ Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, 
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One parameter with its state: its name, array, number of updates so far, and slots.
+    """One parameter with its state: its name, array, slots, and number of updates so far.
 
-    `form` is dtype and shape where the array is a plain NumPy array.
+    `form` is dtype and shape where the array is a plain NumPy array. The number of updates is ``counts[place]``, so that
+    those of many tensors can lie in one array.
     """
 
     name: str
     array: Array
-    t: int = 0
     slots: dict[str, Array] = field(default_factory=dict)
     form: tuple[Any, tuple[int, ...]] | None = field(init=False)
+    counts: "np.ndarray[Any, np.dtype[np.int64]]" = field(default_factory=lambda: np.zeros(1, np.int64))
+    place: int = 0
 
     def __post_init__(self) -> None:
         plain = type(self.array) is np.ndarray
         self.form = (self.array.dtype, self.array.shape) if plain else None
 
-    def takes(self, g: Any) -> bool:
-        """Whether a gradient is right at first sight, as with NumPy it mostly is."""
-        return g is None or (type(g) is np.ndarray and self.form == (g.dtype, g.shape))
+    @property
+    def t(self) -> int:
+        """The number of updates so far."""
+        return int(self.counts[self.place])
+
+    @t.setter
+    def t(self, value: int) -> None:
+        self.counts[self.place] = value
 
 
 class Group:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import Array, dtype_name, is_array, place, size, writable
 from arrayopt.clipping import clip_factor, global_norm
 from arrayopt.engines import Bucket, explain_bucket, select
@@ -18,7 +20,8 @@ from arrayopt.trees import flatten, rebuild
 
 __all__ = ["Optimizer"]
 
-_ARRAY = operator.attrgetter("array")
+_ARRAY, _NAME, _FORM = map(operator.attrgetter, ("array", "name", "form"))
+_LOOK = operator.attrgetter("dtype", "shape")
 
 
 class Optimizer:
@@ -180,7 +183,7 @@ class Optimizer:
         for bucket in self._buckets():
             hypers = [group.rule.at(self.step_count) for group in bucket.groups]
             engine, _ = select(self._engine, bucket)
-            given = [matched[i] for i in bucket.places]
+            given = list(map(matched.__getitem__, bucket.places))
             launches.append(engine.prepare(bucket, given, hypers, clip=clip, stats=self._stats.enabled))
         reports: dict[str, dict[str, Array]] = {}
         for launch in launches:
@@ -198,9 +201,14 @@ class Optimizer:
     def _match(self, grads: Any) -> list[Array | None]:
         """The tensors' gradients, checked."""
         if type(grads) is dict and len(grads) == len(self._tensors):  # at first sight; what is not right is looked at
-            given = [grads.get(tensor.name, self) for tensor in self._tensors]
-            if all(map(Tensor.takes, self._tensors, given)):
+            names, forms = list(map(_NAME, self._tensors)), map(_FORM, self._tensors)
+            given = list(map(grads.get, names))
+            kinds = set(map(type, given))
+            if kinds == {np.ndarray} and all(map(operator.eq, map(_LOOK, given), forms)):
                 return given
+            if type(None) in kinds and kinds <= {np.ndarray, type(None)} and all(map(grads.__contains__, names)):
+                if all(g is None or _LOOK(g) == form for g, form in zip(given, forms, strict=True)):
+                    return given
         named = [(tensor.name, tensor.array) for tensor in self._tensors]
         return list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from arrayopt.arrays import Array
 from arrayopt.groups import Group, Tensor
 from arrayopt.rules.base import Rule
@@ -37,6 +39,16 @@ class Bucket:
     group_of: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     kept: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """The tensors' numbers of updates, in one array that they all look into."""
+        if "counts" not in self.kept:
+            self.kept["counts"] = counts = np.array([tensor.t for tensor in self.tensors], np.int64)
+            for i, tensor in enumerate(self.tensors):
+                tensor.counts, tensor.place = counts, i
+        made: np.ndarray[Any, np.dtype[np.int64]] = self.kept["counts"]
+        return made
 
     @property
     def rule(self) -> Rule:

@@ -10,6 +10,7 @@ from arrayopt.arrays import Array, dtype_name, size, store, working_name
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
+from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
 
@@ -32,20 +33,26 @@ class Batch(ABC):
     """
 
     chunk: ClassVar[int] = CHUNK
+    lane_room: ClassVar[int] = 1 << 16
 
-    def __init__(self, plan: Plan, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.members = plan, members
+    def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
+        self.plan, self.split, self.members = plan, split, members
         self.tensors = [bucket.tensors[i] for i in members]
+        self.updates, self.places = bucket.counts, np.array(members)
         self.groups = np.array([bucket.group_of[i] for i in members])
-        self.where = layout(plan)
-        self.geo = geometry([tuple(x.array.shape) for x in self.tensors], plan.element, self.chunk)
+        self.where = layout(plan) if split is None else split.where
+        shapes = [tuple(x.array.shape) for x in self.tensors]
+        if split is None:
+            self.geo = geometry(shapes, plan.element, self.chunk)
+        else:
+            self.geo = lane_geometry(shapes, plan.element, self.lane_room)
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.counts = {n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith("count:")}
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        t = np.fromiter((x.t for x in self.tensors), np.float64, len(self.tensors)) + 1.0
+        t = self.updates[self.places] + 1.0
         given: dict[str, Any] = {"t": t, "clip": clip}
         for name, first in hypers[0].items():
             if first is not None:
@@ -61,8 +68,7 @@ class Batch(ABC):
     def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """Update some of the tensors."""
         self.run(rows, grads, threads)
-        for row in rows.tolist():
-            self.tensors[row].t += 1
+        self.updates[self.places[rows]] += 1
 
     @abstractmethod
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
@@ -131,10 +137,12 @@ class Fused(ABC):
     ) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
         threads, work = thread_count(), []
-        empty = bucket.kept.setdefault("empty", [i for i, x in enumerate(bucket.tensors) if 0 in x.array.shape])
+        if "empty" not in bucket.kept:
+            bucket.kept["empty"] = [i for i, x in enumerate(bucket.tensors) if 0 in x.array.shape]
+        complete = type(None) not in set(map(type, grads))
         for batch in self._batches(bucket, grads, clip is not None, stats):
             given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
-            rows = np.flatnonzero([g is not None for g in given])
+            rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
             if len(rows):
                 batch.evaluate(hypers, None if clip is None else float(clip))
                 work.append((batch, rows, given))
@@ -145,7 +153,7 @@ class Fused(ABC):
                 batch.step(rows, given, threads)
                 if stats:
                     reports |= batch.report(rows)
-            for i in empty:
+            for i in bucket.kept["empty"]:
                 bucket.tensors[i].t += grads[i] is not None
             return reports
 
@@ -161,8 +169,9 @@ class Fused(ABC):
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if size(tensor.array) and (g is not None or common is not None):
                     plan = plan_for(bucket.rule, tensor.array.ndim, working_name(tensor.array), clip=clip, stats=stats)
+                    split = lanes(plan) if suits(tensor.array.shape) else None
                     grad = str(common) if common is not None else dtype_name(g)
-                    found.setdefault((plan, dtype_name(tensor.array), grad), []).append(i)
+                    found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
             bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
         made: list[Batch] = bucket.kept[key]
         return made

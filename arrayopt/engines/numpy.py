@@ -1,5 +1,6 @@
 """The NumPy engine: a plan, operation by operation, over blocks that stay in cache, into a few reused buffers."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -8,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.engines import numpy_lanes
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import HOST, Node
+from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import program
@@ -48,11 +51,14 @@ class _Blocks(Batch):
     """Tensors that are worked through block by block."""
 
     chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
+    lane_room = 1 << 16
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
-        super().__init__(plan, bucket, members)
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        same = {"p"} if dtype == WORKING[dtype] else set()
+        same = {"p"} if dtype == WORKING[dtype] or split is not None else set()
         self.programs = [program(plan, k, frozenset(same | set(plan.slots))) for k in range(len(plan.passes))]
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
@@ -89,13 +95,53 @@ class _Blocks(Batch):
 
     def _tensor(self, row: int, grad: Array, threads: int) -> None:
         """All passes over one tensor."""
-        a, b, r, c = (int(x) for x in self.geo[row, 1:5])
         names = {"p": None} | dict.fromkeys(self.plan.slots)
         arrays = {name: self.stored(row, name) for name in names}
         copies = {name: np.array(x, order="C") for name, x in arrays.items() if not plain(x)}
         arrays |= copies | {"g": np.ascontiguousarray(grad)}
-        extents = {"A": a, "B": b, "R": r, "C": c}
         known: dict[Node, Any] = {n: _scalar(n, self.scalars[row, i]) for i, n in enumerate(self.plan.scalars)}
+        if self.split is None:
+            self._passes(row, arrays, known, threads)
+        else:
+            self._segments(row, self.split, arrays, known, threads)
+        for n, i in self.where.tensor.items():
+            self.values[row, i] = known[n]
+        for name, copy in copies.items():
+            self.replace(row, name, copy.reshape(self.stored(row, name).shape))
+
+    def _segments(
+        self, row: int, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any], threads: int
+    ) -> None:
+        """A tensor of small matrices side by side."""
+        geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
+        extents = geo["A"] * geo["B"], geo["R"], geo["C"], geo["G"]
+        tensor = numpy_lanes.Tensor(self.plan, split, arrays, known, extents, self.real)
+        sums: list[Node] = []
+
+        def pass_(k: int, planes: dict[str, Any], env: dict[Node, Any]) -> dict[Node, Any]:
+            shape = next(iter(planes.values())).shape
+            buffers = _buffers(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
+            return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
+
+        for s in split.segments:
+            tensor.before(s.before, sums)
+            sums = tensor.open(s)
+
+            def some(lo: int, hi: int, s: Segment = s) -> None:
+                for u in range(lo, hi):
+                    tensor.unit(s, u, pass_)
+
+            n = tensor.units
+            run([partial(some, n * i // threads, n * (i + 1) // threads) for i in range(threads)])
+        tensor.before(split.after, sums)
+        for name, n in self.plan.small.items():
+            if not self.plan.slots[name]:
+                arrays[name][...] = _lookup(n, known, arrays)
+
+    def _passes(self, row: int, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
+        """A tensor pass by pass, in blocks."""
+        a, b, r, c = (int(x) for x in self.geo[row, 1:5])
+        extents = {"A": a, "B": b, "R": r, "C": c}
         elements = {name: x.reshape(a * b, r, c) for name, x in arrays.items() if self._is_element(name)}
         for name, axes in self.plan.slots.items():
             if not self._is_element(name):
@@ -108,10 +154,6 @@ class _Blocks(Batch):
                 self._pass(k, row, elements, known, arrays, threads)
         for name, n in self.plan.small.items():
             arrays[name][...] = _lookup(n, known, arrays)
-        for n, i in self.where.tensor.items():
-            self.values[row, i] = known[n]
-        for name, copy in copies.items():
-            self.replace(row, name, copy.reshape(self.stored(row, name).shape))
 
     def _is_element(self, name: str) -> bool:
         """Whether a stored array has a value for each element."""

@@ -6,6 +6,9 @@ prologue k, stage 2k + 1 one thread's share of pass k.
 """
 
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import layout
+from arrayopt.fusion.numba_lanes import emit_lanes
 from arrayopt.fusion.numba_prologue import between
 from arrayopt.fusion.numba_text import HALF, HEADER, Text
 from arrayopt.fusion.plan import Pass, Plan
@@ -13,7 +16,15 @@ from arrayopt.fusion.plan import Pass, Plan
 __all__ = ["emit"]
 
 
-def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".", cache: bool = True) -> str:
+def emit(
+    plan: Plan,
+    dtype: str,
+    grad_dtype: str | None = None,
+    *,
+    split: Lanes | None = None,
+    about: str = ".",
+    cache: bool = True,
+) -> str:
     """The text of a module that runs a plan.
 
     Parameters
@@ -22,22 +33,28 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         The plan.
     dtype, grad_dtype : str
         What parameters and gradients are stored in.
+    split : Lanes, optional
+        The plan in segments, for matrices that are laid side by side.
     about : str
         What to say in the first line.
     cache : bool
         Whether Numba is to keep the compiled code on disk.
     """
-    m = Text(plan, dtype, grad_dtype or dtype)
+    m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *HEADER.format(about=about, real=m.real, cache=cache).splitlines())
     if {"float16", "bfloat16"} & set(m.storage.values()):
         m.put(0, *HALF.splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
-    for k, p in enumerate(plan.passes):
-        _loop(m, k, p)
-        _units(m, k, p)
-    for k in range(len(plan.prologues)):
-        between(m, k)
-    _entry(m)
+    if split:
+        count = emit_lanes(m, split)
+    else:
+        count = len(plan.passes)
+        for k, p in enumerate(plan.passes):
+            _loop(m, k, p)
+            _units(m, k, p)
+        for k, part in enumerate(plan.prologues):
+            between(m, k, plan.passes[k - 1].sums if k else (), part, plan.small if k == count else {})
+    _entry(m, count)
     return "\n".join(m.lines) + "\n"
 
 
@@ -61,8 +78,8 @@ def _split(m: Text, p: Pass) -> dict[str, list[Node]]:
 
 
 def _scalar_names(m: Text, small: dict[str, list[Node]]) -> list[str]:
-    """What a loop takes that does not vary in it; a truth value by the name of the float that it lies as."""
-    return [m.name(n).strip("()").split(" ")[0] for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
+    """What a loop takes that does not vary in it."""
+    return [m.bare(n) for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
 
 
 def _loop(m: Text, k: int, p: Pass) -> None:
@@ -77,10 +94,10 @@ def _loop(m: Text, k: int, p: Pass) -> None:
     m.put(0, "", "", "@inner", f"def pass_{k}({', '.join(args)}):")
     m.put(1, *(f"s{s.id} = W(0.0)" for s in scalar_sums), f"for i in range(at_{arrays[0]}.size):")
     for name, node in p.loads.items():
-        m.put(2, f"{m.name(node)} = {m.load(name, 'i')}")
+        m.put(2, f"{m.name(node)} = {m.load(m.storage[name], f'at_{name}[i]')}")
     m.put(2, *(f"{m.name(n)} = {m.typed(n, f'v{n.id}[i]')}" for n in small["column"]))
     m.put(2, *(f"{m.name(n)} = {m.expression(n)}" for n in p.nodes))
-    m.put(2, *(f"at_{name}[i] = {m.store(name, m.name(n))}" for name, n in p.stores.items()))
+    m.put(2, *(f"at_{name}[i] = {m.store(m.storage[name], m.name(n))}" for name, n in p.stores.items()))
     m.put(2, *(f"s{s.id} += {m.name(s.args[0])}" for s in scalar_sums))
     m.put(2, *(f"s{s.id}[i] += {m.name(s.args[0])}" for s in column_sums))
     m.put(1, f"return ({''.join(f's{s.id}, ' for s in scalar_sums)})" if scalar_sums else "return")
@@ -91,7 +108,7 @@ def _units(m: Text, k: int, p: Pass) -> None:
     small, element = _split(m, p), m.plan.element
     arrays = list(dict.fromkeys([*p.loads, *p.stores]))
     kinds = m.where.partials
-    m.put(0, "", "", "@inner", f"def units_{k}(row, lo, hi, table, scalars, values, work, part):")
+    m.put(0, "", "", "@inner", f"def units_{k}(row, lo, hi, thread, table, scalars, values, work, part):")
     m.put(
         1,
         "size = table[row, IN_SIZE]",
@@ -146,13 +163,14 @@ def _units(m: Text, k: int, p: Pass) -> None:
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
 
 
-def _entry(m: Text) -> None:
+def _entry(m: Text, count: int) -> None:
     """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
     rest = "table, scalars, values, work, part"
     m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
     m.put(2, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
-    m.put(2, "for stage in range(first, last):")
-    for k in range(len(m.plan.prologues)):
+    m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
+    m.put(2, "for stage in range(max(0, first), last):")
+    for k in range(count + 1):
         m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
-        if k < len(m.plan.passes):
-            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, {rest})")
+        if k < count:
+            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, thread, {rest})")

@@ -1,5 +1,7 @@
 """Emitting Numba: the prologues, which combine sums and compute what varies over fewer axes than the elements."""
 
+from collections.abc import Sequence
+
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import loops
 from arrayopt.fusion.numba_text import INDEX, Text
@@ -7,34 +9,27 @@ from arrayopt.fusion.numba_text import INDEX, Text
 __all__ = ["between"]
 
 
-def between(m: Text, k: int) -> None:
-    """Prologue k: the sums of the pass before are combined, and what follows from them over fewer axes is computed."""
-    plan = m.plan
+def between(m: Text, k: int, sums: Sequence[Node], part: tuple[Node, ...], small: dict[str, Node]) -> None:
+    """Prologue k: sums of a pass before it are combined, then values over fewer axes computed and slots written."""
     m.put(0, "", "", "@inner", f"def between_{k}(row, table, scalars, values, work, part):")
     m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
     m.put(1, "NR, NC = table[row, IN_NR], table[row, IN_NC]")
-    last = k == len(plan.prologues) - 1
-    part = plan.prologues[k]
-    reads = [a for n in part for a in n.args] + (list(plan.small.values()) if last else [])
-    names = {n.data: n.axes for n in reads if n.op == "input"}
-    names |= {name: plan.slots[name] for name in plan.small} if last else {}
+    reads = dict.fromkeys([*(a for n in part for a in n.args), *small.values()])
+    names = {n.data: n.axes for n in reads if n.op == "input"} | {name: m.plan.slots[name] for name in small}
     for name, axes in names.items():
         m.array(1, name, " * ".join(axes) or "1")
-    for n in dict.fromkeys([*(a for x in part for a in x.args), *plan.small.values()]):
+    for n in reads:
         if n.on_host and n.op != "const":
             m.put(1, f"h{m.scalar[n]} = scalars[row, {m.scalar[n]}]")
-    if k:
-        for s in plan.passes[k - 1].sums:
-            _combine(m, s)
+    for s in sums:
+        _combine(m, s)
     for group in loops(part):
         (_sum if group[0].op == "sum" else _small_loop)(m, group)
-    if last:
-        for name, n in plan.small.items():
-            if not (n.op == "input" and n.data == name):
-                axes = plan.slots[name]
-                at, depth = m.index(axes), _loops(m, axes)
-                value = m.value(n)
-                m.put(depth, f"at_{name}[{at}] = {value}")
+    for name, n in small.items():
+        if not (n.op == "input" and n.data == name):
+            axes = m.plan.slots[name]
+            at, depth = m.index(axes), _loops(m, axes)
+            m.put(depth, f"at_{name}[{at}] = {m.value(n)}")
     m.put(1, "return")
 
 

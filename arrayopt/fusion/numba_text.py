@@ -4,7 +4,7 @@ import math
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import GEOMETRY, layout
+from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["HALF", "HEADER", "INDEX", "Text"]
@@ -13,7 +13,8 @@ HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
 `scalars`, a row of float64 per tensor; `values`, what prologues leave for passes, per tensor; `work` and `part`,
-values over rows and columns, and partial sums.
+values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin. Stage -1
+puts the address of a gradient's elements in the place of that of the NumPy array.
 """
 import math
 
@@ -35,6 +36,13 @@ def pointer(typingctx, address):
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
     return types.voidptr(types.int64), codegen
+
+
+@inner
+def look(array):
+    """Where the elements of the NumPy array at an address lie; 0 if they are not one after the other, or not aligned."""
+    head = nb.carray(pointer(array), (9,), np.int64)  # count, type, data, ndim, shape, strides, base, dtype, flags
+    return head[2] if head[8] & 0x101 == 0x101 else 0
 
 
 @inner
@@ -118,8 +126,8 @@ INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 class Text:
     """The text of a module, being written."""
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
-        self.plan, self.where = plan, layout(plan)
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
+        self.plan, self.where = plan, where
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
         wide = {"float32": "complex64", "float64": "complex128"}[self.real]
@@ -127,7 +135,7 @@ class Text:
             self.storage[name] = wide if name in plan.complex_slots else self.real
         self.columns = [*(f"IN_{x}" for x in GEOMETRY), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
-        self.columns += [f"PART{i}" for i in range(len(self.where.partials))]
+        self.columns += [*(f"PART{i}" for i in range(len(self.where.partials))), "OWN"]
         self.scalar = {n: i for i, n in enumerate(plan.scalars)}
         self.vector = {n: i for i, n in enumerate(self.where.vectors)}
         self.partial = {n: i for i, n in enumerate(self.where.partials)}
@@ -145,6 +153,10 @@ class Text:
         if n.on_host:
             return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
         return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+
+    def bare(self, n: Node) -> str:
+        """By what name a loop takes a value; a truth value comes as the float that it lies as."""
+        return self.name(n).strip("()").split(" ")[0]
 
     def typed(self, n: Node, text: str, cast: str = "W") -> str:
         """What is read of a value that lies somewhere as a float, in the value's own type."""
@@ -178,18 +190,14 @@ class Text:
             out = f"({out}) * {x} + {INDEX[x]}" if out else INDEX[x]
         return out or "0"
 
-    def load(self, name: str, at: str) -> str:
-        """An element of a stored array, in the dtype of arithmetic."""
-        kind = self.storage[name]
+    def load(self, kind: str, stored: str) -> str:
+        """What is stored in a dtype, in the dtype of arithmetic."""
         if kind in ("float16", "bfloat16"):
-            return f"load_{kind}(at_{name}[{at}])"
-        if kind.startswith("complex") or kind == self.real:
-            return f"at_{name}[{at}]"
-        return f"W(at_{name}[{at}])"
+            return f"load_{kind}({stored})"
+        return stored if kind.startswith("complex") or kind == self.real else f"W({stored})"
 
-    def store(self, name: str, value: str) -> str:
-        """A value as it is stored."""
-        kind = self.storage[name]
+    def store(self, kind: str, value: str) -> str:
+        """A value as it is stored in a dtype."""
         return f"store_{kind}(W({value}))" if kind in ("float16", "bfloat16") else value
 
     def array(self, indent: int, name: str, size: str) -> None:

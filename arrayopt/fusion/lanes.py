@@ -1,0 +1,181 @@
+"""Batches of small matrices: which passes can follow each other over a few whole matrices at a time.
+
+The sums over rows and columns of a matrix are known as soon as that matrix has been seen, so passes that wait for no
+more than those run one after the other over matrices that stay in cache. Only sums over whole tensors end such a
+*segment*. What lies between the passes then needs room for a few matrices, and none for the tensor.
+
+Engines lay the matrices side by side, as lanes: element (r, c) of all of them, then the next. So loops are over
+matrices, and as long for kernels of 1 × 1 as for any.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from arrayopt.fusion.graph import ELEMENT, Node, reachable
+from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
+from arrayopt.fusion.plan import Pass, Plan
+
+__all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
+
+LANES = 256
+"""Matrices of up to so many elements are laid side by side."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Segment:
+    """Passes that follow each other over a few matrices.
+
+    Attributes
+    ----------
+    before : tuple of Node
+        Values per tensor, computed once for the tensor before the segment.
+    passes : tuple of int
+        The passes, in order.
+    small : tuple of tuple of Node
+        Values per row, column or matrix, computed before each pass, and after the last.
+    reads : dict of str to Node
+        Slots per row, column or matrix that are read, and the node that the value read is.
+    carried : tuple of Node
+        Sums of an earlier segment that are read.
+    writes : dict of str to Node
+        Slots per row, column or matrix that are written at the end.
+    """
+
+    before: tuple[Node, ...]
+    passes: tuple[int, ...]
+    small: tuple[tuple[Node, ...], ...]
+    reads: dict[str, Node]
+    carried: tuple[Node, ...]
+    writes: dict[str, Node]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lanes:
+    """A plan in segments.
+
+    Attributes
+    ----------
+    segments : tuple of Segment
+        The segments, in order.
+    after : tuple of Node
+        Values per tensor, computed once for the tensor at the end.
+    where : Layout
+        Where the values per tensor lie, the sums that are carried from segment to segment, and partial sums.
+    """
+
+    segments: tuple[Segment, ...]
+    after: tuple[Node, ...]
+    where: Layout
+
+
+def suits(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a batch of matrices so small that they are better laid side by side."""
+    return len(shape) > 2 and shape[-2] * shape[-1] <= LANES
+
+
+def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """A row of `GEOMETRY` for each shape, with units of matrices that take about `room` values with rows and columns."""
+    rows = geometry(shapes, element, LANES)
+    col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
+    batches, r, c = col["A"] * col["B"], col["R"], col["C"]
+    group = np.minimum(np.maximum(64, room // (r * c + 4 * (r + c)) // 16 * 16), np.maximum(batches, 1))
+    rows[:, GEOMETRY.index("G")], rows[:, GEOMETRY.index("UNITS")] = group, -(-batches // group)
+    return rows
+
+
+@cache
+def lanes(plan: Plan) -> Lanes | None:
+    """A plan in segments, or None where a value is of other axes than matrices, their rows and their columns."""
+    if not _local_throughout(plan):
+        return None
+    of = _segment_of_pass(plan)
+    made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
+    ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
+    writes = {name: n for name, n in plan.small.items() if n.axes and not (n.op == "input" and n.data == name)}
+    when = {name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()}
+    if any(t > of[-1] for t in when.values()):
+        return None
+
+    def local(t: int) -> list[Node]:
+        """Values per row, column or matrix that segment t needs, arguments first, the ends of the search with them."""
+        roots = [a for k in range(len(of)) if of[k] == t for a in _read(plan.passes[k]) if _is_local(a, plan)]
+        roots += [n for name, n in writes.items() if when[name] == t]
+        held = [n for name, n in writes.items() if when[name] < t]
+        return [n for n in reachable(roots, stop=[*ready, *held]) if _is_local(n, plan)]
+
+    while late := {
+        n.data: t for t in range(of[-1] + 1) for n in local(t) if n.op == "input" and when.get(n.data, t) < t
+    }:
+        when.update(late)
+    before = _per_tensor(plan, ready, of[-1] + 1)
+    segments = []
+    for t in range(of[-1] + 1):
+        passes = [k for k in range(len(of)) if of[k] == t]
+        held = {n: name for name, n in writes.items() if when[name] < t}
+        step: dict[Node, int] = {}
+        parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
+        reads, carried = {}, []
+        for n in local(t):
+            if n in held or n.op == "input":
+                reads[held.get(n, n.data)] = n
+            elif n in made_in:
+                step[n] = made_in[n] - passes[0] + 1
+                if of[made_in[n]] < t:
+                    step[n] = 0
+                    carried.append(n)
+            else:
+                step[n] = max((step.get(a, 0) for a in n.args), default=0)
+                parts[step[n]].append(n)
+        own = {name: n for name, n in writes.items() if when[name] == t}
+        segments.append(Segment(before[t], tuple(passes), tuple(map(tuple, parts)), reads, tuple(carried), own))
+    whole = layout(plan)
+    vectors = {n: n.axes for s in segments for n in s.carried}
+    partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
+    return Lanes(tuple(segments), before[-1], Layout(whole.tensor, vectors, partials))
+
+
+def _is_local(n: Node, plan: Plan) -> bool:
+    """Whether a value is one per matrix, or per row or column of matrices."""
+    return n.axes not in ("", plan.element) and not n.on_host
+
+
+def _local_throughout(plan: Plan) -> bool:
+    """Whether all values between the passes are per tensor or local, and none per tensor is made of local ones."""
+    if plan.element not in (ELEMENT[3], ELEMENT[4]) or plan.complex_slots:
+        return False
+    batch = plan.element[:-2]
+    known = {"", batch, f"{batch}R", f"{batch}C"}
+    small = [n for part in plan.prologues for n in part]
+    axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.sums), *(n.axes for n in small)}
+    mixed = any(n.axes == "" and any(_is_local(a, plan) for a in n.args) for n in small)
+    return axes <= {*known, plan.element} and not mixed and all(n.axes == plan.slots[x] for x, n in plan.small.items())
+
+
+def _read(p: Pass) -> list[Node]:
+    """What the elements of a pass are computed from, written from and summed from."""
+    return [*(a for n in p.nodes for a in n.args), *p.stores.values(), *(s.args[0] for s in p.sums)]
+
+
+def _segment_of_pass(plan: Plan) -> list[int]:
+    """The segment of each pass: a new one where a pass needs a sum over whole tensors that the segment makes."""
+    of: list[int] = []
+    made: dict[Node, int] = {}
+    for p in plan.passes:
+        t = of[-1] if of else 0
+        needed = reachable(_read(p), stop=[*p.loads.values(), *made])
+        of.append(t + any(made.get(n) == t and n.axes == "" for n in needed))
+        made |= dict.fromkeys(p.sums, of[-1])
+    return of
+
+
+def _per_tensor(plan: Plan, ready: dict[Node, int], count: int) -> list[tuple[Node, ...]]:
+    """Values per tensor in the order of the prologues, by the segment before which they can be computed."""
+    when = dict(ready)
+    parts: list[list[Node]] = [[] for _ in range(count + 1)]
+    for n in (n for part in plan.prologues for n in part if n.axes == ""):
+        when[n] = max((when.get(a, 0) for a in n.args), default=0)
+        parts[when[n]].append(n)
+    return [tuple(part) for part in parts]
