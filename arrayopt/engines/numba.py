@@ -37,7 +37,7 @@ class _Table(Batch):
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
         super().__init__(plan, bucket, members)
         self.module = module = load(lambda cache: emit(plan, dtype, grad_dtype, cache=cache))
-        names = ["p", "g", *plan.slots]
+        names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(GEOMETRY) + len(names) + lengths.shape[1]), np.int64)
@@ -52,6 +52,7 @@ class _Table(Batch):
         self.part = np.empty(rooms["part"])
         self.few = self.geo[:, 0] <= PACKED
         self.packed = np.empty(0)
+        self.scratch: dict[str, Any] = {}
         self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
         busy = [bool(part) or (k > 0 and bool(plan.passes[k - 1].sums)) for k, part in enumerate(plan.prologues)]
@@ -139,9 +140,23 @@ class _Table(Batch):
             self.shares = {key: (rows[big], [np.array(sorted(x), np.int64) for x in own])}
         return self.shares[key]
 
+    def _scratch(self, shared: Ints, own: list[Ints]) -> None:
+        """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
+        largest = max((int(self.geo[rows, 0].max(initial=0)) for rows in own), default=0)
+        need = max(len(own) * largest, int(self.geo[shared, 0].max(initial=0)))
+        for name, kind in self.plan.spilled.items():
+            if name not in self.scratch or self.scratch[name].size < need:
+                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
+                self.scratch[name] = np.empty(need, wide)
+            room = self.scratch[name]
+            self.table[shared, self.at[name]] = room.ctypes.data
+            for i, rows in enumerate(own):
+                self.table[rows, self.at[name]] = room.ctypes.data + i * largest * room.itemsize
+
     def _loop(self, rows: Ints, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
         shared, own = self._share(rows, threads)
+        self._scratch(shared, own)
         rest = (self.table, self.scalars, self.values, self.work, self.part)
         for row in shared:
             for stage in self.stages:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import REAL
-from arrayopt.fusion.graph import ELEMENT, Graph, Node
+from arrayopt.fusion.graph import ELEMENT, SCRATCH, Graph, Node
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.words import norm
 
@@ -321,6 +321,9 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     p, g = source("p", dims, dtype), source("g", dims, dtype)
     with _clear_errors(rule):
         fresh = rule.slots(NAMESPACE, p)
+    odd = [name for name in fresh if not name.isidentifier() or name in ("p", "g") or name.startswith(SCRATCH)]
+    if odd:
+        raise TraceError(f"a slot of an optimizer that is fused cannot be called {odd[0]!r}{WAY_OUT}")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
