@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, size, store, working_name
+from arrayopt.arrays import Array, dtype_name, size, store
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
@@ -111,6 +111,8 @@ class Fused(ABC):
     name: ClassVar[str]
     batch: ClassVar[type[Any]]
     """The kind of `Batch` that the engine runs."""
+    side_by_side: ClassVar[bool] = True
+    """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -168,8 +170,9 @@ class Fused(ABC):
             found: dict[Any, list[int]] = {}
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if size(tensor.array) and (g is not None or common is not None):
-                    plan = plan_for(bucket.rule, tensor.array.ndim, working_name(tensor.array), clip=clip, stats=stats)
-                    split = lanes(plan) if suits(tensor.array.shape) else None
+                    plan = plan_for(bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats)
+                    small = self.side_by_side and suits(tensor.array.shape) and not plan.spilled
+                    split = lanes(plan) if small else None
                     grad = str(common) if common is not None else dtype_name(g)
                     found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
             bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
@@ -180,5 +183,5 @@ class Fused(ABC):
 def _plans(bucket: Bucket, *, stats: bool) -> list[Plan]:
     """The plans that a bucket's tensors take."""
     ranks = sorted({x.array.ndim for x in bucket.tensors if size(x.array)})
-    working = working_name(bucket.tensors[0].array)
-    return list(dict.fromkeys(plan_for(bucket.rule, rank, working, stats=stats) for rank in ranks))
+    dtype = dtype_name(bucket.tensors[0].array)
+    return list(dict.fromkeys(plan_for(bucket.rule, rank, dtype, stats=stats) for rank in ranks))

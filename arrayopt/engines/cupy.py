@@ -16,6 +16,7 @@ from arrayopt.engines.upload import Upload
 from arrayopt.fusion.cuda_between import hypers as hypers_of
 from arrayopt.fusion.cuda_text import COLUMNS
 from arrayopt.fusion.emit_cuda import emit
+from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import pieces, stages, tiles
@@ -41,13 +42,15 @@ def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...]) 
 class _Table(Batch):
     """Tensors as a table in device memory, and the kernels that work through it."""
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
-        super().__init__(plan, bucket, members)
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
         tiles(self.geo, plan.element)
         self.stages = stages(plan)
         self.pieces = pieces(self.stages, self.geo)
         self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options)
-        self.names, self.hyper_names = ["p", "g", *plan.slots], hypers_of(plan)
+        self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
         lengths = self.where.lengths(plan, self.geo)
         n, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
@@ -56,6 +59,7 @@ class _Table(Batch):
         self.host[:, COLUMNS.index("GROUP")] = self.groups
         self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
         real = np.float64 if dtype in ("float64", "complex128") else np.float32
+        self.scratch = {name: self._scratch(name, np.dtype(real)) for name in plan.spilled}
         self.work = cupy.empty(max(1, int(lengths.sum())), real)
         self.scalars_there = cupy.empty((n, max(1, len(plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
@@ -70,6 +74,14 @@ class _Table(Batch):
         self.staged: dict[tuple[int, str], Any] = {}
         self.queues: dict[bytes, Any] = {}
 
+    def _scratch(self, name: str, real: Any) -> Any:
+        """Room for a spilled value of all tensors."""
+        wide = np.result_type(real, np.complex64) if self.plan.spilled[name] == "complex" else real
+        sizes = -(-self.geo[:, GEOMETRY.index("SIZE")] // 4) * 4
+        room = cupy.empty(int(sizes.sum()), wide)
+        self.host[:, self.at[name]] = room.data.ptr + (np.cumsum(sizes) - sizes) * wide.itemsize
+        return room
+
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Send this step's hyper-parameters; what follows from them is computed there."""
         self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
@@ -78,7 +90,7 @@ class _Table(Batch):
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""
         kept = self._bind(rows, grads)
-        self.counts_there.put(np.fromiter((x.t for x in self.tensors), np.int64, len(self.tensors)))
+        self.counts_there.put(self.updates[self.places])
         self.table.put(self.host)
         for (row, name), copy in self.staged.items():
             copy[...] = self.stored(row, name)
@@ -175,6 +187,7 @@ class CuPy(Fused):
 
     name = "cupy"
     batch = _Table
+    side_by_side = False
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 

@@ -41,7 +41,7 @@ class _Table(Batch):
         super().__init__(plan, split, bucket, members)
         self.emit = functools.partial(emit, plan, dtype, grad_dtype, split=split)
         self.module = load(lambda cache: self.emit(cache=cache))
-        names = ["p", "g", *plan.slots]
+        names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(GEOMETRY) + len(names) + lengths.shape[1] + 1), np.int64)
@@ -56,6 +56,7 @@ class _Table(Batch):
         if split is not None:
             column = dict(zip(GEOMETRY, self.geo.T, strict=True))
             self.own += column["G"] * self.module.planes(column["R"], column["C"])
+        self.scratch: dict[str, Any] = {}
         self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
         count = len(plan.passes if split is None else split.segments)
@@ -67,7 +68,7 @@ class _Table(Batch):
                 f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
             ) from error
         except (EOFError, UnpicklingError):  # what Numba has kept is damaged
-            forget(module)
+            forget(self.module)
             self.module = load(lambda cache: self.emit(cache=cache))
             self._compile()
         self.shares: dict[Any, tuple[Ints, list[Ints], list[Any]]] = {}
@@ -112,7 +113,8 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, given = self.at["g"], list(map(grads.__getitem__, rows.tolist()))
+        column = self.at["g"]
+        given: list[Any] = list(map(grads.__getitem__, rows.tolist()))
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
         self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
@@ -140,9 +142,23 @@ class _Table(Batch):
             self.shares = {key: (rows[big], own_rows, rooms)}
         return self.shares[key]
 
+    def _scratch(self, shared: Ints, own: list[Ints]) -> None:
+        """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
+        largest = max((int(self.geo[rows, 0].max(initial=0)) for rows in own), default=0)
+        need = max(len(own) * largest, int(self.geo[shared, 0].max(initial=0)))
+        for name, kind in self.plan.spilled.items():
+            if name not in self.scratch or self.scratch[name].size < need:
+                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
+                self.scratch[name] = np.empty(need, wide)
+            room = self.scratch[name]
+            self.table[shared, self.at[name]] = room.ctypes.data
+            for i, rows in enumerate(own):
+                self.table[rows, self.at[name]] = room.ctypes.data + i * largest * room.itemsize
+
     def _loop(self, rows: Ints, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
         shared, own, rooms = self._share(rows, threads)
+        self._scratch(shared, own)
         rest = (self.table, self.scalars, self.values)
         for row in shared:
             for stage in self.stages:

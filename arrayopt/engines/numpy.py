@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,9 +33,9 @@ SHARED = 1 << 20
 _scratch = threading.local()
 
 
-def _buffers(kinds: tuple[str, ...], real: Any, n: int) -> list[Any]:
-    """This thread's buffers, of at least n elements each."""
-    made: dict[Any, Any] = _scratch.__dict__.setdefault("made", {})
+def _buffers(kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch) -> list[Any]:
+    """This thread's buffers in some room, of at least n elements each."""
+    made: dict[Any, Any] = room.__dict__.setdefault("made", {})
     complex_ = np.result_type(real, np.complex64)
     dtypes = {"real": np.dtype(real), "complex": complex_, "bool": np.dtype(bool)}
     out = []
@@ -59,7 +59,10 @@ class _Blocks(Batch):
         super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         same = {"p"} if dtype == WORKING[dtype] or split is not None else set()
-        self.programs = [program(plan, k, frozenset(same | set(plan.slots))) for k in range(len(plan.passes))]
+        self.programs = [
+            program(plan, k, frozenset({*same, *plan.slots, *plan.spilled})) for k in range(len(plan.passes))
+        ]
+        self.scratch = threading.local()
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
@@ -98,7 +101,7 @@ class _Blocks(Batch):
         names = {"p": None} | dict.fromkeys(self.plan.slots)
         arrays = {name: self.stored(row, name) for name in names}
         copies = {name: np.array(x, order="C") for name, x in arrays.items() if not plain(x)}
-        arrays |= copies | {"g": np.ascontiguousarray(grad)}
+        arrays |= copies | {"g": np.ascontiguousarray(grad)} | self._spilled(math.prod(grad.shape))
         known: dict[Node, Any] = {n: _scalar(n, self.scalars[row, i]) for i, n in enumerate(self.plan.scalars)}
         if self.split is None:
             self._passes(row, arrays, known, threads)
@@ -134,9 +137,9 @@ class _Blocks(Batch):
             n = tensor.units
             run([partial(some, n * i // threads, n * (i + 1) // threads) for i in range(threads)])
         tensor.before(split.after, sums)
-        for name, n in self.plan.small.items():
+        for name, node in self.plan.small.items():
             if not self.plan.slots[name]:
-                arrays[name][...] = _lookup(n, known, arrays)
+                arrays[name][...] = _lookup(node, known, arrays)
 
     def _passes(self, row: int, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
         """A tensor pass by pass, in blocks."""
@@ -157,7 +160,14 @@ class _Blocks(Batch):
 
     def _is_element(self, name: str) -> bool:
         """Whether a stored array has a value for each element."""
-        return name in ("p", "g") or self.plan.slots[name] == self.plan.element
+        return self.plan.slots.get(name, self.plan.element) == self.plan.element
+
+    def _spilled(self, n: int) -> dict[str, Any]:
+        """This thread's scratch memory for n elements of each spilled value."""
+        kinds = self.plan.spilled.values()
+        return {
+            name: x[:n] for name, x in zip(self.plan.spilled, _buffers(kinds, self.real, n, self.scratch), strict=True)
+        }
 
     def _pass(
         self, k: int, row: int, elements: dict[str, Any], known: dict[Node, Any], arrays: dict[str, Any], threads: int
@@ -243,6 +253,7 @@ class _Blocks(Batch):
         block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
         given: list[Any] = [grads[row] for row in chosen]
         block["g"] = np.concatenate(given, axis=None)
+        block |= self._spilled(block["p"].size)
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
             column = self.scalars[rows, i]

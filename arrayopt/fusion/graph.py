@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ELEMENT", "HOST", "Graph", "Node", "evaluate", "reachable"]
+__all__ = ["ELEMENT", "HOST", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
+
+
+SCRATCH = "spill"
+"""What the names of scratch arrays begin with."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

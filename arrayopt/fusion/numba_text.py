@@ -133,6 +133,7 @@ class Text:
         wide = {"float32": "complex64", "float64": "complex128"}[self.real]
         for name in plan.slots:
             self.storage[name] = wide if name in plan.complex_slots else self.real
+        self.storage |= {name: wide if kind == "complex" else self.real for name, kind in plan.spilled.items()}
         self.columns = [*(f"IN_{x}" for x in GEOMETRY), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
         self.columns += [*(f"PART{i}" for i in range(len(self.where.partials))), "OWN"]

@@ -9,33 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from arrayopt.arrays import WORKING
 from arrayopt.fusion.graph import Node, reachable
+from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 
 __all__ = ["Pass", "Plan", "plan", "plan_for"]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Pass:
-    """One pass over the elements.
-
-    Attributes
-    ----------
-    loads : dict of str to Node
-        What is read: parameter, gradient and slots by name, and the node that the value read is.
-    nodes : tuple of Node
-        What is computed per element, in order; loads, scalars and smaller values left out.
-    stores : dict of str to Node
-        What is written.
-    sums : tuple of Node
-        What is summed up.
-    """
-
-    loads: dict[str, Node]
-    nodes: tuple[Node, ...]
-    stores: dict[str, Node]
-    sums: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,6 +40,9 @@ class Plan:
         Values per tensor to be reported.
     complex_slots : frozenset of str
         What is complex among the parameter, the gradient and the slots.
+    spilled : dict of str to str
+        Scratch arrays of the tensor's size in the dtype of arithmetic, each ``real`` or ``complex``: one pass stores a
+        value there that a later one loads. Nothing is left in them for the next step.
     """
 
     element: str
@@ -70,6 +53,7 @@ class Plan:
     small: dict[str, Node]
     reports: dict[str, Node]
     complex_slots: frozenset[str]
+    spilled: dict[str, str]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -94,15 +78,25 @@ class Plan:
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
                 f" {4 * (len(p.loads) + len(p.stores))} B"
             )
-        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per float32 parameter"])
+        scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
+        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per float32 parameter{scratch}"])
 
 
-def plan(traced: Trace) -> Plan:
+def plan(traced: Trace, *, narrow: bool = False) -> Plan:
     """Plan the passes of a trace.
 
     Each value is computed in the first pass that it can be computed in, a sum possibly later, where a pass reads its
-    terms anyway. A slot is stored as soon as no later pass needs what it held before; a later pass reads it back, or
-    computes again from what was stored.
+    terms anyway. A slot is stored as soon as no later pass needs what it held before. What a later pass needs of an
+    earlier one it computes again from what is stored, or reads from scratch memory, where the earlier one has spilled
+    it: whichever moves fewer bytes, and if it is all the same, the former.
+
+    Parameters
+    ----------
+    traced : Trace
+        What a rule computes.
+    narrow : bool
+        Whether the parameter is stored in fewer bits than arithmetic is done in. Then a new value of it is not read
+        back, as it is rounded.
     """
     element = traced.element
     outputs = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
@@ -110,40 +104,16 @@ def plan(traced: Trace) -> Plan:
     roots = [*outputs.values(), *small.values(), *traced.reports.values()]
     sums = [n for n in reachable(roots) if n.op == "sum" and n.args[0].axes == element]
     count = 1 + max([x.level for x in outputs.values()] + [s.args[0].level for s in sums])
-    stored_in = {name: x.level for name, x in outputs.items()}
-    summed_in = {s: s.args[0].level for s in sums}
-
-    def passes() -> list[Pass]:
-        return [_pass(k, element, outputs, stored_in, summed_in) for k in range(count)]
-
-    def settle() -> list[Pass]:
-        """Put stores off until no later pass reads the old value."""
-        made = passes()
-        while late := {
-            name: k
-            for k, p in enumerate(made)
-            for name, node in p.loads.items()
-            if node.op == "input" and name in stored_in and stored_in[name] < k
-        }:
-            stored_in.update(late)
-            made = passes()
-        return made
-
-    made = settle()
-    for s in sums:  # lazily: in the pass that reads least more for it
-        first, last = s.args[0].level, _last_chance(s, outputs, sums, count)
-        best = min(
-            range(first, last + 1), key=lambda k: (_extra(made, s, k, summed_in, element, outputs, stored_in), k)
-        )
-        if best != summed_in[s]:
-            summed_in[s] = best
-            made = settle()
-    kept = [k for k, p in enumerate(made) if p.stores or p.sums]
-    renumber = {k: i for i, k in enumerate(kept)}
-    ready = {s: renumber[k] + 1 for s, k in summed_in.items()}
-    prologues = _prologues([*small.values(), *traced.reports.values()], [made[k] for k in kept], ready, element)
-    used = [n for p in made for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
-    used += [x for p in made for x in p.stores.values()] + [n for part in prologues for x in part for n in x.args]
+    placed = Placement(element, outputs, narrow, count, {s: s.args[0].level for s in sums}, {})
+    for s in sums:
+        placed = placed.with_sum(s, _last_chance(s, outputs, sums, count))
+    placed = placed.with_spills()
+    kept = [k for k, p in enumerate(placed.passes) if p.stores or p.sums]
+    passes = tuple(placed.passes[k] for k in kept)
+    ready = {s: kept.index(k) + 1 for s, k in placed.summed.items()}
+    prologues = _prologues([*small.values(), *traced.reports.values()], passes, ready, element)
+    used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
+    used += [x for p in passes for x in p.stores.values()] + [n for part in prologues for x in part for n in x.args]
     used += [*small.values(), *traced.reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
     complexes = {n for n, d in traced.slot_dtypes.items() if d == "complex"}
@@ -151,13 +121,14 @@ def plan(traced: Trace) -> Plan:
         complexes |= {"p", "g"}
     return Plan(
         element,
-        tuple(made[k] for k in kept),
+        passes,
         prologues,
         tuple(scalars.values()),
         traced.slots,
         small,
         traced.reports,
         frozenset(complexes),
+        {name: n.dtype for name, n in placed.scratch.items()},
     )
 
 
@@ -165,39 +136,6 @@ def _own(name: str, n: Node) -> Node:
     """What a small slot is to hold: a copy where it is what another slot held, for that is written too."""
     taken_over = n.op == "input" and n.data != name
     return Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id) if taken_over else n
-
-
-def _pass(
-    k: int, element: str, outputs: dict[str, Node], stored_in: dict[str, int], summed_in: dict[Node, int]
-) -> Pass:
-    """What pass k reads, computes, writes and sums, given which pass each store and each sum is in."""
-    stores = {name: node for name, node in outputs.items() if stored_in[name] == k}
-    sums = tuple(s for s, where in summed_in.items() if where == k)
-    held = {node: name for name, node in outputs.items() if stored_in[name] < k and node.axes == element}
-    found = reachable([*stores.values(), *(s.args[0] for s in sums)], stop=[*held, *summed_in])
-    elements = [n for n in found if n.axes == element and not n.on_host and n.op != "sum"]
-    # smaller values that an element needs come from a prologue; what they are made of is not read here
-    wanted = _per_element([*stores.values(), *(s.args[0] for s in sums)], set(held), element)
-    elements = [n for n in elements if n in wanted]
-    loads = {held[n]: n for n in elements if n in held} | {n.data: n for n in elements if n.op == "input"}
-    order = ["p", "g"]
-    ranked = sorted(loads, key=lambda name: order.index(name) if name in order else len(order))
-    nodes = tuple(n for n in elements if n not in held and n.op != "input")
-    return Pass({name: loads[name] for name in ranked}, nodes, stores, sums)
-
-
-def _per_element(roots: list[Node], held: set[Node], element: str) -> set[Node]:
-    """Element values that the roots are computed from, going through element values only."""
-    seen: set[Node] = set()
-    stack = [r for r in roots if r.axes == element]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node not in held:
-            stack += [a for a in node.args if a.axes == element and not a.on_host and a.op != "sum"]
-    return seen
 
 
 def _last_chance(s: Node, outputs: dict[str, Node], sums: list[Node], count: int) -> int:
@@ -209,16 +147,8 @@ def _last_chance(s: Node, outputs: dict[str, Node], sums: list[Node], count: int
     return last
 
 
-def _extra(made: list[Pass], s: Node, k: int, summed_in: dict[Node, int], *rest: Any) -> int:
-    """How many more values pass k reads with the sum in it than without."""
-    element, outputs, stored_in = rest
-    others = {t: where for t, where in summed_in.items() if t is not s}
-    without = _pass(k, element, outputs, stored_in, others)
-    return len(_pass(k, element, outputs, stored_in, {**others, s: k}).loads) - len(without.loads)
-
-
 def _prologues(
-    roots: list[Node], passes: list[Pass], ready: dict[Node, int], element: str
+    roots: list[Node], passes: tuple[Pass, ...], ready: dict[Node, int], element: str
 ) -> tuple[tuple[Node, ...], ...]:
     """Values over fewer axes than the elements, each in the first prologue that it can be computed in."""
     wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.sums]
@@ -237,10 +167,12 @@ def _prologues(
 @cache
 def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
     """The plan of a structure of rule: flat where that will do."""
+    working = WORKING[dtype]
     try:
-        return plan(trace(key.rule, rank, dtype, flat=True, clip=clip, stats=stats))
+        traced = trace(key.rule, rank, working, flat=True, clip=clip, stats=stats)
     except NotFlat:
-        return plan(trace(key.rule, rank, dtype, clip=clip, stats=stats))
+        traced = trace(key.rule, rank, working, clip=clip, stats=stats)
+    return plan(traced, narrow=working != dtype)
 
 
 @dataclass(frozen=True, slots=True)
