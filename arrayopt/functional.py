@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import dtype_name
 from arrayopt.engines.array_api import apply
 from arrayopt.groups import Groups, assign, new_slots, override
 from arrayopt.params import match_grads, named_params
@@ -108,7 +109,7 @@ def update(
         r, old = rules[name], tensors[name]
         t = old["t"] + 1
         slots = {slot: x for slot, x in old.items() if slot != "t"}
-        expected = list(r.slots(np, np.zeros((1,) * p.ndim)))
+        expected = list(r.all_slots(np, np.zeros((1,) * p.ndim), dtype_name(p)))
         if set(slots) != set(expected):
             raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
         q, slots, _ = apply(r, p, g, slots, t, hypers[id(r)])

@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
 
-__all__ = ["Hyper", "Listed", "coerce", "evaluate", "flag", "is_number", "real"]
+__all__ = ["Hyper", "Listed", "choice", "coerce", "evaluate", "flag", "is_number", "real"]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
 """What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
@@ -90,6 +90,12 @@ def flag(default: bool) -> Any:
         To be used as the class-level value of a dataclass field.
     """
     made: Any = field(default=default, metadata={"flag": True})
+    return made
+
+
+def choice(*options: bool | str | None) -> Any:
+    """Declare a structural field of a rule that takes one of a few values; the first is the default."""
+    made: Any = field(default=options[0], metadata={"flag": True, "options": options})
     return made
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, size, store, working_name
+from arrayopt.arrays import Array, dtype_name, size, store
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
@@ -160,7 +160,7 @@ class Fused(ABC):
             found: dict[Any, list[int]] = {}
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if size(tensor.array) and (g is not None or common is not None):
-                    plan = plan_for(bucket.rule, tensor.array.ndim, working_name(tensor.array), clip=clip, stats=stats)
+                    plan = plan_for(bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats)
                     grad = str(common) if common is not None else dtype_name(g)
                     found.setdefault((plan, dtype_name(tensor.array), grad), []).append(i)
             bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
@@ -171,5 +171,5 @@ class Fused(ABC):
 def _plans(bucket: Bucket, *, stats: bool) -> list[Plan]:
     """The plans that a bucket's tensors take."""
     ranks = sorted({x.array.ndim for x in bucket.tensors if size(x.array)})
-    working = working_name(bucket.tensors[0].array)
-    return list(dict.fromkeys(plan_for(bucket.rule, rank, working, stats=stats) for rank in ranks))
+    dtype = dtype_name(bucket.tensors[0].array)
+    return list(dict.fromkeys(plan_for(bucket.rule, rank, dtype, stats=stats) for rank in ranks))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.arrays import NARROW, REAL, WORKING, Array
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.threads import run
@@ -52,8 +52,8 @@ class _Blocks(Batch):
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]) -> None:
         super().__init__(plan, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        same = {"p"} if dtype == WORKING[dtype] else set()
-        self.programs = [program(plan, k, frozenset(same | set(plan.slots))) for k in range(len(plan.passes))]
+        same = frozenset(name for name, stored in plan.storage.items() if stored not in NARROW)
+        self.programs = [program(plan, k, same) for k in range(len(plan.passes))]
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
@@ -90,8 +90,7 @@ class _Blocks(Batch):
     def _tensor(self, row: int, grad: Array, threads: int) -> None:
         """All passes over one tensor."""
         a, b, r, c = (int(x) for x in self.geo[row, 1:5])
-        names = {"p": None} | dict.fromkeys(self.plan.slots)
-        arrays = {name: self.stored(row, name) for name in names}
+        arrays = {name: self.stored(row, name) for name in self.plan.touched}
         copies = {name: np.array(x, order="C") for name, x in arrays.items() if not plain(x)}
         arrays |= copies | {"g": np.ascontiguousarray(grad)}
         extents = {"A": a, "B": b, "R": r, "C": c}
@@ -197,7 +196,7 @@ class _Blocks(Batch):
         """All passes over some small tensors, as one array."""
         chosen, sizes = rows.tolist(), self.geo[rows, 0]
         starts = np.cumsum(sizes) - sizes
-        names = ["p", *self.plan.slots]
+        names = self.plan.touched
         block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
         given: list[Any] = [grads[row] for row in chosen]
         block["g"] = np.concatenate(given, axis=None)

@@ -5,6 +5,7 @@ tensor; for each prologue `between_k`. `run` does stages of a list of tensors, o
 prologue k, stage 2k + 1 one thread's share of pass k.
 """
 
+from arrayopt.arrays import NARROW
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.numba_prologue import between
 from arrayopt.fusion.numba_text import HALF, HEADER, Text
@@ -29,7 +30,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     """
     m = Text(plan, dtype, grad_dtype or dtype)
     m.put(0, *HEADER.format(about=about, real=m.real, cache=cache).splitlines())
-    if {"float16", "bfloat16"} & set(m.storage.values()):
+    if set(NARROW) & set(m.storage.values()):
         m.put(0, *HALF.splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     for k, p in enumerate(plan.passes):

@@ -2,7 +2,7 @@
 
 import math
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.plan import Plan
@@ -100,7 +100,18 @@ def store_bfloat16(x):
 
 """
 
-BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "pow": "**",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
 BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
 CALLS = {
     "minimum": "minimum",
@@ -121,10 +132,7 @@ class Text:
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
         self.plan, self.where = plan, layout(plan)
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
-        self.storage = {"p": dtype, "g": grad_dtype}
-        wide = {"float32": "complex64", "float64": "complex128"}[self.real]
-        for name in plan.slots:
-            self.storage[name] = wide if name in plan.complex_slots else self.real
+        self.storage = {"p": dtype, "g": grad_dtype} | {name: plan.storage[name] for name in plan.slots}
         self.columns = [*(f"IN_{x}" for x in GEOMETRY), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
         self.columns += [f"PART{i}" for i in range(len(self.where.partials))]
@@ -181,8 +189,9 @@ class Text:
     def load(self, name: str, at: str) -> str:
         """An element of a stored array, in the dtype of arithmetic."""
         kind = self.storage[name]
-        if kind in ("float16", "bfloat16"):
-            return f"load_{kind}(at_{name}[{at}])"
+        if kind in NARROW:
+            loaded = f"load_{kind}(at_{name}[{at}])"
+            return loaded if self.real == "float32" else f"W({loaded})"
         if kind.startswith("complex") or kind == self.real:
             return f"at_{name}[{at}]"
         return f"W(at_{name}[{at}])"
@@ -190,7 +199,7 @@ class Text:
     def store(self, name: str, value: str) -> str:
         """A value as it is stored."""
         kind = self.storage[name]
-        return f"store_{kind}(W({value}))" if kind in ("float16", "bfloat16") else value
+        return f"store_{kind}(np.float32({value}))" if kind in NARROW else value
 
     def array(self, indent: int, name: str, size: str) -> None:
         """Make a stored array from its address."""

@@ -5,10 +5,11 @@ column, per tensor) from the sums of the passes before. Threads, blocks and rank
 meet at the prologues.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from arrayopt.arrays import ITEMSIZE, NARROW
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
 from arrayopt.rules.base import Rule
@@ -58,8 +59,8 @@ class Plan:
         Slots that vary over fewer axes than the elements, with what they are to hold after the last prologue.
     reports : dict of str to Node
         Values per tensor to be reported.
-    complex_slots : frozenset of str
-        What is complex among the parameter, the gradient and the slots.
+    storage : dict of str to str
+        The dtypes that the parameter and the slots are stored in.
     """
 
     element: str
@@ -69,7 +70,7 @@ class Plan:
     slots: dict[str, str]
     small: dict[str, Node]
     reports: dict[str, Node]
-    complex_slots: frozenset[str]
+    storage: dict[str, str]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -78,11 +79,23 @@ class Plan:
         graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
         outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
-        return self.element, graph, tuple(outputs), tuple(self.slots.items())
+        return self.element, graph, tuple(outputs), tuple(self.slots.items()), tuple(self.storage.items())
 
-    def bytes_per_parameter(self, itemsize: int = 4) -> int:
-        """Bytes read and written per parameter, all values being of one size."""
-        return sum(itemsize * (len(p.loads) + len(p.stores)) for p in self.passes)
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The stored arrays, other than gradients, that are read or written at all."""
+        names = {name for p in self.passes for name in (*p.loads, *p.stores)}
+        return tuple(
+            name for name, axes in {"p": self.element, **self.slots}.items() if name in names or axes != self.element
+        )
+
+    def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
+        """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
+        return sum(self._bytes(p, grad_dtype or self.storage["p"]) for p in self.passes)
+
+    def _bytes(self, p: Pass, grad_dtype: str) -> int:
+        """Bytes of each element that a pass reads and writes."""
+        return sum(ITEMSIZE[{"g": grad_dtype, **self.storage}[name]] for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []
@@ -92,9 +105,9 @@ class Plan:
             stores, reduces = " ".join(p.stores) or "-", ", ".join(sums) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
-                f" {4 * (len(p.loads) + len(p.stores))} B"
+                f" {self._bytes(p, self.storage['p'])} B"
             )
-        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per float32 parameter"])
+        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per {self.storage['p']} parameter"])
 
 
 def plan(traced: Trace) -> Plan:
@@ -105,11 +118,15 @@ def plan(traced: Trace) -> Plan:
     computes again from what was stored.
     """
     element = traced.element
-    outputs = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
-    small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in outputs}
+    whole = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
+    small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in whole}
+    outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}  # the others stay as they are
+    # what is rounded when it is stored is not what was computed, and no later pass may read it instead
+    rounded = {n: _copy(x) for n, x in outputs.items() if traced.storage[n] in NARROW}
+    outputs |= rounded
     roots = [*outputs.values(), *small.values(), *traced.reports.values()]
     sums = [n for n in reachable(roots) if n.op == "sum" and n.args[0].axes == element]
-    count = 1 + max([x.level for x in outputs.values()] + [s.args[0].level for s in sums])
+    count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
     stored_in = {name: x.level for name, x in outputs.items()}
     summed_in = {s: s.args[0].level for s in sums}
 
@@ -138,6 +155,15 @@ def plan(traced: Trace) -> Plan:
         if best != summed_in[s]:
             summed_in[s] = best
             made = settle()
+    copies = {x: x.args[0] for x in rounded.values()}
+    made = [
+        replace(
+            p,
+            nodes=tuple(n for n in p.nodes if n not in copies),
+            stores={name: copies.get(x, x) for name, x in p.stores.items()},
+        )
+        for p in made
+    ]
     kept = [k for k, p in enumerate(made) if p.stores or p.sums]
     renumber = {k: i for i, k in enumerate(kept)}
     ready = {s: renumber[k] + 1 for s, k in summed_in.items()}
@@ -146,9 +172,6 @@ def plan(traced: Trace) -> Plan:
     used += [x for p in made for x in p.stores.values()] + [n for part in prologues for x in part for n in x.args]
     used += [*small.values(), *traced.reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
-    complexes = {n for n, d in traced.slot_dtypes.items() if d == "complex"}
-    if traced.outputs["p"].dtype == "complex":
-        complexes |= {"p", "g"}
     return Plan(
         element,
         tuple(made[k] for k in kept),
@@ -157,14 +180,18 @@ def plan(traced: Trace) -> Plan:
         traced.slots,
         small,
         traced.reports,
-        frozenset(complexes),
+        traced.storage,
     )
 
 
 def _own(name: str, n: Node) -> Node:
     """What a small slot is to hold: a copy where it is what another slot held, for that is written too."""
-    taken_over = n.op == "input" and n.data != name
-    return Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id) if taken_over else n
+    return _copy(n) if n.op == "input" and n.data != name else n
+
+
+def _copy(n: Node) -> Node:
+    """The same value as another node."""
+    return Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id)
 
 
 def _pass(

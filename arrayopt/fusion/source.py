@@ -46,5 +46,5 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
         raise ValueError(f"source: `engine` must be 'numba'; got {engine!r}")
     if dtype not in WORKING:
         raise ValueError(f"source: `dtype` must be one of {', '.join(WORKING)}; got {dtype!r}")
-    plan = plan_for(rule, rank, WORKING[dtype])
+    plan = plan_for(rule, rank, dtype)
     return emit(plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")

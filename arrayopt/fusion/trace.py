@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from arrayopt.arrays import REAL
+from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import ELEMENT, Graph, Node
 from arrayopt.rules.base import Rule, hypers
-from arrayopt.rules.words import norm
+from arrayopt.rules.words import norm, step_norms
 
 __all__ = ["NotFlat", "Symbol", "Trace", "TraceError", "trace"]
 
@@ -82,6 +82,7 @@ class Symbol:
     __mul__, __rmul__ = _operator("mul"), _operator("mul", swap=True)
     __truediv__, __rtruediv__ = _operator("div"), _operator("div", swap=True)
     __pow__, __rpow__ = _operator("pow"), _operator("pow", swap=True)
+    __mod__, __rmod__ = _operator("mod"), _operator("mod", swap=True)
     __lt__, __le__, __gt__, __ge__ = (_operator(op, "bool") for op in ("lt", "le", "gt", "ge"))
     __eq__, __ne__, __and__, __or__ = (_operator(op, "bool") for op in ("eq", "ne", "and", "or"))
 
@@ -208,7 +209,7 @@ class _Namespace(SimpleNamespace):
 
 _UNARY = ("sqrt", "sign", "exp", "expm1", "log", "log1p", "conj")
 _BINARY = {"minimum": "minimum", "maximum": "maximum", "add": "add", "subtract": "sub", "multiply": "mul"}
-_BINARY |= {"divide": "div", "pow": "pow"}
+_BINARY |= {"divide": "div", "pow": "pow", "remainder": "mod"}
 _LOGIC = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"}
 _LOGIC |= {"logical_and": "and", "logical_or": "or"}
 
@@ -247,8 +248,8 @@ class Trace:
         ``p`` and the slots, as they are to be stored.
     slots : dict of str to str
         The slots' axes.
-    slot_dtypes : dict of str to str
-        ``real`` or ``complex``.
+    storage : dict of str to str
+        The dtypes that the parameter and the slots are stored in.
     reports : dict of str to Node
         Values per tensor for `Optimizer.stats`.
     element : str
@@ -257,7 +258,7 @@ class Trace:
 
     outputs: dict[str, Node]
     slots: dict[str, str]
-    slot_dtypes: dict[str, str]
+    storage: dict[str, str]
     reports: dict[str, Node]
     element: str
 
@@ -283,7 +284,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     rank : int
         The tensor's number of dimensions.
     dtype : str
-        The dtype that arithmetic is done in: float32, float64, complex64 or complex128.
+        The dtype that the tensor is stored in.
     flat : bool
         Whether to see the tensor as one row of elements, which no sum over rows or columns may contradict.
     clip : bool
@@ -306,7 +307,8 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         dims = tuple(str(i) for i in range(rank))
     else:
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
-    real = REAL.get(dtype, dtype)
+    working = WORKING[dtype]
+    real = REAL.get(working, working)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))
@@ -318,9 +320,9 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     def scalar(name: str) -> Symbol:
         return Symbol(graph, graph.make("host", data=name), (), real)
 
-    p, g = source("p", dims, dtype), source("g", dims, dtype)
+    p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh = rule.slots(NAMESPACE, p)
+        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
@@ -337,11 +339,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
             raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
-        reports |= {
-            "param_norm": norm(NAMESPACE, p),
-            "grad_norm": norm(NAMESPACE, given),
-            "update_norm": norm(NAMESPACE, new_p - p),
-        }
+        reports |= step_norms(NAMESPACE, s.get("master", p), given, new_p)
     nodes = {name: _lift(graph, x)[0] for name, x in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
@@ -350,7 +348,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     return Trace(
         outputs,
         {name: x.node.axes for name, x in s.items()},
-        {name: x.node.dtype for name, x in s.items()},
+        {"p": dtype} | {name: rule.state_dtype if name in narrow else x.dtype for name, x in s.items()},
         nodes,
         element,
     )

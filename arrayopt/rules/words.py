@@ -15,11 +15,14 @@ __all__ = [
     "bias_correction",
     "centralize",
     "clamp",
+    "clip_by_norm",
     "clip_by_value",
+    "clip_unitwise",
     "debias",
     "decayed_beta",
     "ema",
     "is_zero",
+    "lookahead",
     "moments",
     "nonzero",
     "norm",
@@ -27,6 +30,7 @@ __all__ = [
     "relative_lr",
     "rms",
     "sqrt",
+    "step_norms",
     "trust_ratio",
     "zeros_abs2",
 ]
@@ -98,6 +102,26 @@ def clip_by_value(xp: Any, g: Array, limit: Any) -> Array:
     return g / xp.maximum(xp.abs(g) / limit, 1.0) if kind(g) == "complex" else clamp(xp, g, -limit, limit)
 
 
+def clip_by_norm(xp: Any, g: Array, limit: Any) -> Array:
+    """g scaled down to the Euclidean norm `limit` where it has a larger one; None leaves it as it is."""
+    return g if limit is None else g / xp.maximum(norm(xp, g) / limit, 1.0)
+
+
+def clip_unitwise(xp: Any, g: Array, p: Array, limit: Any) -> Array:
+    """g with each unit's norm limited to `limit` times that of p, which counts as 1e-3 at least (arXiv:2102.06171, eq. 3).
+
+    A unit is what belongs to one index of the first axis; in tensors of rank < 2, the whole.
+    """
+    if limit is None:
+        return g
+    axes = tuple(range(1, g.ndim)) if g.ndim > 1 else None
+
+    def size(x: Array) -> Array:
+        return sqrt(xp, xp.sum(abs2(xp, x), axis=axes, keepdims=True))
+
+    return g / xp.maximum(size(g) / (limit * xp.maximum(size(p), 1e-3)), 1.0)
+
+
 def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
     """x limited to [low, high]; None leaves an end open; NaN stays."""
     x = x if low is None else xp.maximum(x, low)
@@ -107,6 +131,14 @@ def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
 def ema(average: Array, x: Array, beta: Any) -> Array:
     """The exponential moving average, one step on: beta·average + (1 - beta)·x."""
     return beta * average + (1.0 - beta) * x
+
+
+def lookahead(xp: Any, p: Array, slow: Array, h: Any) -> tuple[Array, Array]:
+    """Every `lookahead_steps` updates, slow weights go a part of the way to p, and p back to them (arXiv:1907.08610)."""
+    due, synced = h.t % h.lookahead_steps == 0, slow + h.lookahead_alpha * (p - slow)
+    if isinstance(due, bool):
+        return (synced, synced) if due else (p, slow)
+    return xp.where(due, synced, p), xp.where(due, synced, slow)
 
 
 def moments(xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array]:
@@ -125,6 +157,11 @@ def debias(average: Array, beta: Any, t: Any) -> Array:
 def norm(xp: Any, x: Array) -> Array:
     """The Euclidean norm over the whole tensor, 0-d."""
     return sqrt(xp, xp.sum(abs2(xp, x)))
+
+
+def step_norms(xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
+    """What is reported of every step: the norms of the parameter before it, of the gradient, and of the update."""
+    return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
 
 def rms(xp: Any, x: Array) -> Array:
