@@ -10,7 +10,6 @@ from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.groups import Tensor
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import step_norms
 
 __all__ = ["ArrayAPI", "apply"]
 
@@ -55,15 +54,17 @@ def apply(
             )
     held = [p, *slots.values()]  # a slot may take over what the parameter or another slot held: that needs a copy
 
-    def kept(new: Array, old: Array) -> Array:
-        taken_over = new is not old and any(new is x for x in held)
+    def kept(new: Array, wide_old: Array, old: Array) -> Array:
+        if new is wide_old:
+            return old
+        taken_over = any(new is x for x in held)
         return xp.astype(new, old.dtype, copy=taken_over)
 
-    new_slots = {name: kept(out[name], old) for name, old in slots.items()}
+    new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
     report = {name: x for name, x in out.items() if name not in slots}
     if stats:
-        report |= step_norms(xp, wide.get("master", wide_p), wide_g, new_p)
-    return kept(new_p, p), new_slots, report
+        report |= rule.norms(xp, wide.get("master", wide_p), wide_g, new_p)
+    return kept(new_p, wide_p, p), new_slots, report
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:

@@ -211,8 +211,8 @@ class _Blocks(Batch):
             if k < len(self.plan.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
-                buffers = _buffers(prog.buffers, self.real, block["p"].size)
-                got = self._run(k, block, env, [x[: block["p"].size] for x in buffers])
+                buffers = _buffers(prog.buffers, self.real, block["g"].size)
+                got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
                 for s in self.plan.passes[k].sums:
                     known[s] = np.add.reduceat(got[s.args[0]], starts).astype(np.float64)
         for n, i in self.where.tensor.items():

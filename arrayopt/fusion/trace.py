@@ -9,7 +9,6 @@ from typing import Any
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import ELEMENT, Graph, Node
 from arrayopt.rules.base import Rule, hypers
-from arrayopt.rules.words import norm, step_norms
 
 __all__ = ["NotFlat", "Symbol", "Trace", "TraceError", "trace"]
 
@@ -339,7 +338,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
             raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
-        reports |= step_norms(NAMESPACE, s.get("master", p), given, new_p)
+        reports |= rule.norms(NAMESPACE, s.get("master", p), given, new_p)
     nodes = {name: _lift(graph, x)[0] for name, x in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
@@ -348,7 +347,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     return Trace(
         outputs,
         {name: x.node.axes for name, x in s.items()},
-        {"p": dtype} | {name: rule.state_dtype if name in narrow else x.dtype for name, x in s.items()},
+        {"p": dtype} | {name: str(rule.state_dtype) if name in narrow else x.dtype for name, x in s.items()},
         nodes,
         element,
     )

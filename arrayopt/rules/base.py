@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real
-from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead
+from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
 
 __all__ = ["Rule"]
 
@@ -128,7 +128,7 @@ class Rule(ABC):
         """
 
     def all_slots(self, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
-        """The whole state of one tensor before its first update, in the dtype of arithmetic: `slots`, and what is around.
+        """The whole state of one tensor before its first update, in the dtype of arithmetic.
 
         `p` is the parameter in the dtype of arithmetic, `dtype` the name of that which it is stored in.
         """
@@ -160,12 +160,16 @@ class Rule(ABC):
         p, new = self.update(xp, p, g, {**own, **{name: s[name] * s[name] for name in roots}}, h)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}}
         if "slow" in s:
-            p, new["slow"] = lookahead(xp, p, s["slow"], h)
+            p, new["slow"] = lookahead(p, s["slow"], h)
         if "ema" in s:
             new["ema"] = ema(s["ema"], p, h.ema_decay)
         if "master" in s:
             new["master"] = p
         return p, new
+
+    def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
+        """What is reported of every step beside what `update` reports, where that is asked for."""
+        return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
     def at(self, step: Any) -> dict[str, Any]:
         """The value of each hyper-parameter at a step, counted from 0.

@@ -14,6 +14,7 @@ __all__ = [
     "at_first",
     "bias_correction",
     "centralize",
+    "choose",
     "clamp",
     "clip_by_norm",
     "clip_by_value",
@@ -30,7 +31,6 @@ __all__ = [
     "relative_lr",
     "rms",
     "sqrt",
-    "step_norms",
     "trust_ratio",
     "zeros_abs2",
 ]
@@ -54,6 +54,13 @@ def at_first(t: Any, first: Any, later: Any) -> Any:
     if isinstance(t, int):
         return first if t == 1 else later
     return later + (first - later) * array_namespace(t).astype(t == 1, t.dtype)
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` or `no`, by a Python bool or by a 0-d array of them."""
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return array_namespace(condition).where(condition, yes, no)
 
 
 def decayed_beta(t: Any, decay_rate: Any) -> Any:
@@ -108,9 +115,9 @@ def clip_by_norm(xp: Any, g: Array, limit: Any) -> Array:
 
 
 def clip_unitwise(xp: Any, g: Array, p: Array, limit: Any) -> Array:
-    """g with each unit's norm limited to `limit` times that of p, which counts as 1e-3 at least (arXiv:2102.06171, eq. 3).
+    """g with each unit's norm limited to `limit` times that of p, which counts as 1e-3 at least.
 
-    A unit is what belongs to one index of the first axis; in tensors of rank < 2, the whole.
+    A unit is one index of the first axis; a tensor of rank < 2 is one (arXiv:2102.06171, equation 3).
     """
     if limit is None:
         return g
@@ -133,12 +140,10 @@ def ema(average: Array, x: Array, beta: Any) -> Array:
     return beta * average + (1.0 - beta) * x
 
 
-def lookahead(xp: Any, p: Array, slow: Array, h: Any) -> tuple[Array, Array]:
-    """Every `lookahead_steps` updates, slow weights go a part of the way to p, and p back to them (arXiv:1907.08610)."""
+def lookahead(p: Array, slow: Array, h: Any) -> tuple[Array, Array]:
+    """The new p and slow weights: now and then these go a part of the way to p, and p to them (arXiv:1907.08610)."""
     due, synced = h.t % h.lookahead_steps == 0, slow + h.lookahead_alpha * (p - slow)
-    if isinstance(due, bool):
-        return (synced, synced) if due else (p, slow)
-    return xp.where(due, synced, p), xp.where(due, synced, slow)
+    return choose(due, synced, p), choose(due, synced, slow)
 
 
 def moments(xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array]:
@@ -157,11 +162,6 @@ def debias(average: Array, beta: Any, t: Any) -> Array:
 def norm(xp: Any, x: Array) -> Array:
     """The Euclidean norm over the whole tensor, 0-d."""
     return sqrt(xp, xp.sum(abs2(xp, x)))
-
-
-def step_norms(xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
-    """What is reported of every step: the norms of the parameter before it, of the gradient, and of the update."""
-    return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
 
 def rms(xp: Any, x: Array) -> Array:
