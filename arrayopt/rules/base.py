@@ -193,11 +193,11 @@ class Rule(ABC):
         off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
-    def init(self, params: Any, *, groups: Any = None) -> dict[str, Any]:
+    def init(self, params: Any, *, groups: Any = None, loss_scale: Any = None) -> dict[str, Any]:
         """The state of the functional form for a tree of parameters; see `arrayopt.init`."""
         from arrayopt.functional import init  # built on rules, so imported when used
 
-        return init(self, params, groups=groups)
+        return init(self, params, groups=groups, loss_scale=loss_scale)
 
     def __repr__(self) -> str:
         common = {f.name for f in dataclasses.fields(Rule)}
