@@ -6,6 +6,7 @@ from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
+from arrayopt.scaling import LossScale
 
 __all__ = [
     "CAME",
@@ -17,6 +18,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Hyper",
+    "LossScale",
     "Optimizer",
     "Rule",
     "flag",

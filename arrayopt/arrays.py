@@ -4,15 +4,19 @@ import math
 from typing import Any
 
 import array_api_compat
+import numpy as np
 from array_api_compat import array_namespace
 
 __all__ = [
+    "ITEMSIZE",
+    "NARROW",
     "REAL",
     "WORKING",
     "Array",
     "array_namespace",
     "detached",
     "dtype_name",
+    "dtype_of",
     "is_array",
     "kind",
     "library",
@@ -37,6 +41,12 @@ WORKING = {
     "complex128": "complex128",
 }
 
+NARROW = ("float16", "bfloat16")
+"""Dtypes that are stored in and not computed in."""
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+"""Bytes of an element."""
+
 REAL = {"complex64": "float32", "complex128": "float64"}
 """The real counterparts of complex dtypes."""
 
@@ -49,6 +59,16 @@ def is_array(x: Any) -> bool:
 def dtype_name(x: Array) -> str:
     """The dtype's plain name, such as ``"bfloat16"``, the same in every library."""
     return str(x.dtype).rsplit(".", 1)[-1]
+
+
+def dtype_of(xp: Any, name: str) -> Any:
+    """A library's dtype by its plain name; ValueError where the library has none."""
+    if hasattr(xp, name):
+        return getattr(xp, name)
+    try:
+        return np.dtype(name)  # bfloat16, once ml_dtypes has been imported
+    except TypeError:
+        raise ValueError(f"{xp.__name__.removeprefix('array_api_compat.')} has no dtype {name}") from None
 
 
 def kind(x: Array) -> str:
@@ -103,6 +123,8 @@ def detached(x: Array) -> Array:
 
 def store(target: Array, value: Array) -> Array:
     """Write value into target where it can be written, and return what now holds it, in target's dtype."""
+    if value is target:
+        return target
     if writable(target):
         detached(target)[...] = value
         return target

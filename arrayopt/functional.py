@@ -4,16 +4,24 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import array_namespace, dtype_name, size, working_dtype
+from arrayopt.clipping import Verdict, judge
 from arrayopt.engines.array_api import apply
 from arrayopt.groups import Groups, assign, new_slots, override
+from arrayopt.hyper import concrete
 from arrayopt.params import match_grads, named_params
 from arrayopt.rules.base import Rule
+from arrayopt.rules.gradients import GradientNorms
+from arrayopt.rules.words import choose
+from arrayopt.scaling import LossScale
 from arrayopt.trees import rebuild
 
 __all__ = ["init", "update"]
 
 
-def init(rule: Rule, params: Any, *, groups: Groups | None = None) -> dict[str, Any]:
+def init(
+    rule: Rule, params: Any, *, groups: Groups | None = None, loss_scale: LossScale | None = None
+) -> dict[str, Any]:
     """The state of a rule before the first step, as a plain tree.
 
     Parameters
@@ -24,12 +32,14 @@ def init(rule: Rule, params: Any, *, groups: Groups | None = None) -> dict[str, 
         The parameters.
     groups : mapping of pattern to overrides, optional
         As for `Optimizer`; give the same to `update`.
+    loss_scale : LossScale, optional
+        A loss scale that is part of the state; give the same to `update`.
 
     Returns
     -------
     dict
         ``{"step": 0, "tensors": {name: {"t": 0, slot: array, ...}}}``: steps made, and for each tensor its own number
-        of updates and its slots, in at least float32.
+        of updates and its slots, masters and averages too. With a loss scale, ``"loss_scale": {"scale", "good"}``.
 
     Raises
     ------
@@ -45,11 +55,20 @@ def init(rule: Rule, params: Any, *, groups: Groups | None = None) -> dict[str, 
     _check_rule("init", rule)
     named = named_params(params, "init")
     rules = _rules(rule, groups, named)
-    return {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
+    state = {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
+    return state if loss_scale is None else {**state, "loss_scale": loss_scale.start()}
 
 
 def update(
-    rule: Rule, params: Any, grads: Any, state: dict[str, Any], *, groups: Groups | None = None
+    rule: Rule,
+    params: Any,
+    grads: Any,
+    state: dict[str, Any],
+    *,
+    groups: Groups | None = None,
+    clip_norm: Any = None,
+    loss_scale: Any = None,
+    skip_nonfinite: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """One step, as a pure function.
 
@@ -65,6 +84,14 @@ def update(
         As `init` or the last `update` returned it.
     groups : mapping of pattern to overrides, optional
         As for `Optimizer`.
+    clip_norm : number or 0-d array, optional
+        As for `Optimizer`, without schedules.
+    loss_scale : LossScale, number or 0-d array, optional
+        What the gradients are of the loss times, and are divided by: a `LossScale` that `init` was given too, whose
+        scale is ``state["loss_scale"]["scale"]``, or the scale itself. A gradient that is not finite skips the step.
+    skip_nonfinite : bool, default False
+        Whether such a gradient skips the step without a loss scale too. Of a skipped step only ``state["step"]`` and
+        the loss scale are new.
 
     Returns
     -------
@@ -79,7 +106,8 @@ def update(
     Notes
     -----
     Works under ``jax.jit``, ``jax.grad`` and ``jax.lax.scan``, with PyTorch's autograd, and on every array-API library.
-    A traced step cannot raise: a sequence that runs out gives NaN, and schedule values are not checked.
+    A traced step cannot raise: a sequence that runs out gives NaN, and schedule values are not checked. Nor can it
+    branch: whether it is skipped is a `where` over parameters and state.
 
     Examples
     --------
@@ -96,6 +124,10 @@ def update(
     matched = match_grads("update", named, grads, devices=False)
     if set(state["tensors"]) != {name for name, _ in named}:
         raise ValueError(f"update: state holds {sorted(state['tensors'])}, params {sorted(name for name, _ in named)}")
+    if isinstance(loss_scale, LossScale) and "loss_scale" not in state:
+        raise ValueError("update: `loss_scale` is a LossScale, but state has none; give it to init too")
+    scale = state["loss_scale"]["scale"] if isinstance(loss_scale, LossScale) else loss_scale
+    verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite)
     rules = _rules(rule, groups, named)
     hypers = {id(r): r.at(state["step"]) for r in rules.values()}
     tensors = dict(state["tensors"])
@@ -108,17 +140,30 @@ def update(
         r, old = rules[name], tensors[name]
         t = old["t"] + 1
         slots = {slot: x for slot, x in old.items() if slot != "t"}
-        expected = list(r.slots(np, np.zeros((1,) * p.ndim)))
+        expected = list(r.all_slots(np, np.zeros((1,) * p.ndim), dtype_name(p)))
         if set(slots) != set(expected):
             raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
-        q, slots, _ = apply(r, p, g, slots, t, hypers[id(r)])
-        new.append(q)
-        tensors[name] = {"t": t, **slots}
-    leaves = iter(new)
-    return rebuild(params, lambda leaf: leaf if leaf is None else next(leaves)), {
-        "step": state["step"] + 1,
-        "tensors": tensors,
-    }
+        q, slots, _ = apply(r, p, g, slots, t, hypers[id(r)], clip=verdict.factor)
+        new.append(choose(verdict.skip, p, q))
+        tensors[name] = {key: choose(verdict.skip, old[key], x) for key, x in {"t": t, **slots}.items()}
+    leaves, made = iter(new), {**state, "step": state["step"] + 1, "tensors": tensors}
+    if isinstance(loss_scale, LossScale):
+        made["loss_scale"] = loss_scale.next(state["loss_scale"], verdict.skip)
+    return rebuild(params, lambda leaf: leaf if leaf is None else next(leaves)), made
+
+
+def _verdict(named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, limit: Any, check: bool) -> Verdict:
+    """What gradients mean for the step; whether to skip it is a bool where that can be known."""
+    if limit is None and not check:
+        return Verdict()
+    rule, norms = GradientNorms(master_weights=False), []
+    for name, p in named:
+        if grads[name] is not None and size(p):
+            wide = array_namespace(p).astype(grads[name], working_dtype(array_namespace(p), p), copy=False)
+            norms.append(rule.norms(array_namespace(p), p, wide, p)["grad_norm"])
+    found = judge(norms, scale=scale, limit=limit, check=check)
+    known = concrete(found.skip)
+    return found if known is None else found._replace(skip=bool(known))
 
 
 def _check_rule(who: str, rule: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, kind, size, working_dtype
+from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name, dtype_of, kind, size, working_dtype
 from arrayopt.rules.base import Rule
 
 __all__ = ["Group", "Groups", "Tensor", "assign", "new_slots", "override"]
@@ -93,11 +93,14 @@ class Group:
         """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
         old, rule = rule, override(rule, changes, f"group {self.label!r}")
         for tensor in self.tensors if rule.structure != old.structure else ():
-            expected = list(new_slots(rule, tensor.name, tensor.array))
-            if expected != list(tensor.slots):
+            now, then = (
+                [f"{name} ({dtype_name(x)})" for name, x in slots.items()]
+                for slots in (tensor.slots, new_slots(rule, tensor.name, tensor.array))
+            )
+            if now != then:
                 raise ValueError(
                     f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
-                    f" {tensor.name!r} would have to change from {list(tensor.slots)} to {expected};"
+                    f" {tensor.name!r} would have to change from {', '.join(now)} to {', '.join(then)};"
                     " make a new Optimizer"
                 )
         return rule
@@ -140,11 +143,18 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
 
 
 def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
-    """The state of one tensor before its first update, in at least float32; TypeError if the rule cannot have it."""
+    """The state of one tensor before its first update; TypeError or ValueError if the rule cannot have it."""
     if kind(array) == "complex" and not rule.complex_ok:
         raise TypeError(f"{type(rule).__name__} is not defined for complex parameters; {name!r} is of {array.dtype}")
-    xp = array_namespace(array)
-    return rule.slots(xp, xp.astype(array, working_dtype(xp, array), copy=False))
+    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim)
+    who = f"{type(rule).__name__}: `master_weights=True`" if dtype not in NARROW and rule.master_weights is True else ""
+    if who:
+        raise ValueError(f"{who} is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
+    if narrow and kind(array) == "complex":
+        raise ValueError(f"{type(rule).__name__}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
+    slots = rule.all_slots(xp, xp.astype(detached(array), working_dtype(xp, array), copy=False), dtype)
+    stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
+    return {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
 
 
 def assign(

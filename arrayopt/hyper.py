@@ -10,7 +10,7 @@ import numpy as np
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
 
-__all__ = ["Hyper", "Listed", "coerce", "evaluate", "flag", "is_number", "real"]
+__all__ = ["Hyper", "Listed", "choice", "coerce", "concrete", "evaluate", "flag", "is_number", "real"]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
 """What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
@@ -93,6 +93,12 @@ def flag(default: bool) -> Any:
     return made
 
 
+def choice(*options: bool | str | None) -> Any:
+    """Declare a structural field of a rule that takes one of a few values; the first is the default."""
+    made: Any = field(default=options[0], metadata={"flag": True, "options": options})
+    return made
+
+
 def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> Any:
     """Check one hyper-parameter as given and bring it to its stored form: float, callable, 0-d array or None."""
     if value is None and optional:
@@ -104,13 +110,13 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
     if callable(value) and not isinstance(value, type):
         return value
     if _is_real_array(value) and value.ndim == 0:
-        number = _concrete(value)
+        number = concrete(value)
         return value if number is None else _checked(where, value, interval, number)
     if _is_real_array(value) and value.ndim > 1:
         raise ValueError(f"{where} must be a number or a sequence; got an array of shape {tuple(value.shape)}")
     is_sequence = isinstance(value, Iterable) and not isinstance(value, str | bytes | dict | set)
     if is_sequence and not (is_array(value) and value.ndim == 0):
-        values: list[Any] = [_concrete(x) if _is_real_array(x) and x.ndim == 0 else x for x in value]
+        values: list[Any] = [concrete(x) if _is_real_array(x) and x.ndim == 0 else x for x in value]
         if not values:
             raise ValueError(f"{where} must hold a value for each step; got an empty sequence")
         for i, x in enumerate(values):
@@ -163,7 +169,7 @@ def _contains(interval: str, x: float) -> bool:
     return above and (x <= high if interval[-1] == "]" else x < high)
 
 
-def _concrete(value: Any) -> float | None:
+def concrete(value: Any) -> float | None:
     """The value of a 0-d array, or None while a library traces it."""
     try:
         return float(detached(value))

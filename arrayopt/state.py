@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place
+from arrayopt.arrays import WORKING, array_namespace, detached, dtype_name, is_array, place, working_dtype
 from arrayopt.groups import Group, Tensor, override
 from arrayopt.hyper import coerce
+from arrayopt.prologue import Prologue
 from arrayopt.rules.base import Rule, hypers, is_flag
 
 __all__ = ["CLIP_NORM", "dump", "load"]
@@ -18,12 +19,18 @@ CLIP_NORM = "(0, inf)"
 """What the optimizer's `clip_norm` must lie in."""
 
 
-def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group]) -> dict[str, Any]:
+ACCUMULATED = "accumulated"
+"""Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
+
+
+def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group], prologue: Prologue) -> dict[str, Any]:
     """See `Optimizer.state_dict`."""
+    sums = prologue.accumulator.sums()
     return {
         "format": FORMAT,
         "step": step,
         "clip_norm": clip_norm,
+        "extra": prologue.dump(),
         "rule": _describe(rule),
         "groups": [
             {
@@ -39,7 +46,7 @@ def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group]) -> dict[str
                 "t": tensor.t,
                 "shape": tuple(tensor.array.shape),
                 "dtype": dtype_name(tensor.array),
-                "slots": {name: _copy(x) for name, x in tensor.slots.items()},
+                "slots": {name: _copy(x) for name, x in _with_sum(tensor, sums).items()},
             }
             for group in groups
             for tensor in group.tensors
@@ -47,14 +54,20 @@ def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group]) -> dict[str
     }
 
 
-def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, Any, Rule]:
-    """Bring groups and tensors to the saved state, once all of it is checked; see `Optimizer.load_state_dict`."""
+def _with_sum(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
+    """A tensor's slots, and the sum of its gradients so far."""
+    return {**tensor.slots, **({ACCUMULATED: sums[tensor.name]} if tensor.name in sums else {})}
+
+
+def load(saved: dict[str, Any], rule: Rule, groups: list[Group], prologue: Prologue) -> tuple[int, Any, Rule]:
+    """Bring groups, tensors and prologue to the saved state, once it is checked; see `Optimizer.load_state_dict`."""
     if not isinstance(saved, dict) or "format" not in saved:
         raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; got {type(saved).__name__}")
     if saved["format"] != FORMAT:
         raise ValueError(f"Optimizer.load_state_dict: format must be {FORMAT}; got {saved['format']!r}")
     try:
-        wrong = _differences(saved, rule, groups)
+        sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
+        wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"])]
         clip_norm, step = saved["clip_norm"], int(saved["step"])
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; {error!r}") from error
@@ -67,13 +80,16 @@ def load(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> tuple[int, A
         override(g.rule, was["hypers"], f"group {g.label!r}") for g, was in zip(groups, saved["groups"], strict=True)
     ]
     new_slots = {
-        name: {slot: _like(tensor.slots[slot], x) for slot, x in saved["tensors"][name]["slots"].items()}
+        name: {slot: _like(old, saved["tensors"][name]["slots"][slot]) for slot, old in tensor.slots.items()}
         for name, tensor in tensors.items()
     }
+    new_sums = {name: _like_sum(tensors[name].array, x) for name, x in sums.items()}
     for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
         group.replace_rule(grouped, frozenset(was["own"]))
     for name, tensor in tensors.items():
         tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
+    prologue.load(saved["extra"])
+    prologue.accumulator.load(new_sums, list(tensors.values()))
     return step, clip_norm, new_rule
 
 
@@ -128,8 +144,12 @@ def _tensor_differences(tensor: Tensor, was: dict[str, Any]) -> list[str]:
         wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tuple(tensor.array.shape)}")
     if was["dtype"] != dtype_name(tensor.array):
         wrong.append(f"dtype {was['dtype']} at {who}, expected {dtype_name(tensor.array)}")
-    if list(was["slots"]) != list(tensor.slots):
-        return [*wrong, f"slots {list(was['slots'])} at {who}, expected {list(tensor.slots)}"]
+    slots = [slot for slot in was["slots"] if slot != ACCUMULATED]
+    if slots != list(tensor.slots):
+        return [*wrong, f"slots {slots} at {who}, expected {list(tensor.slots)}"]
+    total = was["slots"].get(ACCUMULATED, tensor.array)
+    if not is_array(total) or tuple(total.shape) != tuple(tensor.array.shape) or dtype_name(total) not in WORKING:
+        wrong.append(f"the accumulated gradient of {who} is no such gradient")
     for slot, mine in tensor.slots.items():
         x = was["slots"][slot]
         if not is_array(x):
@@ -150,6 +170,13 @@ def _like(mine: Any, x: Any) -> Any:
     """A copy of x of mine's library and on its device."""
     xp, device = place(mine)
     return _copy(x) if array_namespace(x) is xp else xp.asarray(np.array(_host(x)), dtype=mine.dtype, device=device)
+
+
+def _like_sum(p: Any, x: Any) -> Any:
+    """A copy of an accumulated gradient, of p's library and on its device, in the dtype of arithmetic."""
+    xp, device = place(p)
+    own = _copy(x) if array_namespace(x) is xp else np.array(_host(x))
+    return xp.asarray(own, dtype=working_dtype(xp, p), device=device)
 
 
 def _host(x: Any) -> Any:

@@ -16,16 +16,20 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was given it, before
     centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what the rule reports: ``trust_ratio`` of
     LAMB, LANS and LARS (the number 1.0 without `adapt`), ``trust_ratio_grad`` of LANS. Tensors that the step left out,
-    and empty ones, are absent.
+    and empty ones, are absent. ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and
+    before clipping, with `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped``
+    is how many steps were skipped. Both are there without ``stats=True`` too.
     """
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.global_norm: Any = None
+        self.skipped = 0
         self._reports: dict[str, dict[str, Array]] = {}
 
-    def replace(self, reports: dict[str, dict[str, Array]]) -> None:
+    def replace(self, reports: dict[str, dict[str, Array]], norm: Any, skipped: int) -> None:
         """Put a new step's reports in the place of the last one's."""
+        self.global_norm, self.skipped = norm, skipped
         self._reports = {name: report for name, report in reports.items() if report}
 
     def read(self) -> dict[str, dict[str, float]]:

@@ -8,6 +8,8 @@ __device__ __forceinline__ T minimum(T a, T b) { return a < b || a != a ? a : b;
 template <class T>
 __device__ __forceinline__ T sign(T a) { return a == a ? (T)(a > 0) - (T)(a < 0) : a; }
 template <class T>
+__device__ __forceinline__ T modulo(T a, T b) { return a - floor(a / b) * b; }  // of the sign of b
+template <class T>
 __device__ __forceinline__ bool finite(T a) { return a - a == 0; }
 template <class T>
 __device__ __forceinline__ T magnitude(T a) { return fabs(a); }

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from arrayopt.arrays import dtype_name, library, place, size
-from arrayopt.engines.base import Bucket, Engine
+from arrayopt.engines.base import Bucket, Engine, beside, bucketed
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["Bucket", "Engine", "explain_bucket", "select"]
+__all__ = ["Bucket", "Engine", "beside", "bucketed", "explain_bucket", "select"]
 
 
 def _array_api() -> Engine:

@@ -6,21 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, detached, is_array, size, store, working_dtype
+from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name, is_array, size, store, working_dtype
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.groups import Tensor
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import norm
 
 __all__ = ["ArrayAPI", "apply"]
 
 
 def apply(
-    rule: Rule, p: Array, g: Array, slots: dict[str, Array], t: Any, hypers: dict[str, Any]
+    rule: Rule,
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    t: Any,
+    hypers: dict[str, Any],
+    *,
+    clip: Any = None,
+    stats: bool = False,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One update of one tensor, pure: the new parameter and slots in their dtypes, and what the rule reports.
+    """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
-    Arithmetic is in at least float32; the result is rounded to the parameter's dtype once, at the end.
+    Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
     Raises
     ------
@@ -32,7 +39,11 @@ def apply(
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
     h = SimpleNamespace(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
-    new_p, out = rule(xp, xp.astype(p, work, copy=False), xp.astype(g, work, copy=False), slots, h)
+    wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
+    if clip is not None:
+        wide_g = wide_g * _scalar(xp, clip, scalar)
+    wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
+    new_p, out = rule(xp, wide_p, wide_g, wide, h)
     lacking = [name for name in slots if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
@@ -43,12 +54,17 @@ def apply(
             )
     held = [p, *slots.values()]  # a slot may take over what the parameter or another slot held: that needs a copy
 
-    def kept(new: Array, old: Array) -> Array:
-        taken_over = new is not old and any(new is x for x in held)
+    def kept(new: Array, wide_old: Array, old: Array) -> Array:
+        if new is wide_old:
+            return old
+        taken_over = any(new is x for x in held)
         return xp.astype(new, old.dtype, copy=taken_over)
 
-    new_slots = {name: kept(out[name], old) for name, old in slots.items()}
-    return kept(new_p, p), new_slots, {k: x for k, x in out.items() if k not in slots}
+    new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
+    report = {name: x for name, x in out.items() if name not in slots}
+    if stats:
+        report |= rule.norms(xp, wide.get("master", wide_p), wide_g, new_p)
+    return kept(new_p, wide_p, p), new_slots, report
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
@@ -105,20 +121,4 @@ def _update(
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
-    if size(p) == 0:
-        return p, tensor.slots, {}
-    xp = array_namespace(p)
-    work = working_dtype(xp, p)
-    if clip is not None:
-        factor = xp.astype(clip, working_dtype(xp, p, real=True)) if is_array(clip) else clip
-        g = xp.astype(g, work, copy=False) * factor
-    new_p, slots, report = apply(rule, p, g, tensor.slots, tensor.t + 1, hypers)
-    if stats:
-        old = xp.astype(p, work, copy=False)
-        report = {
-            **report,
-            "param_norm": norm(xp, old),
-            "grad_norm": norm(xp, xp.astype(g, work, copy=False)),
-            "update_norm": norm(xp, xp.astype(new_p, work, copy=False) - old),
-        }
-    return new_p, slots, report
+    return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)

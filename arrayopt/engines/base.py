@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, dtype_name, place
 from arrayopt.groups import Group, Tensor
 from arrayopt.rules.base import Rule
 
-__all__ = ["Bucket", "Engine", "Report"]
+__all__ = ["Bucket", "Engine", "Report", "beside", "bucketed"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
@@ -54,6 +54,36 @@ class Bucket:
     def rule(self) -> Rule:
         """A rule of the bucket's structure."""
         return self.groups[0].rule
+
+
+def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor]) -> Bucket:
+    """A bucket of the same parameters under another rule, with state of its own; made once, and kept with the first."""
+    made: Bucket | None = bucket.kept.get(("beside", type(rule)))
+    if made is None:
+        mine = [tensor_of(tensor) for tensor in bucket.tensors]
+        made = Bucket([Group("", rule, {}, mine)], mine, [0] * len(mine), bucket.places)
+        bucket.kept["beside", type(rule)] = made
+    for mine_, tensor in zip(made.tensors, bucket.tensors, strict=True):
+        mine_.array = tensor.array  # it may have been replaced
+    made.groups[0].replace_rule(rule)
+    return made
+
+
+def bucketed(groups: list[Group], tensors: list[Tensor]) -> list[Bucket]:
+    """Tensors that share a structure of rule, a dtype, a library and a device."""
+    buckets: dict[Any, Bucket] = {}
+    position = {tensor.name: i for i, tensor in enumerate(tensors)}
+    for group in groups:
+        for tensor in group.tensors:
+            xp, device = place(tensor.array)
+            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device))
+            bucket = buckets.setdefault(key, Bucket())
+            if group not in bucket.groups:
+                bucket.groups.append(group)
+            bucket.tensors.append(tensor)
+            bucket.places.append(position[tensor.name])
+            bucket.group_of.append(len(bucket.groups) - 1)
+    return list(buckets.values())
 
 
 class Engine(Protocol):

@@ -103,7 +103,7 @@ class _Table(Batch):
         if len(now) == len(self.held) and all(map(operator.is_, now, self.held)):
             return
         self.held, self.staged = now, []
-        for name in ("p", *self.plan.slots):
+        for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
                 if plain(x):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.arrays import NARROW, REAL, WORKING, Array
 from arrayopt.engines import numpy_lanes
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
@@ -58,10 +58,9 @@ class _Blocks(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        same = {"p"} if dtype == WORKING[dtype] or split is not None else set()
-        self.programs = [
-            program(plan, k, frozenset({*same, *plan.slots, *plan.spilled})) for k in range(len(plan.passes))
-        ]
+        narrow = NARROW if split is None else ()  # planes are in the dtype of arithmetic
+        same = frozenset(name for name, stored in plan.storage.items() if stored not in narrow)
+        self.programs = [program(plan, k, same) for k in range(len(plan.passes))]
         self.scratch = threading.local()
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
@@ -98,8 +97,7 @@ class _Blocks(Batch):
 
     def _tensor(self, row: int, grad: Array, threads: int) -> None:
         """All passes over one tensor."""
-        names = {"p": None} | dict.fromkeys(self.plan.slots)
-        arrays = {name: self.stored(row, name) for name in names}
+        arrays = {name: self.stored(row, name) for name in self.plan.touched}
         copies = {name: np.array(x, order="C") for name, x in arrays.items() if not plain(x)}
         arrays |= copies | {"g": np.ascontiguousarray(grad)} | self._spilled(math.prod(grad.shape))
         known: dict[Node, Any] = {n: _scalar(n, self.scalars[row, i]) for i, n in enumerate(self.plan.scalars)}
@@ -112,9 +110,7 @@ class _Blocks(Batch):
         for name, copy in copies.items():
             self.replace(row, name, copy.reshape(self.stored(row, name).shape))
 
-    def _segments(
-        self, row: int, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any], threads: int
-    ) -> None:
+    def _segments(self, row: int, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
         """A tensor of small matrices side by side."""
         geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
         extents = geo["A"] * geo["B"], geo["R"], geo["C"], geo["G"]
@@ -249,7 +245,7 @@ class _Blocks(Batch):
         """All passes over some small tensors, as one array."""
         chosen, sizes = rows.tolist(), self.geo[rows, 0]
         starts = np.cumsum(sizes) - sizes
-        names = ["p", *self.plan.slots]
+        names = self.plan.touched
         block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
         given: list[Any] = [grads[row] for row in chosen]
         block["g"] = np.concatenate(given, axis=None)
@@ -265,8 +261,8 @@ class _Blocks(Batch):
             if k < len(self.plan.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
-                buffers = _buffers(prog.buffers, self.real, block["p"].size)
-                got = self._run(k, block, env, [x[: block["p"].size] for x in buffers])
+                buffers = _buffers(prog.buffers, self.real, block["g"].size)
+                got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
                 for s in self.plan.passes[k].sums:
                     known[s] = np.add.reduceat(got[s.args[0]], starts).astype(np.float64)
         for n, i in self.where.tensor.items():

@@ -58,10 +58,8 @@ class CudaText:
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
         self.plan, self.where = plan, layout(plan)
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
-        wide = {"float32": "complex64", "float64": "complex128"}[self.real]
-        slots = {name: wide if name in plan.complex_slots else self.real for name in plan.slots}
-        self.storage = {"p": dtype, "g": grad_dtype, **slots}
-        self.storage |= {name: wide if kind == "complex" else self.real for name, kind in plan.spilled.items()}
+        self.storage = {"p": dtype, "g": grad_dtype}
+        self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
         self.columns = [*(f"IN_{x}" for x in COLUMNS), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
         self.columns += [f"PART{i}" for i in range(len(self.where.partials))]

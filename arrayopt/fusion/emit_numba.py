@@ -5,6 +5,7 @@ tensor; for each prologue `between_k`. `run` does stages of a list of tensors, o
 prologue k, stage 2k + 1 one thread's share of pass k.
 """
 
+from arrayopt.arrays import NARROW
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
@@ -42,7 +43,7 @@ def emit(
     """
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *HEADER.format(about=about, real=m.real, cache=cache).splitlines())
-    if {"float16", "bfloat16"} & set(m.storage.values()):
+    if set(NARROW) & set(m.storage.values()):
         m.put(0, *HALF.splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     if split:

@@ -148,6 +148,7 @@ HOST: dict[str, Any] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "mod": np.remainder,
     "pow": np.power,
     "neg": np.negative,
     "lt": np.less,

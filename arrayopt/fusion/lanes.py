@@ -95,7 +95,9 @@ def lanes(plan: Plan) -> Lanes | None:
     made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
     writes = {name: n for name, n in plan.small.items() if n.axes and not (n.op == "input" and n.data == name)}
-    when = {name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()}
+    when = {
+        name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()
+    }
     if any(t > of[-1] for t in when.values()):
         return None
 
@@ -144,7 +146,7 @@ def _is_local(n: Node, plan: Plan) -> bool:
 
 def _local_throughout(plan: Plan) -> bool:
     """Whether all values between the passes are per tensor or local, and none per tensor is made of local ones."""
-    if plan.element not in (ELEMENT[3], ELEMENT[4]) or plan.complex_slots:
+    if plan.element not in (ELEMENT[3], ELEMENT[4]) or "complex" in plan.storage["p"]:
         return False
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}

@@ -98,7 +98,7 @@ class _Namespace(SimpleNamespace):
 
 _UNARY = ("sqrt", "sign", "exp", "expm1", "log", "log1p", "conj")
 _BINARY = {"minimum": "minimum", "maximum": "maximum", "add": "add", "subtract": "sub", "multiply": "mul"}
-_BINARY |= {"divide": "div", "pow": "pow"}
+_BINARY |= {"divide": "div", "pow": "pow", "remainder": "mod"}
 _LOGIC = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"}
 _LOGIC |= {"logical_and": "and", "logical_or": "or"}
 

@@ -2,7 +2,7 @@
 
 import math
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
@@ -108,7 +108,18 @@ def store_bfloat16(x):
 
 """
 
-BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "pow": "**",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
 BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
 CALLS = {
     "minimum": "minimum",
@@ -130,10 +141,7 @@ class Text:
         self.plan, self.where = plan, where
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
-        wide = {"float32": "complex64", "float64": "complex128"}[self.real]
-        for name in plan.slots:
-            self.storage[name] = wide if name in plan.complex_slots else self.real
-        self.storage |= {name: wide if kind == "complex" else self.real for name, kind in plan.spilled.items()}
+        self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
         self.columns = [*(f"IN_{x}" for x in GEOMETRY), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
         self.columns += [*(f"PART{i}" for i in range(len(self.where.partials))), "OWN"]
@@ -193,13 +201,13 @@ class Text:
 
     def load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""
-        if kind in ("float16", "bfloat16"):
-            return f"load_{kind}({stored})"
+        if kind in NARROW:
+            return f"load_{kind}({stored})" if self.real == "float32" else f"W(load_{kind}({stored}))"
         return stored if kind.startswith("complex") or kind == self.real else f"W({stored})"
 
     def store(self, kind: str, value: str) -> str:
         """A value as it is stored in a dtype."""
-        return f"store_{kind}(W({value}))" if kind in ("float16", "bfloat16") else value
+        return f"store_{kind}(np.float32({value}))" if kind in NARROW else value
 
     def array(self, indent: int, name: str, size: str) -> None:
         """Make a stored array from its address."""

@@ -45,8 +45,8 @@ class Placement:
         The axes of an element.
     outputs : dict of str to Node
         What the parameter and the slots of an element's axes are to hold.
-    narrow : bool
-        Whether the parameter is stored in fewer bits than arithmetic is done in: what was stored is not the value then.
+    narrow : frozenset of str
+        What is stored in fewer bits than arithmetic is done in: what was stored is not the value then.
     count : int
         How many passes there are.
     summed : dict of Node to int
@@ -70,7 +70,7 @@ class Placement:
         self,
         element: str,
         outputs: dict[str, Node],
-        narrow: bool,
+        narrow: frozenset[str],
         count: int,
         summed: dict[Node, int],
         spilled: dict[Node, int],
@@ -150,7 +150,7 @@ class Placement:
 
     def _rounds(self, name: str) -> bool:
         """Whether a value is not what it was once it has been stored under a name."""
-        return self.narrow and name in ("p", "g")
+        return name in self.narrow
 
     def _stores(self, k: int) -> dict[str, Node]:
         """What pass k stores."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from arrayopt.arrays import WORKING
+from arrayopt.arrays import ITEMSIZE, NARROW, REAL, WORKING
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
@@ -38,8 +38,8 @@ class Plan:
         Slots that vary over fewer axes than the elements, with what they are to hold after the last prologue.
     reports : dict of str to Node
         Values per tensor to be reported.
-    complex_slots : frozenset of str
-        What is complex among the parameter, the gradient and the slots.
+    storage : dict of str to str
+        The dtypes that the parameter, the slots and spilled values are stored in.
     spilled : dict of str to str
         Scratch arrays of the tensor's size in the dtype of arithmetic, each ``real`` or ``complex``: one pass stores a
         value there that a later one loads. Nothing is left in them for the next step.
@@ -52,7 +52,7 @@ class Plan:
     slots: dict[str, str]
     small: dict[str, Node]
     reports: dict[str, Node]
-    complex_slots: frozenset[str]
+    storage: dict[str, str]
     spilled: dict[str, str]
 
     @property
@@ -62,11 +62,23 @@ class Plan:
         graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
         outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
-        return self.element, graph, tuple(outputs), tuple(self.slots.items())
+        return self.element, graph, tuple(outputs), tuple(self.slots.items()), tuple(self.storage.items())
 
-    def bytes_per_parameter(self, itemsize: int = 4) -> int:
-        """Bytes read and written per parameter, all values being of one size."""
-        return sum(itemsize * (len(p.loads) + len(p.stores)) for p in self.passes)
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The stored arrays, other than gradients, that are read or written at all."""
+        names = {name for p in self.passes for name in (*p.loads, *p.stores)}
+        return tuple(
+            name for name, axes in {"p": self.element, **self.slots}.items() if name in names or axes != self.element
+        )
+
+    def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
+        """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
+        return sum(self._bytes(p, grad_dtype or self.storage["p"]) for p in self.passes)
+
+    def _bytes(self, p: Pass, grad_dtype: str) -> int:
+        """Bytes of each element that a pass reads and writes."""
+        return sum(ITEMSIZE[{"g": grad_dtype, **self.storage}[name]] for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []
@@ -76,34 +88,29 @@ class Plan:
             stores, reduces = " ".join(p.stores) or "-", ", ".join(sums) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
-                f" {4 * (len(p.loads) + len(p.stores))} B"
+                f" {self._bytes(p, self.storage['p'])} B"
             )
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
-        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per float32 parameter{scratch}"])
+        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per {self.storage['p']} parameter{scratch}"])
 
 
-def plan(traced: Trace, *, narrow: bool = False) -> Plan:
+def plan(traced: Trace) -> Plan:
     """Plan the passes of a trace.
 
     Each value is computed in the first pass that it can be computed in, a sum possibly later, where a pass reads its
     terms anyway. A slot is stored as soon as no later pass needs what it held before. What a later pass needs of an
     earlier one it computes again from what is stored, or reads from scratch memory, where the earlier one has spilled
     it: whichever moves fewer bytes, and if it is all the same, the former.
-
-    Parameters
-    ----------
-    traced : Trace
-        What a rule computes.
-    narrow : bool
-        Whether the parameter is stored in fewer bits than arithmetic is done in. Then a new value of it is not read
-        back, as it is rounded.
     """
     element = traced.element
-    outputs = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
-    small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in outputs}
+    whole = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
+    small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in whole}
+    outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}  # the others stay as they are
     roots = [*outputs.values(), *small.values(), *traced.reports.values()]
     sums = [n for n in reachable(roots) if n.op == "sum" and n.args[0].axes == element]
-    count = 1 + max([x.level for x in outputs.values()] + [s.args[0].level for s in sums])
+    count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
+    narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
+    narrow |= {"g"} if "p" in narrow else set()
     placed = Placement(element, outputs, narrow, count, {s: s.args[0].level for s in sums}, {})
     for s in sums:
         placed = placed.with_sum(s, _last_chance(s, outputs, sums, count))
@@ -116,9 +123,8 @@ def plan(traced: Trace, *, narrow: bool = False) -> Plan:
     used += [x for p in passes for x in p.stores.values()] + [n for part in prologues for x in part for n in x.args]
     used += [*small.values(), *traced.reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
-    complexes = {n for n, d in traced.slot_dtypes.items() if d == "complex"}
-    if traced.outputs["p"].dtype == "complex":
-        complexes |= {"p", "g"}
+    working = WORKING[traced.storage["p"]]
+    wide = {"real": REAL.get(working, working), "complex": working}
     return Plan(
         element,
         passes,
@@ -127,7 +133,7 @@ def plan(traced: Trace, *, narrow: bool = False) -> Plan:
         traced.slots,
         small,
         traced.reports,
-        frozenset(complexes),
+        traced.storage | {name: wide[n.dtype] for name, n in placed.scratch.items()},
         {name: n.dtype for name, n in placed.scratch.items()},
     )
 
@@ -167,12 +173,10 @@ def _prologues(
 @cache
 def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
     """The plan of a structure of rule: flat where that will do."""
-    working = WORKING[dtype]
     try:
-        traced = trace(key.rule, rank, working, flat=True, clip=clip, stats=stats)
+        return plan(trace(key.rule, rank, dtype, flat=True, clip=clip, stats=stats))
     except NotFlat:
-        traced = trace(key.rule, rank, working, clip=clip, stats=stats)
-    return plan(traced, narrow=working != dtype)
+        return plan(trace(key.rule, rank, dtype, clip=clip, stats=stats))
 
 
 @dataclass(frozen=True, slots=True)

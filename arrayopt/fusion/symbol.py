@@ -78,6 +78,7 @@ class Symbol:
     __mul__, __rmul__ = _operator("mul"), _operator("mul", swap=True)
     __truediv__, __rtruediv__ = _operator("div"), _operator("div", swap=True)
     __pow__, __rpow__ = _operator("pow"), _operator("pow", swap=True)
+    __mod__, __rmod__ = _operator("mod"), _operator("mod", swap=True)
     __lt__, __le__, __gt__, __ge__ = (_operator(op, "bool") for op in ("lt", "le", "gt", "ge"))
     __eq__, __ne__, __and__, __or__ = (_operator(op, "bool") for op in ("eq", "ne", "and", "or"))
 

@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from arrayopt.arrays import REAL
+from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import ELEMENT, SCRATCH, Graph, Node
 from arrayopt.fusion.namespace import NAMESPACE
 from arrayopt.fusion.symbol import WAY_OUT, NotFlat, Symbol, TraceError, lift
 from arrayopt.rules.base import Rule, hypers
-from arrayopt.rules.words import norm
 
 __all__ = ["NotFlat", "Trace", "TraceError", "trace"]
 
@@ -25,8 +24,8 @@ class Trace:
         ``p`` and the slots, as they are to be stored.
     slots : dict of str to str
         The slots' axes.
-    slot_dtypes : dict of str to str
-        ``real`` or ``complex``.
+    storage : dict of str to str
+        The dtypes that the parameter and the slots are stored in.
     reports : dict of str to Node
         Values per tensor for `Optimizer.stats`.
     element : str
@@ -35,7 +34,7 @@ class Trace:
 
     outputs: dict[str, Node]
     slots: dict[str, str]
-    slot_dtypes: dict[str, str]
+    storage: dict[str, str]
     reports: dict[str, Node]
     element: str
 
@@ -61,7 +60,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     rank : int
         The tensor's number of dimensions.
     dtype : str
-        The dtype that arithmetic is done in: float32, float64, complex64 or complex128.
+        The dtype that the tensor is stored in.
     flat : bool
         Whether to see the tensor as one row of elements, which no sum over rows or columns may contradict.
     clip : bool
@@ -84,7 +83,8 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         dims = tuple(str(i) for i in range(rank))
     else:
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
-    real = REAL.get(dtype, dtype)
+    working = WORKING[dtype]
+    real = REAL.get(working, working)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))
@@ -96,9 +96,9 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     def scalar(name: str) -> Symbol:
         return Symbol(graph, graph.make("host", data=name), (), real)
 
-    p, g = source("p", dims, dtype), source("g", dims, dtype)
+    p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh = rule.slots(NAMESPACE, p)
+        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
     odd = [name for name in fresh if not name.isidentifier() or name in ("p", "g") or name.startswith(SCRATCH)]
     if odd:
         raise TraceError(f"a slot of an optimizer that is fused cannot be called {odd[0]!r}{WAY_OUT}")
@@ -118,11 +118,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
             raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
-        reports |= {
-            "param_norm": norm(NAMESPACE, p),
-            "grad_norm": norm(NAMESPACE, given),
-            "update_norm": norm(NAMESPACE, new_p - p),
-        }
+        reports |= rule.norms(NAMESPACE, s.get("master", p), given, new_p)
     nodes = {name: lift(graph, x)[0] for name, x in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
@@ -131,7 +127,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     return Trace(
         outputs,
         {name: x.node.axes for name, x in s.items()},
-        {name: x.node.dtype for name, x in s.items()},
+        {"p": dtype} | {name: str(rule.state_dtype) if name in narrow else x.dtype for name, x in s.items()},
         nodes,
         element,
     )

@@ -23,6 +23,8 @@ class _Adam(Rule):
     bias_correction: bool = flag(True)
     amsgrad: bool = flag(False)
 
+    squares: ClassVar[tuple[str, ...]] = ("v", "v_max")
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         zeros = {"m": xp.zeros_like(p), "v": zeros_abs2(xp, p)}
         return {**zeros, "v_max": zeros_abs2(xp, p)} if self.amsgrad else zeros
@@ -64,7 +66,7 @@ class AdamW(_Adam):
     amsgrad : bool, default False
         Use the running maximum of v (Reddi et al., arXiv:1904.09237).
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from arrayopt.arrays import Array
-from arrayopt.hyper import coerce, evaluate, flag
-from arrayopt.rules.words import centralize, is_zero
+import numpy as np
+
+from arrayopt.arrays import NARROW, Array
+from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real
+from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
 
 __all__ = ["Rule"]
+
+AROUND = ("master", "slow", "ema")
+"""Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -18,38 +23,79 @@ class Rule(ABC):
     r"""An update rule: hyper-parameters as fields, and the update of one tensor as a pure function of arrays.
 
     To write one, subclass `Rule` as a frozen, keyword-only dataclass; declare numbers with `arrayopt.real` and switches
-    with `arrayopt.flag`; give `slots` and `update`. See the documentation, "Writing your own rule".
+    with `arrayopt.flag`; give `slots` and `update`. See the documentation, "Writing your own rule". The fields below
+    are those of every rule; what they do stands around the rule's own update, in this order.
 
     Parameters
     ----------
     grad_centralization : bool, default False
         Subtract from each gradient of rank ≥ 2 its mean over all axes but the first, before all else
         (Yong et al., arXiv:2004.01461).
+    clip_value : number, schedule or sequence, optional
+        Limit each element of the gradient to ±clip_value, in (0, inf); of complex ones the magnitude. (`LANS` limits
+        its normalized gradient.)
+    clip_tensor_norm : number, schedule or sequence, optional
+        Scale each tensor's gradient down where its Euclidean norm is above this, in (0, inf).
+    clip_unit_ratio : number, schedule or sequence, optional
+        Adaptive gradient clipping (Brock et al., arXiv:2102.06171): scale the gradient of each unit down where its norm
+        is above this, in (0, inf), times the norm of the unit's parameters, which counts as 1e-3 at least. A unit is
+        one index of the first axis; a tensor of rank < 2 is one unit.
+    lookahead_steps : number, schedule or sequence, optional
+        Every so many updates of a tensor, a whole number in [1, inf), slow weights go to the parameters, and these back
+        to them (Zhang et al., arXiv:1907.08610). They are the slot ``slow``.
+    lookahead_alpha : number, schedule or sequence, default 0.5
+        The part of the way that the slow weights go, in (0, 1].
+    ema_decay : number, schedule or sequence, optional
+        Keep the exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``, which
+        begins as the parameter; see `Optimizer.averaged`.
+    master_weights : {"auto", True, False}
+        Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``: the update is made on
+        it, and the parameter is its rounding. False: the update is made on the 16-bit parameter itself, and steps below
+        its precision are lost. True, unlike "auto", refuses wider parameters.
+    state_dtype : {None, "float16", "bfloat16"}
+        Store the rule's slots that have a value for each element in this dtype, widened for arithmetic and rounded once
+        a step. Second moments are stored as their roots then. Slots that are smaller stay wide.
 
     Raises
     ------
     TypeError
         If a value is not a number, a schedule or a sequence of numbers, or a switch is not a bool.
     ValueError
-        If a number lies outside its interval.
+        If a number lies outside its interval, or a value is not among the options.
     """
 
     complex_ok: ClassVar[bool] = False
     """Whether complex parameters make sense under this rule."""
 
+    squares: ClassVar[tuple[str, ...]] = ()
+    """Slots that average squares. In half precision their roots are stored: squares would underflow."""
+
+    clips_itself: ClassVar[bool] = False
+    """Whether `update` heeds `clip_value`, and the gradient is not clipped before."""
+
     grad_centralization: bool = flag(False)
+    clip_value: Hyper | None = real("(0, inf)", None)
+    clip_tensor_norm: Hyper | None = real("(0, inf)", None)
+    clip_unit_ratio: Hyper | None = real("(0, inf)", None)
+    lookahead_steps: Hyper | None = real("[1, inf)", None)
+    lookahead_alpha: Hyper = real("(0, 1]", 0.5)
+    ema_decay: Hyper | None = real("[0, 1)", None)
+    master_weights: bool | str = choice("auto", True, False)
+    state_dtype: str | None = choice(None, "float16", "bfloat16")
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             where, value = f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)
             if is_flag(f):
-                if not isinstance(value, bool):
-                    raise TypeError(f"{where} must be True or False; got {value!r}")
+                _check_option(where, value, f.metadata.get("options", (True, False)))
             else:
                 value = coerce(
                     where, value, f.metadata.get("interval"), optional=f.metadata.get("optional", f.default is None)
                 )
                 object.__setattr__(self, f.name, value)
+        if is_number(self.lookahead_steps) and self.lookahead_steps % 1:  # type: ignore[operator]
+            who = type(self).__name__
+            raise ValueError(f"{who}: `lookahead_steps` must be a whole number; got {self.lookahead_steps}")
         self.check()
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
@@ -57,7 +103,7 @@ class Rule(ABC):
 
     @abstractmethod
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        """The state of one tensor before its first update, by slot name."""
+        """The rule's own state of one tensor before its first update, by slot name."""
 
     @abstractmethod
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
@@ -70,7 +116,7 @@ class Rule(ABC):
         p, g : array
             Parameter and gradient, of one shape, in at least float32.
         s : dict of str to array
-            The slots, as `slots` made them or as the last update returned them.
+            The slots, as `slots` made them or as the last update returned them, in at least float32.
         h : namespace
             This step's hyper-parameters as scalars, by field name (None where off), and `h.t`, the number of updates of
             this tensor, counting this one.
@@ -81,9 +127,49 @@ class Rule(ABC):
             The new parameter; and the new slots, with whatever else is worth reporting (see `Optimizer.stats`).
         """
 
+    def all_slots(self, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
+        """The whole state of one tensor before its first update, in the dtype of arithmetic.
+
+        `p` is the parameter in the dtype of arithmetic, `dtype` the name of that which it is stored in.
+        """
+        around = {
+            "master": self.master_weights is not False and dtype in NARROW,
+            "slow": self.lookahead_steps is not None,
+            "ema": self.ema_decay is not None,
+        }
+        return {**self.slots(xp, p), **{name: xp.astype(p, p.dtype) for name in AROUND if around[name]}}
+
+    def narrow_slots(self, rank: int) -> frozenset[str]:
+        """The slots of a tensor that are stored in `state_dtype`: those of the rule with a value for each element."""
+        if self.state_dtype is None:
+            return frozenset()
+        p = np.zeros((2,) * rank)
+        return frozenset(name for name, x in self.slots(np, p).items() if x.shape == p.shape)
+
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        """`update`, with the gradient centralized first where that is asked for: what an engine runs."""
-        return self.update(xp, p, centralize(xp, g) if self.grad_centralization else g, s, h)
+        """`update`, with all that the fields of `Rule` ask for around it: what an engine runs.
+
+        It takes `all_slots`, and returns the new parameter in the dtype of arithmetic.
+        """
+        p = s.get("master", p)
+        g = centralize(xp, g) if self.grad_centralization else g
+        g = g if self.clips_itself else clip_by_value(xp, g, h.clip_value)
+        g = clip_unitwise(xp, clip_by_norm(xp, g, h.clip_tensor_norm), p, h.clip_unit_ratio)
+        roots = [name for name in self.squares if name in s] if self.state_dtype else []
+        own = {name: x for name, x in s.items() if name not in AROUND}
+        p, new = self.update(xp, p, g, {**own, **{name: s[name] * s[name] for name in roots}}, h)
+        new = {**new, **{name: xp.sqrt(new[name]) for name in roots}}
+        if "slow" in s:
+            p, new["slow"] = lookahead(p, s["slow"], h)
+        if "ema" in s:
+            new["ema"] = ema(s["ema"], p, h.ema_decay)
+        if "master" in s:
+            new["master"] = p
+        return p, new
+
+    def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
+        """What is reported of every step beside what `update` reports, where that is asked for."""
+        return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
     def at(self, step: Any) -> dict[str, Any]:
         """The value of each hyper-parameter at a step, counted from 0.
@@ -107,17 +193,31 @@ class Rule(ABC):
         off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
-    def init(self, params: Any, *, groups: Any = None) -> dict[str, Any]:
+    def init(self, params: Any, *, groups: Any = None, loss_scale: Any = None) -> dict[str, Any]:
         """The state of the functional form for a tree of parameters; see `arrayopt.init`."""
         from arrayopt.functional import init  # built on rules, so imported when used
 
-        return init(self, params, groups=groups)
+        return init(self, params, groups=groups, loss_scale=loss_scale)
 
     def __repr__(self) -> str:
-        shown = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        default = {f.name: f.default for f in dataclasses.fields(self) if f.default is None or f.default is False}
-        given = {k: v for k, v in shown.items() if not (k in default and v is default[k])}
+        common = {f.name for f in dataclasses.fields(Rule)}
+        given = {
+            f.name: value
+            for f in dataclasses.fields(self)
+            for value in [getattr(self, f.name)]
+            if not (f.name in common or f.default is None or f.default is False)
+            or not (type(value) is type(f.default) and value == f.default)
+        }
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
+
+
+def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:
+    """Raise where a value is not among a field's options."""
+    if any(type(value) is type(x) and value == x for x in options):
+        return
+    named = " or ".join([", ".join(map(repr, options[:-1])), repr(options[-1])])
+    kinds = {type(x) for x in options}
+    raise (ValueError if type(value) in kinds else TypeError)(f"{where} must be {named}; got {value!r}")
 
 
 def is_flag(f: "dataclasses.Field[Any]") -> bool:

@@ -1,7 +1,7 @@
 """Adafactor and CAME: second moments of matrices kept as their row and column averages."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
@@ -23,6 +23,8 @@ class _Factored(Rule):
     scale_parameter: bool = flag(False)
     relative_step: bool = flag(False)
     warmup_init: bool = flag(False)
+
+    squares: ClassVar[tuple[str, ...]] = ("v",)
 
     def check(self) -> None:
         who = type(self).__name__
@@ -96,7 +98,7 @@ class Adafactor(_Factored):
     warmup_init : bool, default False
         With `relative_step`: min(1e-6·t, 1/√t).
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------
@@ -174,7 +176,7 @@ class CAME(_Factored):
     relative_step, warmup_init : bool, default False
         As in `Adafactor`.
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------

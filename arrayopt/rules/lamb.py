@@ -22,11 +22,12 @@ class _LayerwiseAdam(Rule):
     weight_decay: Hyper = real("[0, inf)", 0.01)
     bias_correction: bool = flag(True)
     adapt: bool = flag(True)
-    clip_value: Hyper | None = real("(0, inf)", None)
     min_norm: Hyper | None = real("[0, inf)", None)
     max_norm: Hyper | None = real("[0, inf)", None)
     min_ratio: Hyper | None = real("[0, inf)", None)
     max_ratio: Hyper | None = real("[0, inf)", None)
+
+    squares: ClassVar[tuple[str, ...]] = ("v",)
 
     def check(self) -> None:
         for what in ("norm", "ratio"):
@@ -83,7 +84,7 @@ class LAMB(_LayerwiseAdam):
     min_ratio, max_ratio : number, schedule or sequence, optional
         Limits of the trust ratio.
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------
@@ -112,7 +113,6 @@ class LAMB(_LayerwiseAdam):
     complex_ok: ClassVar[bool] = True
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        g = clip_by_value(xp, g, h.clip_value)
         m, v, m_hat, d = self._averages(xp, g, s, h)
         u = m_hat / d + h.weight_decay * p
         r = self._ratio(xp, p, u, h)
@@ -142,7 +142,7 @@ class LANS(_LayerwiseAdam):
     sequential : bool, default False
         Apply the u_m part first; u_g then decays the updated parameter, with ‖p‖ still the old one.
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------
@@ -168,6 +168,8 @@ class LANS(_LayerwiseAdam):
     """
 
     sequential: bool = flag(False)
+
+    clips_itself: ClassVar[bool] = True
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         g = clip_by_value(xp, g / nonzero(xp, norm(xp, g)), h.clip_value)

@@ -38,7 +38,7 @@ class LARS(Rule):
     decayed_norm : bool, default False
         λ = c·‖p‖ / (‖g + w·p‖ + eps) instead: the norm of the decayed gradient, as in optax.
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class SGD(Rule):
     weight_decay : number, schedule or sequence, default 0
         w, in [0, inf); added to the gradient (L2).
     grad_centralization : bool, default False
-        See `Rule`.
+        See `Rule`, for this and for what else every rule has.
 
     Raises
     ------

@@ -14,12 +14,16 @@ __all__ = [
     "at_first",
     "bias_correction",
     "centralize",
+    "choose",
     "clamp",
+    "clip_by_norm",
     "clip_by_value",
+    "clip_unitwise",
     "debias",
     "decayed_beta",
     "ema",
     "is_zero",
+    "lookahead",
     "moments",
     "nonzero",
     "norm",
@@ -50,6 +54,13 @@ def at_first(t: Any, first: Any, later: Any) -> Any:
     if isinstance(t, int):
         return first if t == 1 else later
     return later + (first - later) * array_namespace(t).astype(t == 1, t.dtype)
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` or `no`, by a Python bool or by a 0-d array of them."""
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return array_namespace(condition).where(condition, yes, no)
 
 
 def decayed_beta(t: Any, decay_rate: Any) -> Any:
@@ -98,6 +109,26 @@ def clip_by_value(xp: Any, g: Array, limit: Any) -> Array:
     return g / xp.maximum(xp.abs(g) / limit, 1.0) if kind(g) == "complex" else clamp(xp, g, -limit, limit)
 
 
+def clip_by_norm(xp: Any, g: Array, limit: Any) -> Array:
+    """g scaled down to the Euclidean norm `limit` where it has a larger one; None leaves it as it is."""
+    return g if limit is None else g / xp.maximum(norm(xp, g) / limit, 1.0)
+
+
+def clip_unitwise(xp: Any, g: Array, p: Array, limit: Any) -> Array:
+    """g with each unit's norm limited to `limit` times that of p, which counts as 1e-3 at least.
+
+    A unit is one index of the first axis; a tensor of rank < 2 is one (arXiv:2102.06171, equation 3).
+    """
+    if limit is None:
+        return g
+    axes = tuple(range(1, g.ndim)) if g.ndim > 1 else None
+
+    def size(x: Array) -> Array:
+        return sqrt(xp, xp.sum(abs2(xp, x), axis=axes, keepdims=True))
+
+    return g / xp.maximum(size(g) / (limit * xp.maximum(size(p), 1e-3)), 1.0)
+
+
 def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
     """x limited to [low, high]; None leaves an end open; NaN stays."""
     x = x if low is None else xp.maximum(x, low)
@@ -107,6 +138,12 @@ def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
 def ema(average: Array, x: Array, beta: Any) -> Array:
     """The exponential moving average, one step on: beta·average + (1 - beta)·x."""
     return beta * average + (1.0 - beta) * x
+
+
+def lookahead(p: Array, slow: Array, h: Any) -> tuple[Array, Array]:
+    """The new p and slow weights: now and then these go a part of the way to p, and p to them (arXiv:1907.08610)."""
+    due, synced = h.t % h.lookahead_steps == 0, slow + h.lookahead_alpha * (p - slow)
+    return choose(due, synced, p), choose(due, synced, slow)
 
 
 def moments(xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array]:

@@ -1,0 +1,25 @@
+"""Functions that are called before or after each step, and taken away again."""
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["attach"]
+
+
+def attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
+    """Add a hook, and return what takes it away."""
+    if not callable(hook):
+        raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
+    entry = _Hook(hook)
+    hooks.append(entry)
+    return lambda: hooks.remove(entry) if entry in hooks else None
+
+
+class _Hook:
+    """A hook, each time that it is given another one."""
+
+    def __init__(self, hook: Any) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        return self.hook(*args)

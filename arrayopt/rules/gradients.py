@@ -1,0 +1,62 @@
+"""Rules that leave parameters as they are: they measure gradients, or gather them, through the engines of all rules."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from arrayopt.arrays import REAL, Array, dtype_name
+from arrayopt.hyper import Hyper, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import abs2, choose, sqrt
+
+__all__ = ["Accumulate", "GradientNorms"]
+
+SMALL = {"float32": 2.0**-80, "float64": 2.0**-600}
+"""Times these, squares of the largest numbers do not overflow."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GradientNorms(Rule):
+    """Reports ``grad_norm``, the Euclidean norm of the gradient: infinite or NaN only if some element is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As every rule.
+    """
+
+    complex_ok: ClassVar[bool] = True
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        return p, {}
+
+    def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
+        small = SMALL[REAL.get(dtype_name(g), dtype_name(g))]
+        square, shrunk = xp.sum(abs2(xp, g)), xp.sum(abs2(xp, g * small))
+        return {"grad_norm": xp.where(xp.isfinite(square), sqrt(xp, square), sqrt(xp, shrunk) * (1.0 / small))}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Accumulate(Rule):
+    """Adds `factor` times the gradient to the slot ``sum``, which the first update begins anew.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As every rule.
+    """
+
+    factor: Hyper = real("(0, inf)")
+
+    complex_ok: ClassVar[bool] = True
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {"sum": xp.zeros_like(p)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        added = h.factor * g
+        return p, {"sum": choose(h.t == 1, added, s["sum"] + added)}

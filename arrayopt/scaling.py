@@ -1,0 +1,104 @@
+"""Loss scaling: gradients in half precision are computed of a loss times a scale, so that they do not underflow."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from arrayopt.hyper import coerce
+from arrayopt.rules.words import choose
+
+__all__ = ["LOSS_SCALE", "LossScale", "as_loss_scale"]
+
+LOSS_SCALE = "(0, inf)"
+"""What a loss scale for one step must lie in."""
+
+LARGEST = 2.0**127
+"""A scale above this is infinite in float32."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """How the loss is scaled: by a constant, or by a scale that follows overflows.
+
+    Parameters
+    ----------
+    init : float, default 2**16
+        The scale at first, in (0, 2**127].
+    factor : float, default 2
+        What the scale is multiplied and divided by, in (1, inf).
+    window : int, default 2000
+        After so many good steps in a row the scale grows, at least 1.
+    dynamic : bool, default True
+        Whether the scale changes at all.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or out of its range.
+
+    Notes
+    -----
+    Overflow: the scale becomes max(scale / factor, 1), and the step is skipped. The scale never grows above 2**127.
+    This is what MindSpore's ``DynamicLossScaleManager`` does.
+
+    References
+    ----------
+    Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.2.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> opt = ao.Optimizer(np.ones(2, np.float16), ao.SGD(lr=0.5), loss_scale=ao.LossScale())
+    >>> opt.step(np.array([np.inf, 0.0], np.float16))
+    array([1., 1.], dtype=float16)
+    >>> opt.loss_scale
+    32768.0
+    """
+
+    init: float = 2.0**16
+    factor: float = 2.0
+    window: int = 2000
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        for name, interval in (("init", LOSS_SCALE), ("factor", "(1, inf)")):
+            value = coerce(f"LossScale: `{name}`", getattr(self, name), interval, optional=False)
+            if not isinstance(value, float):
+                raise TypeError(f"LossScale: `{name}` must be a number; got {value!r}")
+            object.__setattr__(self, name, value)
+        if self.init > LARGEST:
+            raise ValueError(f"LossScale: `init` must be at most 2**127; got {self.init}")
+        if not isinstance(self.window, int) or isinstance(self.window, bool):
+            raise TypeError(f"LossScale: `window` must be an integer; got {self.window!r}")
+        if self.window < 1:
+            raise ValueError(f"LossScale: `window` must be at least 1; got {self.window}")
+        if not isinstance(self.dynamic, bool):
+            raise TypeError(f"LossScale: `dynamic` must be True or False; got {self.dynamic!r}")
+
+    def start(self) -> dict[str, Any]:
+        """The state before the first step: the scale, and how many good steps it has seen."""
+        return {"scale": self.init, "good": 0}
+
+    def next(self, state: dict[str, Any], overflow: Any) -> dict[str, Any]:
+        """The state after a step that overflowed or did not; of Python numbers, or of 0-d arrays."""
+        if not self.dynamic:
+            return state
+        scale, good = state["scale"], state["good"] + 1
+        lower, higher = scale / self.factor, scale * self.factor
+        grown = choose(higher <= LARGEST, higher, scale)
+        full = good >= self.window
+        return {
+            "scale": choose(overflow, choose(lower > 1.0, lower, 1.0), choose(full, grown, scale)),
+            "good": choose(overflow, 0, choose(full, 0, good)),
+        }
+
+
+def as_loss_scale(who: str, scale: Any) -> LossScale | None:
+    """A loss scale as it may be given: a `LossScale`, a number for a constant one, or None."""
+    if scale is None or isinstance(scale, LossScale):
+        return scale
+    try:
+        return LossScale(init=scale, dynamic=False)
+    except (TypeError, ValueError) as error:
+        what = "a LossScale or a number in (0, 2**127]"
+        raise type(error)(f"{who}: `loss_scale` must be {what}; got {scale!r}") from error

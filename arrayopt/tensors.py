@@ -1,0 +1,126 @@
+"""The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, writable
+from arrayopt.engines import Bucket, bucketed
+from arrayopt.groups import Group, Groups, Tensor, assign, new_slots, override
+from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.rules.base import Rule
+from arrayopt.trees import flatten, rebuild
+
+__all__ = ["Tensors"]
+
+_ARRAY, _NAME, _FORM = map(operator.attrgetter, ("array", "name", "form"))
+_LOOK = operator.attrgetter("dtype", "shape")
+
+
+class Tensors:
+    """Parameters as tensors with state, in groups.
+
+    Attributes
+    ----------
+    all : list of Tensor
+        The tensors, in the order of the parameters.
+    groups : list of Group
+        The groups, in order.
+    """
+
+    def __init__(self, params: Any, rule: Rule, groups: Groups | None) -> None:
+        self._by_position = is_group_list(params)
+        if self._by_position:
+            if groups is not None:
+                raise ValueError("Optimizer: give `groups`, or params as a list of group dicts, not both")
+            named, entries = parse_group_list(params)
+            made: Any = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
+            tree: Any = [leaf for _, leaf in named]
+        else:
+            tree = list(params) if isinstance(params, Iterator) else params
+            named = named_params(tree)
+            made = assign(rule, groups, named)
+        tensors = {name: Tensor(name, leaf) for name, leaf in named}
+        self._tree, self.all = tree, list(tensors.values())
+        self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self._in_place, self._leaves = all(writable(leaf) for _, leaf in named), [leaf for _, leaf in named]
+        self._made: tuple[list[Any], list[Bucket]] = ([], [])
+        for group in self.groups:
+            _start(group)
+
+    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> Group:
+        """Take more parameters in, as a new group."""
+        tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
+        group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
+        _start(group)
+        self.groups.append(group)
+        self.all += group.tensors
+        self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
+        self._leaves += [leaf for _, leaf in named]
+        self._tree = tree
+        return group
+
+    def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
+        """The optimizer's rule with a field changed, as it is then for all groups that do not set it for themselves."""
+        new, (name,) = override(rule, change, "Optimizer"), change
+        following = [group for group in self.groups if name not in group.overridden]
+        rules = [group.checked(group.rule, change) for group in following]
+        for group, own in zip(following, rules, strict=True):
+            group.replace_rule(own)
+        return new
+
+    def match(self, grads: Any) -> list[Array | None]:
+        """The tensors' gradients, checked."""
+        if type(grads) is dict and len(grads) == len(self.all):  # at first sight; what is not right is looked at
+            names, forms = list(map(_NAME, self.all)), map(_FORM, self.all)
+            given = list(map(grads.get, names))
+            kinds = set(map(type, given))
+            if kinds == {np.ndarray} and all(map(operator.eq, map(_LOOK, given), forms)):
+                return given
+            if type(None) in kinds and kinds <= {np.ndarray, type(None)} and all(map(grads.__contains__, names)):
+                if all(g is None or _LOOK(g) == form for g, form in zip(given, forms, strict=True)):
+                    return given
+        named = [(tensor.name, tensor.array) for tensor in self.all]
+        return list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+
+    def buckets(self) -> list[Bucket]:
+        """See `bucketed`; kept until a structure changes."""
+        structures = [group.rule.structure for group in self.groups]
+        if structures != self._made[0]:
+            self._made = structures, bucketed(self.groups, self.all)
+        return self._made[1]
+
+    def forget_buckets(self) -> None:
+        """Have buckets made anew, with all that they keep."""
+        self._made = ([], [])
+
+    def settle(self) -> None:
+        """After a step: some array may have become read-only and have been replaced."""
+        if self._in_place:
+            self._in_place = all(map(operator.is_, map(_ARRAY, self.all), self._leaves))
+
+    @property
+    def params(self) -> Any:
+        """The parameters, in the structure given."""
+        if self._in_place:
+            return self._tree
+        leaves = [leaf for _, leaf in flatten(self._tree) if leaf is not None]
+        if any(tensor.array is not leaf for tensor, leaf in zip(self.all, leaves, strict=True)):
+            self._tree = self.tree_of([tensor.array for tensor in self.all])
+        return self._tree
+
+    def tree_of(self, arrays: list[Array]) -> Any:
+        """Arrays, one for each tensor, in the structure of the parameters."""
+        new = iter(arrays)
+        return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": ([], [])}
+
+
+def _start(group: Group) -> None:
+    """Give a group's tensors their first state."""
+    for tensor in group.tensors:
+        tensor.slots = new_slots(group.rule, tensor.name, tensor.array)
