@@ -62,7 +62,7 @@ def test_bytes_per_parameter(row):
     rule = make(*ALL[row])
     vector, matrix = OF_STRUCTURE[rule.structure]
     assert [plan_for(rule, rank, "float32").bytes_per_parameter() for rank in RANKS] == [vector, *[matrix] * 3]
-    assert plan_for(rule, 1, "float64").bytes_per_parameter(8) == 2 * vector
+    assert plan_for(rule, 1, "float64").bytes_per_parameter() == 2 * vector
 
 
 @every_row
