@@ -1,0 +1,324 @@
+"""Arrays in the memory of a device, and NumPy's functions over them."""
+
+import functools
+
+import numpy as np
+
+from tests.cudacpu.standin import dlpack
+from tests.cudacpu.standin.memory import (
+    CUDARuntimeError,
+    Device,
+    Memory,
+    MemoryPointer,
+    current_device,
+    is_pinned,
+    note,
+    written,
+)
+from tests.cudacpu.standin.streams import ExternalStream, capturing, current_stream, enqueue, ordered
+
+__all__ = ["array", "asarray", "asnumpy", "from_dlpack", "lifted", "ndarray"]
+
+
+class _Flags:
+    """Whether elements follow each other, and whether the memory is the array's own."""
+
+    def __init__(self, c_contiguous, f_contiguous, owndata):
+        self.c_contiguous, self.f_contiguous, self.owndata = c_contiguous, f_contiguous, owndata
+
+    def __getitem__(self, name):
+        return getattr(self, name.lower())
+
+
+class ndarray:  # noqa: N801
+    """An array on a device. `_a` is its memory as NumPy sees it, which only the device may look at."""
+
+    __array_priority__ = 100
+    __array_ufunc__ = None
+    __hash__ = None
+
+    def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if memptr is None:
+            if capturing():
+                raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: allocation while a stream is capturing")
+            memptr = MemoryPointer(Memory(int(np.prod(shape)) * dtype.itemsize), 0)
+        view = memptr.mem.view[memptr.offset :]
+        self._set(np.ndarray(shape, dtype, view, strides=strides, order=order), memptr.mem, None)
+
+    def _set(self, values, memory, base):
+        self._a, self._memory, self.base = values, memory, base
+        return self
+
+    def _view(self, values):
+        return ndarray.__new__(ndarray)._set(values, self._memory, self if self.base is None else self.base)
+
+    shape = property(lambda self: self._a.shape)
+    dtype = property(lambda self: self._a.dtype)
+    size = property(lambda self: self._a.size)
+    ndim = property(lambda self: self._a.ndim)
+    nbytes = property(lambda self: self._a.nbytes)
+    itemsize = property(lambda self: self._a.itemsize)
+    strides = property(lambda self: self._a.strides)
+    device = property(lambda self: Device(self._memory.device_id))
+
+    @property
+    def flags(self):
+        return _Flags(self._a.flags.c_contiguous, self._a.flags.f_contiguous, self.base is None)
+
+    @property
+    def data(self):
+        return MemoryPointer(self._memory, self._a.ctypes.data - self._memory.ptr if self.size else 0)
+
+    @property
+    def T(self):  # noqa: N802
+        return self._view(self._a.T)
+
+    # ---- to the host and back ---------------------------------------------------------------------------------------
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        note("device-to-host", f"array of shape {self.shape}")
+        note("sync", "ndarray.get")
+        if capturing():
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: copy to the host while a stream is capturing")
+        with stream or current_stream(), ordered():
+            if out is None:
+                return np.array(self._a, order=order)
+            out[...] = self._a
+            return out
+
+    def set(self, arr, stream=None):
+        """Copy from the host: of pinned memory when its turn comes, of other memory as it is now."""
+        if not isinstance(arr, np.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        if arr.dtype != self.dtype or arr.shape != self.shape:
+            raise ValueError(f"Shape or dtype mismatch: {arr.shape} {arr.dtype} to {self.shape} {self.dtype}")
+        note("host-to-device", f"array of shape {self.shape}")
+        if not is_pinned(arr.ctypes.data):
+            note("pageable", f"array of shape {self.shape}")
+            arr = arr.copy()
+        enqueue(lambda: self._write(..., arr), stream)
+
+    def _write(self, key, value):
+        self._a[key] = value
+        part = self._a[key]
+        if isinstance(part, np.ndarray) and part.size:
+            low, high = np.lib.array_utils.byte_bounds(part)
+            written(low, high - low)
+        else:
+            written(self._a.ctypes.data, self.nbytes)
+
+    def item(self):
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def tobytes(self, order="C"):
+        return self.get().tobytes(order)
+
+    def __array__(self, *_, **__):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy "
+                        "array explicitly.")  # fmt: skip
+
+    def __float__(self):
+        return float(self.get())
+
+    def __int__(self):
+        return int(self.get())
+
+    def __bool__(self):
+        return bool(self.get())
+
+    def __complex__(self):
+        return complex(self.get())
+
+    def __index__(self):
+        return self.get().__index__()
+
+    def __repr__(self):
+        return repr(self.get())
+
+    def __reduce__(self):
+        return asarray, (self.get(),)
+
+    # ---- to other libraries -----------------------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self):
+        strides = None if self._a.flags.c_contiguous else self.strides
+        data = (self.data.ptr if self.size else 0, False)
+        return {"shape": self.shape, "typestr": self.dtype.str, "descr": self.dtype.descr, "strides": strides,
+                "data": data, "version": 3, "stream": current_stream().ptr or 1}  # fmt: skip
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if stream is not None and stream >= 0:
+            ExternalStream(stream).wait_event(current_stream().record())
+        return dlpack.export(self._a, self.__dlpack_device__())
+
+    def __dlpack_device__(self):
+        return (dlpack.CUDA, self._memory.device_id)
+
+    # ---- parts and views --------------------------------------------------------------------------------------------
+
+    def __len__(self):
+        return len(self._a)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key):
+        return _taken(self, lambda a, k: a[k], key)
+
+    def __setitem__(self, key, value):
+        if isinstance(value, np.ndarray):
+            raise TypeError(f"Unsupported type {type(value)}")
+        key, values = _bare(key), _bare(value)
+        enqueue(lambda: self._write(key, values))
+
+    def view(self, dtype=None):
+        return self._view(self._a.view() if dtype is None else self._a.view(dtype))
+
+    def reshape(self, *shape, order="C"):
+        return _taken(self, lambda a: a.reshape(*shape, order=order))
+
+    def ravel(self, order="C"):
+        return _taken(self, lambda a: a.ravel(order))
+
+    def transpose(self, *axes):
+        return _taken(self, lambda a: a.transpose(*axes))
+
+    def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
+        if not copy and self.dtype == np.dtype(dtype):
+            return self
+        return lifted(np.ndarray.astype)(self, dtype, order=order)
+
+    def copy(self, order="C"):
+        return lifted(np.ndarray.copy)(self, order)
+
+    def fill(self, value):
+        self[...] = value
+
+
+def _bare(x):
+    """Arrays' memory, within tuples and lists too."""
+    if isinstance(x, ndarray):
+        if x._memory.device_id != current_device():
+            raise ValueError(f"Array device must be same as the current device: array device = {x._memory.device_id} "
+                             f"while current = {current_device()}")  # fmt: skip
+        return x._a
+    if isinstance(x, np.ndarray):
+        raise TypeError(f"Unsupported type {type(x)}")
+    return type(x)(map(_bare, x)) if type(x) in (tuple, list) else x
+
+
+def _new(values):
+    """A result of NumPy's as arrays on the device."""
+    if isinstance(values, tuple):
+        made = [_new(value) for value in values]
+        return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
+    if isinstance(values, list):
+        return list(map(_new, values))
+    if not isinstance(values, (np.ndarray, np.generic)):
+        return values
+    result = ndarray(values.shape, values.dtype, order="F" if values.ndim and values.flags.fnc else "C")
+    result._write(..., values)
+    return result
+
+
+def _taken(x, take, *args):
+    """Part of an array: a view where NumPy makes one."""
+    with ordered():
+        part = take(x._a, *map(_bare, args))
+    if isinstance(part, np.ndarray) and (part.base is not None or part is x._a) and np.may_share_memory(part, x._a):
+        return x._view(part)
+    return _new(part)
+
+
+def lifted(function):
+    """A function of NumPy over arrays on the device: once its inputs are there, and into new memory."""
+
+    @functools.wraps(function, updated=())
+    def call(*args, **options):
+        out = options.pop("out", None)
+        with ordered(), np.errstate(all="ignore"):
+            result = function(*map(_bare, args), **{name: _bare(value) for name, value in options.items()})
+        if out is None:
+            return _new(result)
+        out[...] = result if np.ndim(result) == 0 and not isinstance(result, np.ndarray) else _new(result)
+        return out
+
+    return call
+
+
+def _operators():
+    """Give `ndarray` NumPy's operators, reductions and the like."""
+    arithmetic = "add sub mul truediv floordiv mod pow and or xor".split()
+    names = [*arithmetic, *(f"r{name}" for name in arithmetic), *"neg pos abs invert eq ne lt le gt ge matmul".split()]
+
+    def operator(method):
+        def call(self, *others):
+            if any(isinstance(other, np.ndarray) for other in others):
+                raise TypeError(f"Unsupported type {np.ndarray}")
+            return lifted(method)(self, *others)
+
+        return call
+
+    for name in names:
+        setattr(ndarray, f"__{name}__", operator(getattr(np.ndarray, f"__{name}__")))
+    for name in arithmetic:
+
+        def in_place(self, other, method=getattr(np.ndarray, f"__{name}__")):
+            self[...] = lifted(method)(self, other)
+            return self
+
+        setattr(ndarray, f"__i{name}__", in_place)
+    for name in "sum mean min max prod std var all any argmax argmin dot conj squeeze flatten clip take".split():
+        setattr(ndarray, name, lifted(getattr(np.ndarray, name)))
+    for name in ("real", "imag"):
+        setattr(ndarray, name, property(lambda self, name=name: _taken(self, lambda a: getattr(a, name))))
+
+
+_operators()
+
+
+def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+    """A new array of another one, or of what the host has."""
+    if isinstance(obj, ndarray):
+        return obj.astype(obj.dtype if dtype is None else dtype) if copy else asarray(obj, dtype)
+    if (
+        hasattr(obj, "__cuda_array_interface__")
+        or getattr(obj, "__dlpack_device__", lambda: (0, 0))()[0] == dlpack.CUDA
+    ):
+        return array(from_dlpack(obj), dtype, copy)
+    values = np.array(obj, dtype=dtype, ndmin=ndmin, order=order)
+    note("host-to-device", f"array of shape {values.shape}")
+    note("pageable", f"array of shape {values.shape}")
+    return _new(values)
+
+
+def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+    """`a` itself where it is such an array, on the current device."""
+    if isinstance(a, ndarray) and a._memory.device_id != current_device():
+        values = a._a.astype(a.dtype if dtype is None else dtype)
+        return _new(values)
+    if isinstance(a, ndarray) and not copy and (dtype is None or a.dtype == np.dtype(dtype)):
+        return a
+    return array(a, dtype, copy=copy is not False)
+
+
+def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
+    """A copy on the host."""
+    return a.get(stream, order, out) if isinstance(a, ndarray) else np.asarray(a)
+
+
+def from_dlpack(array, *, device=None, copy=None):
+    """The memory of another library's array on a device, as an array."""
+    kind, number = array.__dlpack_device__()
+    if kind != dlpack.CUDA:
+        raise BufferError(f"an array on a CUDA device is needed; got one of device type {kind}")
+    with Device(number):
+        stream = current_stream()
+        memory, values = dlpack.take(array.__dlpack__(stream=stream.ptr or 1), array, number)
+        return ndarray.__new__(ndarray)._set(values, memory, array)

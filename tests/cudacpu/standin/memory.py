@@ -1,0 +1,223 @@
+"""Devices and their memory: who has what, what was written, and what tests count or forbid."""
+
+import ctypes
+import weakref
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+
+from tests.cudacpu.build import runtime
+
+__all__ = [
+    "CUDARuntimeError",
+    "Device",
+    "Forbidden",
+    "Memory",
+    "MemoryPointer",
+    "PinnedMemoryPointer",
+    "UnownedMemory",
+    "alloc",
+    "alloc_pinned_memory",
+    "counts",
+    "current_device",
+    "forbidden",
+    "is_pinned",
+    "live",
+    "note",
+    "pool",
+    "written",
+]
+
+DEVICES = 2
+ZONE = 512  # bytes around each allocation that belong to nobody
+
+counts = Counter()
+"""How often each of these happened: allocation, sync (the host waited), device-to-host, host-to-device, launch, and
+pageable (a copy from host memory that is not pinned, which may wait)."""
+
+live = weakref.WeakSet()
+pinned = weakref.WeakSet()
+_forbidden = []
+_devices = [0]
+
+
+class CUDARuntimeError(RuntimeError):
+    """What CUDA refuses."""
+
+
+class Forbidden(AssertionError):  # noqa: N818
+    """What a test forbade happened."""
+
+
+def note(kind, what):
+    """Count something, unless it is forbidden."""
+    if any(kind in kinds for kinds in _forbidden):
+        raise Forbidden(f"{kind}: {what}")
+    counts[kind] += 1
+
+
+@contextmanager
+def forbidden(*kinds):
+    """Raise `Forbidden` where one of some kinds of `counts` would happen."""
+    unknown = set(kinds) - {"allocation", "sync", "device-to-host", "host-to-device", "launch", "pageable"}
+    if unknown:
+        raise ValueError(f"nothing is called {', '.join(sorted(unknown))}")
+    _forbidden.append(kinds)
+    try:
+        yield
+    finally:
+        _forbidden.pop()
+
+
+def current_device():
+    """The number of the current device."""
+    return _devices[-1]
+
+
+class Device:
+    """A device by its number; the current one by default. As a context, it is the current one."""
+
+    attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 232448, "L2CacheSize": 4 << 20,
+                  "MaxThreadsPerMultiProcessor": 2048}  # fmt: skip
+    compute_capability = "90"
+    mem_info = (60 << 30, 80 << 30)
+
+    def __init__(self, device=None):
+        self.id = current_device() if device is None else int(device)
+        if not 0 <= self.id < DEVICES:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+
+    def use(self):
+        _devices[-1] = self.id
+        return self
+
+    def __enter__(self):
+        _devices.append(self.id)
+        return self
+
+    def __exit__(self, *_):
+        _devices.pop()
+
+    def synchronize(self):
+        from tests.cudacpu.standin.streams import drain_all
+
+        note("sync", "Device.synchronize")
+        drain_all()
+
+    def __int__(self):
+        return self.id
+
+    def __eq__(self, other):
+        return isinstance(other, Device) and other.id == self.id
+
+    def __hash__(self):
+        return hash(self.id)
+
+    def __repr__(self):
+        return f"<CUDA Device {self.id}>"
+
+
+class Memory:
+    """An allocation: uninitialised, known to checked launches, with room around it that is nobody's."""
+
+    def __init__(self, size):
+        note("allocation", f"{size} bytes")
+        raw = np.full(size + 2 * ZONE + 256, 0xCB, np.uint8)
+        start = ZONE + -(raw.ctypes.data + ZONE) % 256
+        self._hold(raw, raw[start : start + size], current_device(), written=False)
+
+    def _hold(self, owner, view, device_id, *, written):
+        self.owner, self.view, self.device_id = owner, view, device_id
+        self.ptr, self.size = view.ctypes.data, view.size
+        live.add(self)
+        if self.size:
+            name = f"array of {self.size} bytes on device {device_id}".encode()
+            runtime().cudacpu_memory_add(ctypes.c_size_t(self.ptr), ctypes.c_size_t(self.size), written, 1, name)
+            weakref.finalize(self, runtime().cudacpu_memory_remove, ctypes.c_size_t(self.ptr)).atexit = False
+
+    @property
+    def device(self):
+        return Device(self.device_id)
+
+
+class UnownedMemory(Memory):
+    """Memory that is someone else's, such as PyTorch's."""
+
+    def __init__(self, ptr, size, owner, device_id=-1):
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ptr)) if size else np.empty(0, np.uint8)
+        inside = next((each for each in live if each.ptr <= ptr < each.ptr + each.size), None)
+        device = current_device() if device_id < 0 else device_id
+        if inside:  # of an array of ours, which is registered
+            self.owner, self.view, self.device_id, self.ptr, self.size = (owner, inside), view, device, ptr, size
+        else:
+            self._hold((owner, view), view, device, written=True)
+
+
+class MemoryPointer:
+    """A place in an allocation."""
+
+    def __init__(self, mem, offset):
+        self.mem, self.offset = mem, offset
+        self.ptr, self.device_id, self.device = mem.ptr + offset, mem.device_id, mem.device
+
+    def __int__(self):
+        return self.ptr
+
+    def __add__(self, offset):
+        return MemoryPointer(self.mem, self.offset + offset)
+
+
+def alloc(size):
+    """Memory on the current device."""
+    return MemoryPointer(Memory(size), 0)
+
+
+def written(address, size):
+    """Tell the checks that the host, or a copy, wrote there."""
+    runtime().cudacpu_memory_written(ctypes.c_size_t(address), ctypes.c_size_t(size))
+
+
+class PinnedMemoryPointer:
+    """Pinned host memory; NumPy takes it as a buffer."""
+
+    def __init__(self, size):
+        self.mem = np.zeros(size, np.uint8)
+        self.ptr, self.offset = self.mem.ctypes.data, 0
+        pinned.add(self)
+
+    def size(self):
+        return self.mem.size
+
+    def __buffer__(self, flags):  # Python 3.12
+        return memoryview(self.mem)
+
+    @property
+    def __array_interface__(self):  # Python 3.11
+        return self.mem.__array_interface__
+
+
+def alloc_pinned_memory(size):
+    """Host memory that copies need not wait for."""
+    return PinnedMemoryPointer(size)
+
+
+def is_pinned(address):
+    """Whether an address is in pinned memory."""
+    return any(each.ptr <= address < each.ptr + each.mem.size for each in pinned)
+
+
+class _Pool:
+    """What is in use on the current device."""
+
+    def used_bytes(self):
+        return sum(each.size for each in live if each.device_id == current_device())
+
+    def total_bytes(self):
+        return self.used_bytes()
+
+    def free_all_blocks(self, stream=None):
+        pass
+
+
+pool = _Pool()

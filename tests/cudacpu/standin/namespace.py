@@ -1,0 +1,135 @@
+"""The modules: `cupy` and those below it that programs import."""
+
+import types
+from functools import cache
+
+import numpy as np
+
+from tests.cudacpu.standin import array, kernels, memory, streams
+
+__all__ = ["modules"]
+
+COPIES = {"memcpyHostToHost": 0, "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
+          "memcpyDefault": 4}  # fmt: skip
+DTYPES = """bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp float16 float32 float64 complex64 complex128
+dtype generic number integer signedinteger unsignedinteger inexact floating complexfloating finfo iinfo issubdtype
+result_type promote_types can_cast inf nan pi e newaxis""".split()
+OWN = {"array", "asarray", "asnumpy", "from_dlpack", "ndarray"}
+
+
+def _copy(dst, src, size, kind):
+    """Copy bytes when the stream gets there; what is read is what is there then."""
+    import ctypes
+
+    ctypes.memmove(dst, src, size)
+    if kind in (COPIES["memcpyHostToDevice"], COPIES["memcpyDeviceToDevice"]):
+        memory.written(dst, size)
+
+
+def memcpy_async(dst, src, size, kind, stream):
+    """`cupy.cuda.runtime.memcpyAsync`."""
+    if kind == COPIES["memcpyHostToDevice"]:
+        memory.note("host-to-device", f"{size} bytes")
+        if not memory.is_pinned(src):
+            memory.note("pageable", f"{size} bytes")
+    elif kind == COPIES["memcpyDeviceToHost"]:
+        memory.note("device-to-host", f"{size} bytes")
+    elif kind != COPIES["memcpyDeviceToDevice"]:
+        raise memory.CUDARuntimeError("the stand-in wants to be told which way a copy goes")
+    streams.enqueue(lambda: _copy(dst, src, size, kind), streams.ExternalStream(stream))
+
+
+def _filler(name):
+    """``zeros``, ``ones``, ``full``, ``arange``, ... made on the device."""
+    function = getattr(np, name)
+
+    def call(*args, device=None, **options):
+        return array.lifted(function)(*args, **options)
+
+    return call
+
+
+def _empty(shape, dtype=float, order="C"):
+    return array.ndarray(shape, dtype, order=order)
+
+
+def _empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
+    return array.ndarray(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else dtype)
+
+
+def _module(name, **contents):
+    made = types.ModuleType(name)
+    vars(made).update(contents)
+    return made
+
+
+def _functions(library):
+    """All functions of a module of NumPy's, over arrays on the device."""
+    kinds = (np.ufunc, types.FunctionType, type(np.dot))
+    names = [name for name in dir(library) if not name.startswith("_")]
+    return {name: array.lifted(getattr(library, name)) for name in names if isinstance(getattr(library, name), kinds)}
+
+
+@cache
+def modules():
+    """The stand-in's modules by name."""
+    runtime = _module(
+        "cupy.cuda.runtime",
+        CUDARuntimeError=memory.CUDARuntimeError,
+        getDeviceCount=lambda: memory.DEVICES,
+        getDevice=memory.current_device,
+        deviceSynchronize=lambda: memory.Device().synchronize(),
+        memcpyAsync=memcpy_async,
+        is_hip=False,
+        runtimeGetVersion=lambda: 12090,
+        driverGetVersion=lambda: 12090,
+        **COPIES,
+    )
+    device = _module("cupy.cuda.device", Device=memory.Device)
+    stream = _module("cupy.cuda.stream", Stream=streams.Stream, Event=streams.Event,
+                     ExternalStream=streams.ExternalStream, get_current_stream=streams.current_stream)  # fmt: skip
+    cuda = _module(
+        "cupy.cuda",
+        __path__=[],
+        runtime=runtime,
+        device=device,
+        stream=stream,
+        Device=memory.Device,
+        Stream=streams.Stream,
+        ExternalStream=streams.ExternalStream,
+        Event=streams.Event,
+        Graph=streams.Graph,
+        MemoryPointer=memory.MemoryPointer,
+        UnownedMemory=memory.UnownedMemory,
+        PinnedMemoryPointer=memory.PinnedMemoryPointer,
+        alloc=memory.alloc,
+        alloc_pinned_memory=memory.alloc_pinned_memory,
+        get_current_stream=streams.current_stream,
+        get_device_id=memory.current_device,
+        is_available=lambda: True,
+    )
+    linalg = _module("cupy.linalg", **_functions(np.linalg))
+    fft = _module("cupy.fft", **_functions(np.fft))
+    fillers = "zeros ones full zeros_like ones_like full_like arange linspace eye identity".split()
+    cupy = _module("cupy", __path__=[], __version__="14.2.0")
+    vars(cupy).update(
+        _functions(np),
+        **{name: _filler(name) for name in fillers},
+        **{name: getattr(np, name) for name in DTYPES},
+        **{name: getattr(array, name) for name in OWN},
+        bool=np.bool_,
+        abs=array.lifted(np.abs),
+        empty=_empty,
+        empty_like=_empty_like,
+        RawKernel=kernels.RawKernel,
+        RawModule=kernels.RawModule,
+        get_array_module=lambda *args: cupy if any(isinstance(x, array.ndarray) for x in args) else np,
+        get_default_memory_pool=lambda: memory.pool,
+        may_share_memory=lambda a, b: np.may_share_memory(a._a, b._a),
+        shares_memory=lambda a, b: np.shares_memory(a._a, b._a),
+        cuda=cuda,
+        linalg=linalg,
+        fft=fft,
+    )
+    made = [cupy, cuda, runtime, device, stream, linalg, fft]
+    return {module.__name__: module for module in made}

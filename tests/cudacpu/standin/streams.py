@@ -1,0 +1,218 @@
+"""Streams, events and graphs: work waits in its stream until the host waits for it, or for what comes after it."""
+
+import weakref
+from contextlib import contextmanager
+
+from tests.cudacpu.standin.memory import CUDARuntimeError, current_device, live, note
+
+__all__ = [
+    "Event",
+    "ExternalStream",
+    "Graph",
+    "Stream",
+    "capturing",
+    "current_stream",
+    "drain_all",
+    "enqueue",
+    "ordered",
+]
+
+_streams = weakref.WeakValueDictionary()  # by pointer
+_current = {}  # by device: the streams made current, the last of them innermost
+
+
+class _BaseStream:
+    """A queue of work of one device, or a recording of work."""
+
+    def __init__(self, ptr, device_id):
+        self.ptr, self.device_id = ptr, device_id
+        self.queue, self.recording, self.non_blocking = [], None, False
+
+    def __eq__(self, other):
+        return isinstance(other, _BaseStream) and other.ptr == self.ptr
+
+    def __hash__(self):
+        return hash(self.ptr)
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {self.ptr} (device {self.device_id})>"
+
+    def __cuda_stream__(self):
+        return (0, self.ptr)
+
+    def _check_device(self):
+        if self.device_id not in (-1, current_device()):
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.device_id}) does not match with the current device "
+                f"({current_device()})"
+            )
+
+    def __enter__(self):
+        self._check_device()
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *_):
+        _stack().pop()
+
+    def use(self):
+        self._check_device()
+        _stack()[-1] = self
+        return self
+
+    def _drain(self):
+        """Do what waits. What fails is not tried again."""
+        while self.queue:
+            self.queue.pop(0)()
+
+    def _wait_for_others(self):
+        """The default stream and streams that block on it take their turns."""
+        if self.ptr == 0:
+            for other in list(_streams.values()):
+                if not other.non_blocking and other.recording is None:
+                    other._drain()
+        elif not self.non_blocking:
+            Stream.null._drain()
+
+    @property
+    def done(self):
+        return not self.queue
+
+    def synchronize(self):
+        note("sync", "Stream.synchronize")
+        if self.recording is not None:
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+            )
+        self._wait_for_others()
+        self._drain()
+
+    def record(self, event=None):
+        event = event or Event()
+        event._stream = self
+        return event
+
+    def wait_event(self, event):
+        stream = event._stream
+        if stream is not None and stream is not self:
+            enqueue(stream._drain, self)
+
+    def begin_capture(self, mode=None):
+        if self.ptr in (0, 1, 2):
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        if self.recording is not None:
+            raise CUDARuntimeError("cudaErrorIllegalState: the stream is capturing already")
+        self.recording = []
+
+    def end_capture(self):
+        if self.recording is None:
+            raise CUDARuntimeError("cudaErrorIllegalState: the stream is not capturing")
+        recording, self.recording = self.recording, None
+        graph = Graph.__new__(Graph)
+        graph.work = recording
+        return graph
+
+    def is_capturing(self):
+        return self.recording is not None
+
+
+class Stream(_BaseStream):
+    """A new stream of the current device, or the default stream."""
+
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+        super().__init__(0 if null else id(self), -1 if null else current_device())
+        self.non_blocking = non_blocking
+        _streams[self.ptr] = self
+
+
+class ExternalStream(_BaseStream):
+    """A stream by its pointer: one of ours, the default one (0 and 1), or another library's."""
+
+    def __new__(cls, ptr, device_id=-1):
+        if ptr in (0, 1):
+            return Stream.null
+        return _streams.get(ptr) or super().__new__(cls)
+
+    def __init__(self, ptr, device_id=-1):
+        super().__init__(ptr, device_id)
+        _streams[ptr] = self
+
+
+class Event:
+    """A point in a stream; here all that was in it when somebody waits."""
+
+    def __init__(self, block=False, disable_timing=False, interprocess=False):
+        self._stream = None
+
+    @property
+    def done(self):
+        return self._stream is None or self._stream.done
+
+    def record(self, stream=None):
+        (stream or current_stream()).record(self)
+
+    def synchronize(self):
+        note("sync", "Event.synchronize")
+        if self._stream is not None:
+            self._stream._wait_for_others()
+            self._stream._drain()
+
+
+class Graph:
+    """Work that was captured, to be done again, over the memory as it is then."""
+
+    def __init__(self, *_, **__):
+        raise NotImplementedError("a graph is made by Stream.end_capture")
+
+    def launch(self, stream=None):
+        for work in self.work:
+            enqueue(work, stream)
+
+    def upload(self, stream=None):
+        pass
+
+
+def _stack():
+    return _current.setdefault(current_device(), [Stream.null])
+
+
+def current_stream(device_id=-1):
+    """The stream that work of a device goes to unless told otherwise."""
+    return _current.get(current_device() if device_id < 0 else device_id, [Stream.null])[-1]
+
+
+def capturing():
+    """Whether the current stream records what it is given."""
+    return current_stream().recording is not None
+
+
+def enqueue(work, stream=None):
+    """Have work done after what is in the stream, or recorded."""
+    stream = stream or current_stream()
+    if stream.recording is not None:
+        stream.recording.append(work)
+        return
+    stream._wait_for_others()
+    kept = list(live)  # memory that is freed now is given to nobody before this is done
+    stream.queue.append(lambda: (work(), kept)[0])
+
+
+@contextmanager
+def ordered():
+    """For work that is done at once: all that was to come before it in the current stream has been done."""
+    stream = current_stream()
+    stream._wait_for_others()
+    stream._drain()
+    yield
+
+
+def drain_all():
+    """Do all the work there is."""
+    for stream in list(_streams.values()):
+        if stream.recording is not None:
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a stream is capturing")
+    for stream in list(_streams.values()):
+        stream._drain()
+
+
+Stream.null = Stream(null=True)
