@@ -93,10 +93,10 @@ pass 0: load p g m v; store m v; reduce per tensor; 24 B
 pass 1: load p m v; store p; reduce -; 16 B
 40 bytes per float32 parameter""",
     "shared_by_two": """\
-pass 0: load g a; store a spill0; reduce per tensor; 16 B
+pass 0: load g a; store spill0; reduce per tensor; 12 B
 pass 1: load spill0; store -; reduce per tensor; 4 B
 pass 2: load p spill0; store p; reduce -; 12 B
-32 bytes per float32 parameter, with scratch memory for spill0""",
+28 bytes per float32 parameter, with scratch memory for spill0""",
     "old_values": """\
 pass 0: load g a b c; store a b c spill0; reduce per tensor; 32 B
 pass 1: load p spill0; store p; reduce -; 12 B

@@ -179,32 +179,29 @@ def written(address, size):
 
 
 class PinnedMemoryPointer:
-    """Pinned host memory; NumPy takes it as a buffer."""
+    """Pinned host memory, which NumPy takes as a buffer: what it is made of is an array of ctypes."""
 
-    def __init__(self, size):
-        self.mem = np.zeros(size, np.uint8)
-        self.ptr, self.offset = self.mem.ctypes.data, 0
-        pinned.add(self)
-
-    def size(self):
-        return self.mem.size
-
-    def __buffer__(self, flags):  # Python 3.12
-        return memoryview(self.mem)
+    offset = 0
+    __hash__ = object.__hash__
 
     @property
-    def __array_interface__(self):  # Python 3.11
-        return self.mem.__array_interface__
+    def ptr(self):
+        return ctypes.addressof(self)
+
+    def size(self):
+        return len(self)
 
 
 def alloc_pinned_memory(size):
     """Host memory that copies need not wait for."""
-    return PinnedMemoryPointer(size)
+    made = type("PinnedMemoryPointer", (PinnedMemoryPointer, ctypes.c_byte * size), {})()
+    pinned.add(made)
+    return made
 
 
 def is_pinned(address):
     """Whether an address is in pinned memory."""
-    return any(each.ptr <= address < each.ptr + each.mem.size for each in pinned)
+    return any(each.ptr <= address < each.ptr + each.size() for each in pinned)
 
 
 class _Pool:
