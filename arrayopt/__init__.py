@@ -4,6 +4,7 @@ from arrayopt import schedules
 from arrayopt.functional import init, update
 from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
+from arrayopt.monitor import Monitor
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 
@@ -17,6 +18,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Hyper",
+    "Monitor",
     "Optimizer",
     "Rule",
     "flag",

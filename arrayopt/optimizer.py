@@ -181,16 +181,16 @@ class Optimizer:
             hypers = [group.rule.at(self.step_count) for group in bucket.groups]
             engine, _ = select(self._engine, bucket)
             given = [matched[i] for i in bucket.places]
-            launches.append(engine.prepare(bucket, given, hypers, clip=clip, stats=self._stats.enabled))
+            launches.append(engine.prepare(bucket, given, hypers, clip=clip, stats=self._stats.wanted))
         reports: dict[str, dict[str, Array]] = {}
         for launch in launches:
             reports |= launch()
         self.step_count += 1
         if self._in_place:  # some array may have become read-only and have been replaced
             self._in_place = all(map(operator.is_, map(_ARRAY, self._tensors), self._leaves))
-        if self._stats.enabled:
-            self._stats.replace(reports)
+        if self._stats.wanted:
             self._stats.global_norm = norm
+            self._stats.replace(reports)
         for after in list(self._after):
             after(self)
         return self.params

@@ -163,35 +163,38 @@ def _train(
     adapts = hasattr(rule, "adapt")
     every = max(1, steps // EVALUATIONS)
 
-    def optimizer(stats: bool) -> ao.Optimizer:
+    def evaluates(step: int) -> bool:
+        return (step + 1) % every == 0 or step + 1 == steps
+
+    def optimizer() -> ao.Optimizer:
         params = network.init_params(xp, SIZES, seed=seed)
         plain: dict[str, Any] = {"weight_decay": 0.0} | ({"adapt": False} if adapts else {})
         groups: dict[Any, Any] = {"*.gain": plain, "*.bias": plain}
-        return ao.Optimizer(params, rule, groups=groups, stats=stats)
+        return ao.Optimizer(params, rule, groups=groups)
 
-    _, grads = network.loss_and_grads(optimizer(stats=False).params, x, targets)
-    step_seconds = _time_step(optimizer(stats=False), grads, backend)
-    optimizer(stats=adapts).step(grads)  # what an engine compiles at first is not the rule's time
-    opt = optimizer(stats=adapts)
+    _, grads = network.loss_and_grads(optimizer().params, x, targets)
+    step_seconds = _time_step(optimizer(), grads, backend)
+    opt = optimizer()
+    ao.Monitor(opt)
+    opt.step(grads)  # what an engine compiles at first is not the rule's time
+    opt = optimizer()
+    monitor = ao.Monitor(opt, steps=evaluates)
     params = opt.params
     losses, evaluated, accuracies = [], [], []
-    trust_ratios: dict[str, list[float]] = {}
     begin = time.perf_counter()
     for step, rows in enumerate(_batches(len(data.train_x), batch, steps, seed), start=1):
         chosen = xp.asarray(rows)
         loss, grads = network.loss_and_grads(params, xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0))
         params = opt.step(grads)
         losses.append(loss)  # kept on the device: reading it here would wait for the step
-        if step % every == 0 or step == steps:
+        if evaluates(step - 1):
             evaluated.append(step)
             hits = xp.argmax(network.scores(params, test_x), axis=1) == test_labels
             accuracies.append(xp.mean(xp.astype(hits, xp.float32)))
-            if adapts:
-                for tensor, numbers in opt.stats.read().items():
-                    if tensor.endswith(".weight"):
-                        trust_ratios.setdefault(tensor, []).append(numbers["trust_ratio"])
         on_step(name, step)
     final_loss = float(network.loss_and_grads(params, x, targets)[0])
+    series = monitor.series("trust_ratio") if adapts else {}
+    ratios = {tensor: values for tensor, (_, values) in series.items() if tensor.endswith(".weight")}
     seconds = time.perf_counter() - begin
     return Run(
         rule=name,
@@ -200,7 +203,7 @@ def _train(
         losses=[float(loss) for loss in losses],
         evaluated=evaluated,
         accuracies=[float(accuracy) for accuracy in accuracies],
-        trust_ratios=trust_ratios,
+        trust_ratios=ratios,
         final_loss=final_loss,
         seconds=seconds,
         step_seconds=step_seconds,
