@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_cupy_array, is_torch_array
 
-from arrayopt.arrays import REAL, WORKING, Array, detached, dtype_name, library
+from arrayopt.arrays import REAL, WORKING, Array, dtype_name, library
 from arrayopt.engines import FUSED
 
 __all__ = [
@@ -134,9 +135,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:
     """A copy of an array's values on the host, in float64 or complex128; waits for the device."""
     wide = np.complex128 if dtype_name(x) in REAL else np.float64
-    x = detached(x)
-    if hasattr(x, "cpu"):  # PyTorch, which has no bfloat16 for NumPy
-        x = (x.float() if dtype_name(x) == "bfloat16" else x).cpu()
-    elif hasattr(x, "get"):  # CuPy
+    if is_torch_array(x):  # which has no bfloat16 for NumPy
+        x = (x.float() if dtype_name(x) == "bfloat16" else x).numpy(force=True)
+    elif is_cupy_array(x):
         x = x.get()
     return np.array(x, dtype=wide)

@@ -95,7 +95,8 @@ class Monitor:
         """Keep a step's reports, with the learning rates that it had."""
         step = self._opt.step_count - 1
         rates = {name: rate for group in self._opt.groups for name, rate in _rates(group, step)}
-        self._records.append(_Record(step, {name: {**rates.get(name, {}), **x} for name, x in reports.items()}))
+        kept = {name: {**rates.get(name, {}), **reports[name]} for name in self._opt.state if name in reports}
+        self._records.append(_Record(step, kept))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

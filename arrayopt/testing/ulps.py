@@ -55,7 +55,8 @@ def ulps(expected: Values, got: Values, scale: Values, dtype: str) -> Values:
         0 where both are the same, which NaN is to NaN and an infinity to itself; infinity where only one is finite.
     """
     bits, least = PRECISION[REAL.get(dtype, dtype)]
-    unit = np.ldexp(1.0, np.maximum(np.frexp(scale)[1] - 1, least) - bits)
+    exponent = np.where(scale > 0, np.frexp(scale)[1] - 1, least)
+    unit = np.ldexp(1.0, np.maximum(exponent, least) - bits)
     with np.errstate(all="ignore"):
         distance = np.abs(got - expected) / unit
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
