@@ -24,7 +24,7 @@ Stepper = Callable[[Mapping[str, Array | None]], Any]
 class Backend:
     """An array library, and an engine that updates its arrays.
 
-    Attributes
+    Parameters
     ----------
     library : Library
         The array library.
@@ -55,7 +55,13 @@ class Backend:
 
 
 def backend_names() -> list[str]:
-    """The names of all backends, installed or not; the first is the reference."""
+    """The names of all backends, installed or not.
+
+    Returns
+    -------
+    list of str
+        ``["numpy:array_api", "numpy:numpy", ...]``; the first is the reference of ``arrayopt verify``.
+    """
     return [f"{library}:{engine}" for library in LIBRARIES for engine in _engines(library)]
 
 

@@ -30,7 +30,7 @@ way is off by a unit, and may stay so.
 class Difference:
     """The place where a run is farthest from the reference.
 
-    Attributes
+    Parameters
     ----------
     ulps : float
         How far, in units in the last place of the update; infinity where only one of both values is finite.
@@ -60,7 +60,7 @@ class Difference:
 class Outcome:
     """What came of one backend: the largest difference, or why there is none.
 
-    Attributes
+    Parameters
     ----------
     difference : Difference, optional
         The largest difference; None where the backend was not run or raised.
