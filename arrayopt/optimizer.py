@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -388,7 +389,13 @@ def _attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
         raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
     entry = _Hook(hook)
     hooks.append(entry)
-    return lambda: hooks.remove(entry) if entry in hooks else None
+    return partial(_detach, hooks, entry)
+
+
+def _detach(hooks: list[Any], entry: Any) -> None:
+    """Take a hook away, if it is still there."""
+    if entry in hooks:
+        hooks.remove(entry)
 
 
 class _Hook:

@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -145,11 +146,17 @@ def test_only_the_last_are_held_and_closing_stops():
     assert monitor.series("trust_ratio")["w"][0] == [2, 3]
 
 
-def test_a_copied_optimizer_has_a_monitor_of_its_own():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_a_copied_optimizer_has_a_monitor_of_its_own(copied):
     opt = host_optimizer()
     monitor = ao.Monitor(opt)
-    copy.deepcopy(opt).step(GRADS)
-    assert len(monitor) == 0
+    other, watching = copied((opt, monitor))
+    other.step(GRADS)
+    assert (len(monitor), len(watching)) == (0, 1)
+    watching.close()
+    other.step(GRADS)
+    opt.step(GRADS)
+    assert (len(monitor), len(watching)) == (1, 1)
 
 
 # ---- what is given away ----------------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ def run(given: argparse.Namespace) -> int:
         rule = make_rule(given.rule, dict(given.set))
         one = np.zeros((), numpy_dtype(given.dtype))  # seen as an array of each shape: nothing else is allocated
         tensors = [Tensor(str(i), np.broadcast_to(one, x)) for i, x in enumerate(given.shapes)]
-        bucket = Bucket([Group("all", rule, {}, tensors)], tensors, [0] * len(tensors), list(range(len(tensors))))
+        places = list(range(len(tensors)))
+        group = Group("all", rule, {}, tensors)
+        bucket = Bucket(groups=[group], tensors=tensors, group_of=[0] * len(tensors), places=places)
         text = explain_bucket(bucket, given.engine)
         if given.source:
             ranks = sorted({len(x) for x in given.shapes})

@@ -26,7 +26,7 @@ th { font-weight: 600; text-align: left; padding: .3rem .6rem; vertical-align: b
           font-variant-numeric: tabular-nums; }
 .map td.none { color: #767676; background: #f1f1f1; text-align: center; }
 .map td.over { background: #f4772e; color: #000; font-weight: 700; }
-.map td.plain { color: #555; text-align: left; min-width: 0; }
+.map tbody th { vertical-align: middle; } .map td.plain { color: #555; text-align: left; min-width: 0; }
 .list th { border-bottom: 1px solid #888; }
 .list td { padding: .2rem .6rem; vertical-align: top; border-bottom: 1px solid #ddd; }
 .list td.number { text-align: right; font-variant-numeric: tabular-nums; }
