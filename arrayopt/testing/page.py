@@ -7,6 +7,7 @@ import math
 from html import escape
 
 from arrayopt.testing.equivalence import Outcome
+from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import Report, Row
 
 __all__ = ["page"]
@@ -112,15 +113,15 @@ def _cell(outcome: Outcome, row: Row, top: float) -> str:
         return '<td class="none" title="no elements">–</td>'
     title, value = escape(str(outcome.difference)), outcome.difference.ulps
     if not outcome.passes(row.limit):
-        return f'<td class="over" title="{title}">{_number(value)}</td>'
-    return f'<td style="{_look(value, top)}" title="{title}">{_number(value)}</td>'
+        return f'<td class="over" title="{title}">{in_short(value)}</td>'
+    return f'<td style="{_look(value, top)}" title="{title}">{in_short(value)}</td>'
 
 
 def _key(report: Report) -> str:
     """What the colours mean."""
     top = _top(report)
     marks = sorted({0.0, 1.0, round(top**0.5), top})
-    shown = "".join(f'<span style="{_look(x, top)}">{_number(x)}</span>' for x in marks)
+    shown = "".join(f'<span style="{_look(x, top)}">{in_short(x)}</span>' for x in marks)
     return (
         f'<p class="key">ULPs: {shown} <span style="background:#f4772e">beyond the limit, or an error</span>'
         ' <span style="background:#f1f1f1;color:#767676">– not compared</span></p>'
@@ -153,7 +154,7 @@ def _list(report: Report) -> str:
         return "<p>Nowhere: all results are the same, bit for bit.</p>"
     found.sort(key=lambda x: -x[2].ulps / max(x[0].limit, 1e-9))
     rows = "\n".join(
-        f'<tr><td class="number">{_number(d.ulps)}</td><td>{escape(row.rule)}, {escape(row.dtype)}</td>'
+        f'<tr><td class="number">{in_short(d.ulps)}</td><td>{escape(row.rule)}, {escape(row.dtype)}</td>'
         f"<td>{escape(name)}</td><td>{escape(d.tensor)}</td><td>[{', '.join(map(str, d.index))}]</td>"
         f'<td class="number">{d.step}</td><td><code>{d.got!r}</code></td><td><code>{d.expected!r}</code></td></tr>'
         for row, name, d in found
@@ -177,8 +178,3 @@ def _notes(report: Report) -> str:
     if not notes:
         return "<p>Nothing.</p>"
     return "<ul>" + "".join(f"<li>{escape(note)} ({', '.join(where)})</li>" for note, where in notes.items()) + "</ul>"
-
-
-def _number(value: float) -> str:
-    """ULPs, short."""
-    return f"{value:.3g}" if value < 1000 or math.isinf(value) else f"{value:.1e}"

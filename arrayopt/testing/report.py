@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from arrayopt.testing.equivalence import Outcome
+from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import Report
 
 __all__ = ["show"]
@@ -15,8 +16,8 @@ def show(report: Report, console: Console) -> None:
     """Print a table of the largest differences, where the worst of each backend is, and what is beyond the limit."""
     console.print(f"Largest difference from {report.reference}, in ULPs of the update:", soft_wrap=True)
     table = Table(box=SIMPLE, header_style="bold")
-    table.add_column("rule")
-    table.add_column("dtype")
+    table.add_column("rule", no_wrap=True)
+    table.add_column("dtype", no_wrap=True)
     for name in report.backends:
         table.add_column(name.replace(":", "\n"), justify="right", overflow="fold")
     for row in report.rows:
@@ -46,4 +47,4 @@ def _cell(outcome: Outcome, limit: float) -> Text:
         return Text("error", "bold red")
     if outcome.difference is None:
         return Text("-", "dim")
-    return Text(f"{outcome.difference.ulps:.3g}", "" if outcome.passes(limit) else "bold red")
+    return Text(in_short(outcome.difference.ulps), "" if outcome.passes(limit) else "bold red")

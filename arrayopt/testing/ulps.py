@@ -6,7 +6,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL
 
-__all__ = ["Scale", "ulps"]
+__all__ = ["Scale", "in_short", "ulps"]
 
 Values = np.ndarray[Any, Any]
 
@@ -61,6 +61,11 @@ def ulps(expected: Values, got: Values, scale: Values, dtype: str) -> Values:
         distance = np.abs(got - expected) / unit
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     return np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
+
+
+def in_short(value: float) -> str:
+    """A number of ULPs in a few letters."""
+    return "<0.01" if 0 < value < 0.01 else f"{value:.3g}"
 
 
 def _magnitude(x: Values) -> Values:

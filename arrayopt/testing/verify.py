@@ -136,7 +136,7 @@ def verify(
     Returns
     -------
     Report
-        With a row for each rule and dtype.
+        With a row for each rule and dtype; none for complex numbers where the rule is not defined for them.
     """
     reference = "numpy:array_api"
     others = [backend for backend in backends if backend.name != reference]
@@ -144,10 +144,9 @@ def verify(
     for name, rule in rules.items():
         for dtype in settings.dtypes:
             if dtype in REAL and not rule.complex_ok:
-                outcomes = {b.name: Outcome(skipped=f"{name} is not defined for complex numbers") for b in others}
-            else:
-                params, grads_fn = _problem(settings, dtype)
-                outcomes = compare(rule, params, grads_fn, backends=others, steps=settings.steps)
+                continue
+            params, grads_fn = _problem(settings, dtype)
+            outcomes = compare(rule, params, grads_fn, backends=others, steps=settings.steps)
             outcomes = {backend.name: outcomes[backend.name] for backend in others}
             report.rows.append(Row(name, dtype, settings.limit(dtype), outcomes))
             on_row(report.rows[-1])
