@@ -87,6 +87,23 @@ def test_statistics_are_collected_at_the_chosen_steps_only(monkeypatch):
     assert sorted({row["step"] for row in monitor.read()}) == [1, 4]
 
 
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize(
+    "rule", [ao.LAMB(lr=0.1), ao.CAME(lr=0.1), ao.SGD(lr=0.1, momentum=0.9)], ids=["LAMB", "CAME", "SGD"]
+)
+def test_it_changes_no_bit_of_the_parameters(engine, rule):
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((70, 33)).astype(np.float32)
+    plain, watched = (ao.Optimizer(start.copy(), rule, engine=engine) for _ in range(2))
+    monitor = ao.Monitor(watched, every=2)
+    for _ in range(5):
+        g = rng.standard_normal(start.shape).astype(np.float32)
+        plain.step(g)
+        watched.step(g)
+    np.testing.assert_array_equal(plain.params, watched.params)
+    assert len(monitor) == 3
+
+
 def test_a_step_that_failed_is_kept_once_when_it_is_made():
     opt = host_optimizer()
     monitor = ao.Monitor(opt)
