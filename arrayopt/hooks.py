@@ -1,6 +1,7 @@
 """Functions that are called before or after each step, and taken away again."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = ["attach"]
@@ -12,7 +13,13 @@ def attach(hooks: list[Any], hook: Any) -> Callable[[], None]:
         raise TypeError(f"Optimizer: a hook must be a function; got {hook!r}")
     entry = _Hook(hook)
     hooks.append(entry)
-    return lambda: hooks.remove(entry) if entry in hooks else None
+    return partial(_detach, hooks, entry)
+
+
+def _detach(hooks: list[Any], entry: Any) -> None:
+    """Take a hook away, if it is still there."""
+    if entry in hooks:
+        hooks.remove(entry)
 
 
 class _Hook:

@@ -172,7 +172,7 @@ class Optimizer:
         for bucket, values in () if skip else zip(buckets, hypers, strict=True):
             engine, _ = select(self._engine, bucket)
             given = list(map(matched.__getitem__, bucket.places))
-            launches.append(engine.prepare(bucket, given, values, clip=verdict.factor, stats=self._stats.enabled))
+            launches.append(engine.prepare(bucket, given, values, clip=verdict.factor, stats=self._stats.wanted))
         reports: dict[str, dict[str, Array]] = {}
         for launch in launches:
             reports |= launch()

@@ -1,6 +1,6 @@
 """What the last step reported of each tensor: trust ratio and norms."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from arrayopt.arrays import Array
@@ -26,11 +26,27 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         self.global_norm: Any = None
         self.skipped = 0
         self._reports: dict[str, dict[str, Array]] = {}
+        self._requests: list[Callable[[dict[str, dict[str, Array]]], object]] = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next step is to collect reports."""
+        return self.enabled or bool(self._requests)
+
+    def request(self, receive: Callable[[dict[str, dict[str, Array]]], object]) -> None:
+        """Have `receive` called once, with the reports of the next step that is made, also where stats are off."""
+        if receive not in self._requests:  # as when a step has failed and is tried again
+            self._requests.append(receive)
 
     def replace(self, reports: dict[str, dict[str, Array]], norm: Any, skipped: int) -> None:
-        """Put a new step's reports in the place of the last one's."""
+        """Put a new step's reports in the place of the last one's, and give them to those who asked."""
         self.global_norm, self.skipped = norm, skipped
-        self._reports = {name: report for name, report in reports.items() if report}
+        reports = {name: report for name, report in reports.items() if report}
+        if self.enabled:
+            self._reports = reports
+        requests, self._requests = self._requests, []
+        for receive in requests:
+            receive(reports)
 
     def read(self) -> dict[str, dict[str, float]]:
         """All reports as Python floats, by tensor name; waits for the device.

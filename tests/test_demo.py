@@ -16,6 +16,7 @@ pytest.importorskip("rich", reason="the demo prints with rich")
 from rich.console import Console
 
 from arrayopt.demo import digits, network, report
+from arrayopt.libraries import open_library
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "deconvolution.py"
 SIZES = (7, 6, 5, 4)
@@ -125,7 +126,7 @@ def test_the_parts_are_disjoint_and_stratified(data):
 
 
 def test_lamb_reaches_97_percent(data):
-    (run,) = digits.compare(["LAMB"], data=data, backend=digits.open_backend("numpy"), steps=300, batch=512, seed=0)
+    (run,) = digits.compare(["LAMB"], data=data, backend=open_library("numpy"), steps=300, batch=512, seed=0)
     assert run.accuracies[-1] >= 0.97
     assert run.final_loss < 0.05
     assert list(run.trust_ratios) == [f"blocks.{i}.weight" for i in range(len(digits.SIZES) - 2)] + ["head.weight"]
@@ -143,7 +144,7 @@ def test_every_rule_learns_from_the_same_start(data, backend):
     runs = digits.compare(
         list(digits.CONTENDERS),
         data=data,
-        backend=digits.open_backend(backend),
+        backend=open_library(backend),
         steps=30,
         batch=512,
         seed=3,
@@ -160,7 +161,7 @@ def test_every_rule_learns_from_the_same_start(data, backend):
 
 def test_a_run_repeats(data):
     first, second = (
-        digits.compare(["LAMB"], data=data, backend=digits.open_backend("numpy"), steps=10, batch=256, seed=1)[0]
+        digits.compare(["LAMB"], data=data, backend=open_library("numpy"), steps=10, batch=256, seed=1)[0]
         for _ in range(2)
     )
     assert first.losses == second.losses
@@ -175,7 +176,7 @@ def test_a_short_run_prints_a_table_and_draws(data, rules, tmp_path, capsys, mon
     for variable in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(variable, raising=False)
     path = tmp_path / "figure.png"
-    report.show(rules, data, digits.open_backend("numpy"), steps=6, batch=256, seed=0, output=path)
+    report.show(rules, data, open_library("numpy"), steps=6, batch=256, seed=0, output=path)
     printed, errors = capsys.readouterr()
     assert path.read_bytes().startswith(b"\x89PNG")
     assert errors == ""

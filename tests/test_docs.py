@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import arrayopt as ao
+from arrayopt import testing
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -38,18 +39,17 @@ def documented():
     return [name for page in (DOCS / "reference").glob("*.md") for name in DIRECTIVE.findall(page.read_text("utf-8"))]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [f"arrayopt.{name}" for name in ao.__all__] + [f"arrayopt.schedules.{name}" for name in ao.schedules.__all__],
-)
+PUBLIC = [f"{home.__name__}.{name}" for home in (ao, ao.schedules, testing) for name in home.__all__]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_in_the_reference_once(name):
     assert documented().count(name) == 1
 
 
 def test_the_reference_names_nothing_else():
-    public = {f"arrayopt.{name}" for name in ao.__all__} | {f"arrayopt.schedules.{n}" for n in ao.schedules.__all__}
-    made_by_the_optimizer = {"arrayopt.groups.Group", "arrayopt.stats.Stats"}
-    assert set(documented()) - public == made_by_the_optimizer
+    made_by_the_optimizer = {"arrayopt.groups.Group", "arrayopt.stats.Stats", "arrayopt.testing.fixtures.backend"}
+    assert set(documented()) - set(PUBLIC) == made_by_the_optimizer
 
 
 # ---- pages about rules -----------------------------------------------------------------------------------------------

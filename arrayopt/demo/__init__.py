@@ -1,5 +1,5 @@
 """The demo: a small network trained on scanned digits with several rules. Run it with ``python -m arrayopt demo``."""
 
-from arrayopt.demo.digits import compare, load, open_backend
+from arrayopt.demo.digits import compare, load
 
-__all__ = ["compare", "load", "open_backend"]
+__all__ = ["compare", "load"]

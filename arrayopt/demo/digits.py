@@ -6,7 +6,6 @@ decay. Gains and biases are a group of their own: they have no weight decay, as 
 1 to 0, and rules with a trust ratio do not adapt them, as the steps of a bias near zero would be in proportion to it.
 """
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,35 +16,25 @@ import numpy as np
 
 import arrayopt as ao
 from arrayopt.demo import network
+from arrayopt.libraries import Library
 
 __all__ = [
     "BACKENDS",
     "CONTENDERS",
-    "Backend",
     "Contender",
     "Digits",
     "Run",
-    "UnavailableError",
     "compare",
     "load",
-    "open_backend",
 ]
 
 Array = Any
 Schedule = Callable[[int], float]
 
-BACKENDS = {
-    "numpy": "pip install numpy",
-    "cupy": "an NVIDIA GPU and pip install 'arrayopt[cuda12]' or 'arrayopt[cuda13]'",
-    "torch": "pip install torch",
-}
-"""Array libraries that the demo runs on, and what each needs."""
+BACKENDS = ("numpy", "cupy", "torch")
+"""Array libraries that the demo runs on."""
 SIZES = (64, 128, 128, 64, 10)
 EVALUATIONS = 100
-
-
-class UnavailableError(Exception):
-    """Something that the demo needs is not installed, or not there; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +69,6 @@ class Digits:
     train_labels: np.ndarray
     test_x: np.ndarray
     test_labels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Backend:
-    """An array library, and the one thing that the array API leaves out: waiting for the device."""
-
-    name: str
-    xp: Any
-    synchronize: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -133,33 +113,11 @@ def load(*, validation: bool = False) -> Digits:
     return Digits(train_x, train_labels, test_x, test_labels)
 
 
-def open_backend(name: str) -> Backend:
-    """Import an array library and make sure that it can compute.
-
-    Raises
-    ------
-    UnavailableError
-        If the library is not installed, or CuPy finds no GPU.
-    """
-    try:
-        xp = importlib.import_module(f"array_api_compat.{name}")
-        xp.sum(xp.zeros(1))
-    except Exception as error:  # CuPy has its own error for each of: no library, no driver, no device, no compiler
-        lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
-        reason = lines[0] if lines else type(error).__name__
-        raise UnavailableError(f"backend {name} cannot be used: {reason}; it needs {BACKENDS[name]}") from error
-    if name == "cupy":
-        from cupy import cuda
-
-        return Backend(name, xp, lambda: cuda.get_current_stream().synchronize())
-    return Backend(name, xp, lambda: None)
-
-
 def compare(
     rules: Sequence[str],
     *,
     data: Digits,
-    backend: Backend,
+    backend: Library,
     steps: int,
     batch: int,
     seed: int,
@@ -173,8 +131,8 @@ def compare(
         Keys of `CONTENDERS`.
     data : Digits
         From `load`.
-    backend : Backend
-        From `open_backend`.
+    backend : Library
+        From `arrayopt.libraries.open_library`.
     steps, batch : int
         Updates, and images per update, at most the number of training images.
     seed : int
@@ -196,7 +154,7 @@ def compare(
 
 
 def _train(
-    name: str, data: Digits, backend: Backend, steps: int, batch: int, seed: int, on_step: Callable[[str, int], object]
+    name: str, data: Digits, backend: Library, steps: int, batch: int, seed: int, on_step: Callable[[str, int], object]
 ) -> Run:
     xp, contender = backend.xp, CONTENDERS[name]
     rule = contender.rule(lr=_schedule(contender.lr, steps), weight_decay=contender.weight_decay)
@@ -205,35 +163,38 @@ def _train(
     adapts = hasattr(rule, "adapt")
     every = max(1, steps // EVALUATIONS)
 
-    def optimizer(stats: bool) -> ao.Optimizer:
+    def evaluates(step: int) -> bool:
+        return (step + 1) % every == 0 or step + 1 == steps
+
+    def optimizer() -> ao.Optimizer:
         params = network.init_params(xp, SIZES, seed=seed)
         plain: dict[str, Any] = {"weight_decay": 0.0} | ({"adapt": False} if adapts else {})
         groups: dict[Any, Any] = {"*.gain": plain, "*.bias": plain}
-        return ao.Optimizer(params, rule, groups=groups, stats=stats)
+        return ao.Optimizer(params, rule, groups=groups)
 
-    _, grads = network.loss_and_grads(optimizer(stats=False).params, x, targets)
-    step_seconds = _time_step(optimizer(stats=False), grads, backend)
-    optimizer(stats=adapts).step(grads)  # what an engine compiles at first is not the rule's time
-    opt = optimizer(stats=adapts)
+    _, grads = network.loss_and_grads(optimizer().params, x, targets)
+    step_seconds = _time_step(optimizer(), grads, backend)
+    opt = optimizer()
+    ao.Monitor(opt)
+    opt.step(grads)  # what an engine compiles at first is not the rule's time
+    opt = optimizer()
+    monitor = ao.Monitor(opt, steps=evaluates)
     params = opt.params
     losses, evaluated, accuracies = [], [], []
-    trust_ratios: dict[str, list[float]] = {}
     begin = time.perf_counter()
     for step, rows in enumerate(_batches(len(data.train_x), batch, steps, seed), start=1):
         chosen = xp.asarray(rows)
         loss, grads = network.loss_and_grads(params, xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0))
         params = opt.step(grads)
         losses.append(loss)  # kept on the device: reading it here would wait for the step
-        if step % every == 0 or step == steps:
+        if evaluates(step - 1):
             evaluated.append(step)
             hits = xp.argmax(network.scores(params, test_x), axis=1) == test_labels
             accuracies.append(xp.mean(xp.astype(hits, xp.float32)))
-            if adapts:
-                for tensor, numbers in opt.stats.read().items():
-                    if tensor.endswith(".weight"):
-                        trust_ratios.setdefault(tensor, []).append(numbers["trust_ratio"])
         on_step(name, step)
     final_loss = float(network.loss_and_grads(params, x, targets)[0])
+    series = monitor.series("trust_ratio") if adapts else {}
+    ratios = {tensor: values for tensor, (_, values) in series.items() if tensor.endswith(".weight")}
     seconds = time.perf_counter() - begin
     return Run(
         rule=name,
@@ -242,7 +203,7 @@ def _train(
         losses=[float(loss) for loss in losses],
         evaluated=evaluated,
         accuracies=[float(accuracy) for accuracy in accuracies],
-        trust_ratios=trust_ratios,
+        trust_ratios=ratios,
         final_loss=final_loss,
         seconds=seconds,
         step_seconds=step_seconds,
@@ -270,7 +231,7 @@ def _batches(images: int, batch: int, steps: int, seed: int) -> Iterator[np.ndar
             done += 1
 
 
-def _time_step(opt: ao.Optimizer, grads: Any, backend: Backend, repeats: int = 30) -> float:
+def _time_step(opt: ao.Optimizer, grads: Any, backend: Library, repeats: int = 30) -> float:
     """Median seconds of one update, after three that compile and warm up."""
     times = []
     for _ in range(3 + repeats):

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from arrayopt.demo.digits import Backend, Digits, Run, compare
+from arrayopt.demo.digits import Digits, Run, compare
+from arrayopt.libraries import Library
 
 __all__ = ["figure", "progress", "show", "table"]
 
@@ -43,7 +44,7 @@ STYLE: Any = {
 
 
 def show(
-    rules: Sequence[str], data: Digits, backend: Backend, steps: int, batch: int, seed: int, output: Path
+    rules: Sequence[str], data: Digits, backend: Library, steps: int, batch: int, seed: int, output: Path
 ) -> list[Run]:
     """Run the comparison (see `arrayopt.demo.digits.compare`) before the user's eyes, and draw it to `output`."""
     console = Console(highlight=False)

@@ -123,7 +123,8 @@ class Engine(Protocol):
         Returns
         -------
         callable
-            Called once, it updates the tensors (arrays, slots and counts) and returns the reports by tensor name.
+            Called once, it updates the tensors (arrays, slots and counts) and returns the reports by tensor name, as
+            arrays that later steps leave alone.
         """
 
     def explain(self, bucket: Bucket) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-__all__ = ["run", "thread_count"]
+__all__ = ["run", "thread_count", "thread_source"]
 
 _lock = Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -22,13 +22,20 @@ def thread_count() -> int:
     ValueError
         If the variable is set to something that is not a positive integer.
     """
+    return thread_source()[0]
+
+
+def thread_source() -> tuple[int, str]:
+    """As `thread_count`, and in words where the number comes from."""
     given = os.environ.get("ARRAYOPT_NUM_THREADS")
     if given is not None:
         if not given.isdecimal() or int(given) < 1:
             raise ValueError(f"ARRAYOPT_NUM_THREADS must be a positive integer; got {given!r}")
-        return int(given)
+        return int(given), "from ARRAYOPT_NUM_THREADS"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _quota()))
+    if _quota() < cores:
+        return max(1, _quota()), "what the control group grants"
+    return cores, "the cores that the process may use"
 
 
 def _quota() -> int:

@@ -30,7 +30,7 @@ class _Flags:
         return getattr(self, name.lower())
 
 
-class ndarray:  # noqa: N801
+class ndarray:
     """An array on a device. `_a` is its memory as NumPy sees it, which only the device may look at."""
 
     __array_priority__ = 100
@@ -72,7 +72,7 @@ class ndarray:  # noqa: N801
         return MemoryPointer(self._memory, self._a.ctypes.data - self._memory.ptr if self.size else 0)
 
     @property
-    def T(self):  # noqa: N802
+    def T(self):
         return self._view(self._a.T)
 
     # ---- to the host and back ---------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def lifted(function):
 
 def _operators():
     """Give `ndarray` NumPy's operators, reductions and the like."""
-    arithmetic = "add sub mul truediv floordiv mod pow and or xor".split()
-    names = [*arithmetic, *(f"r{name}" for name in arithmetic), *"neg pos abs invert eq ne lt le gt ge matmul".split()]
+    arithmetic = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+    names = [*arithmetic, *(f"r{name}" for name in arithmetic), *["neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "matmul"]]
 
     def operator(method):
         def call(self, *others):
@@ -274,7 +274,7 @@ def _operators():
             return self
 
         setattr(ndarray, f"__i{name}__", in_place)
-    for name in "sum mean min max prod std var all any argmax argmin dot conj squeeze flatten clip take".split():
+    for name in ["sum", "mean", "min", "max", "prod", "std", "var", "all", "any", "argmax", "argmin", "dot", "conj", "squeeze", "flatten", "clip", "take"]:
         setattr(ndarray, name, lifted(getattr(np.ndarray, name)))
     for name in ("real", "imag"):
         setattr(ndarray, name, property(lambda self, name=name: _taken(self, lambda a: getattr(a, name))))

@@ -46,7 +46,7 @@ class CUDARuntimeError(RuntimeError):
     """What CUDA refuses."""
 
 
-class Forbidden(AssertionError):  # noqa: N818
+class Forbidden(AssertionError):
     """What a test forbade happened."""
 
 

@@ -11,9 +11,7 @@ __all__ = ["modules"]
 
 COPIES = {"memcpyHostToHost": 0, "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
           "memcpyDefault": 4}  # fmt: skip
-DTYPES = """bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp float16 float32 float64 complex64 complex128
-dtype generic number integer signedinteger unsignedinteger inexact floating complexfloating finfo iinfo issubdtype
-result_type promote_types can_cast inf nan pi e newaxis""".split()
+DTYPES = ["bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "intp", "float16", "float32", "float64", "complex64", "complex128", "dtype", "generic", "number", "integer", "signedinteger", "unsignedinteger", "inexact", "floating", "complexfloating", "finfo", "iinfo", "issubdtype", "result_type", "promote_types", "can_cast", "inf", "nan", "pi", "e", "newaxis"]
 OWN = {"array", "asarray", "asnumpy", "from_dlpack", "ndarray"}
 
 
@@ -110,7 +108,7 @@ def modules():
     )
     linalg = _module("cupy.linalg", **_functions(np.linalg))
     fft = _module("cupy.fft", **_functions(np.fft))
-    fillers = "zeros ones full zeros_like ones_like full_like arange linspace eye identity".split()
+    fillers = ["zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "arange", "linspace", "eye", "identity"]
     cupy = _module("cupy", __path__=[], __version__="14.2.0")
     vars(cupy).update(
         _functions(np),

@@ -1,0 +1,51 @@
+"""The command line: ``python -m arrayopt COMMAND``.
+
+Each command is a module here with a function `add`, which adds its parser and names, as ``run``, the function that does
+the work and returns the exit status. Nothing optional is imported before that function is called.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import arrayopt as ao
+from arrayopt.cli import demo, explain, info, verify
+
+__all__ = ["main"]
+
+COMMANDS = (demo, verify, info, explain)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Without the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        0; 1 where ``verify`` found a difference; 130 where the user broke off. Wrong arguments, and things that are
+        missing, end the process with a line on stderr and status 2.
+    """
+    parser = _Parser(prog="arrayopt", description="Large-batch optimizers for arrays of any array-API library.")
+    parser.add_argument("--version", action="version", version=f"arrayopt {ao.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    given = parser.parse_args(arguments)
+    try:
+        return int(given.run(given))
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped\n")
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")

@@ -1,0 +1,123 @@
+"""Arguments that commands share: each function reads one from text, and raises what argparse shows."""
+
+import ast
+import dataclasses
+import importlib
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import arrayopt as ao
+from arrayopt.rules.base import Rule
+
+__all__ = ["assignment", "listed", "make_rule", "named", "natural", "output_path", "positive", "rule_class", "shape"]
+
+
+def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """One or more of something, separated by commas, each once."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
+
+    return read_all
+
+
+def named(known: Sequence[str]) -> Callable[[str], str]:
+    """One of some names, in any case."""
+    by_lower = {name.lower(): name for name in known}
+
+    def read(text: str) -> str:
+        if text.lower() not in by_lower:
+            raise ArgumentTypeError(f"must be of {', '.join(known)}; got {text or repr(text)}")
+        return by_lower[text.lower()]
+
+    return read
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    return _integer(text, least=1)
+
+
+def natural(text: str) -> int:
+    """An integer of at least 0."""
+    return _integer(text, least=0)
+
+
+def _integer(text: str, *, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise ArgumentTypeError(f"must be an integer of at least {least}; got {text!r}")
+    return value
+
+
+def output_path(*suffixes: str) -> Callable[[str], Path]:
+    """A path that can be written to, with one of some suffixes."""
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise ArgumentTypeError(f"must end in {', '.join(suffixes)}; got {text!r}")
+        if not path.parent.is_dir():
+            raise ArgumentTypeError(f"directory {str(path.parent)!r} does not exist")
+        return path
+
+    return read
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """A shape such as ``768x3072``; ``scalar`` is the one of a 0-d array."""
+    if text == "scalar":
+        return ()
+    sizes = text.split("x")
+    if not all(size.isdecimal() for size in sizes):
+        raise ArgumentTypeError(f"must be a shape such as 768x3072, or scalar; got {text!r}")
+    return tuple(map(int, sizes))
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """A name and a Python value, ``weight_decay=0.1``."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError):
+        raise ArgumentTypeError(f"must be NAME=VALUE with a number, True, False or None; got {text!r}") from None
+
+
+def rule_class(text: str) -> type[Rule]:
+    """A rule of this package, in any case, or anybody's as ``module:Class``, also from the working directory."""
+    module, _, name = text.rpartition(":")
+    if not module:
+        known = [name for name in ao.__all__ if isinstance(getattr(ao, name), type) and name != "Rule"]
+        known = [name for name in known if issubclass(getattr(ao, name), Rule)]
+        found: type[Rule] = getattr(ao, named(known)(text))
+        return found
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentTypeError(f"{text!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        raise ArgumentTypeError(f"{text!r} is not a class of rules")
+    return found
+
+
+def make_rule(kind: type[Rule], values: dict[str, Any]) -> Rule:
+    """A rule with some values; a number that has no default and is not given is 0.1.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For names and values that the rule does not take.
+    """
+    fields = dataclasses.fields(kind)
+    unknown = set(values) - {f.name for f in fields}
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no {', '.join(unknown)}; it has {', '.join(f.name for f in fields)}")
+    return kind(**({f.name: 0.1 for f in fields if f.default is dataclasses.MISSING} | values))

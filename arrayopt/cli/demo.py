@@ -1,0 +1,79 @@
+"""``arrayopt demo``: train a small network with several rules and compare them."""
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from arrayopt.cli.arguments import listed, named, natural, output_path, positive
+
+__all__ = ["add"]
+
+FIGURES = (".png", ".pdf", ".svg")
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    from arrayopt.demo.digits import BACKENDS, CONTENDERS
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a small network with several rules and compare them",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train a small network on scikit-learn's scanned digits, once with each rule:\n"
+        "same initial weights, same batches, same number of steps. Prints a table and\n"
+        "draws loss, accuracy and trust ratios. Takes seconds, and downloads nothing.",
+        epilog="examples:\n  arrayopt demo --rules lamb,adamw --steps 600\n  arrayopt demo --backend cupy",
+    )
+    demo.add_argument(
+        "--backend", choices=BACKENDS, default="numpy", help="array library; cupy needs a GPU (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--rules",
+        type=listed(named(list(CONTENDERS))),
+        default=tuple(CONTENDERS),
+        metavar="RULE,...",
+        help=f"rules to compare, of {', '.join(CONTENDERS)} (default: all)",
+    )
+    demo.add_argument(
+        "--steps", type=positive, default=300, metavar="N", help="updates of each rule (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--batch", type=positive, default=512, metavar="N", help="images per update (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--seed", type=natural, default=0, metavar="N", help="of initial weights and batches (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--output",
+        type=output_path(*FIGURES),
+        default=Path("arrayopt-demo.png"),
+        metavar="PATH",
+        help=f"figure: {', '.join(FIGURES)} (default: %(default)s)",
+    )
+    demo.set_defaults(run=run, parser=demo)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the command."""
+    from arrayopt.demo import digits
+    from arrayopt.libraries import UnavailableError, open_library
+
+    try:
+        for module in ("sklearn", "matplotlib", "rich"):
+            importlib.import_module(module)
+    except ImportError as error:
+        given.parser.error(f"{error}; the demo needs scikit-learn, matplotlib and rich: pip install 'arrayopt[demo]'")
+    from arrayopt.demo import report
+
+    data = digits.load()
+    if given.batch > len(data.train_x):
+        given.parser.error(
+            f"argument --batch: must be at most {len(data.train_x)}, the training images; got {given.batch}"
+        )
+    try:
+        backend = open_library(given.backend)
+    except UnavailableError as error:
+        given.parser.error(f"backend {error}")
+    report.show(given.rules, data, backend, given.steps, given.batch, given.seed, given.output)
+    return 0

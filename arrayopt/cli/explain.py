@@ -1,0 +1,75 @@
+"""``arrayopt explain``: how a rule would be run on tensors of some shapes."""
+
+import argparse
+import sys
+from typing import Any
+
+import numpy as np
+
+import arrayopt as ao
+from arrayopt.arrays import WORKING
+from arrayopt.cli.arguments import assignment, listed, make_rule, rule_class, shape
+from arrayopt.engines import ENGINES, Bucket, explain_bucket
+from arrayopt.groups import Group, Tensor
+from arrayopt.libraries import UnavailableError, numpy_dtype
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    explain = commands.add_parser(
+        "explain",
+        help="show how a rule is run: passes over memory, bytes, generated code",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Print what Optimizer.explain() says of NumPy arrays of some shapes. Nothing of\n"
+        "their size is allocated.",
+        epilog="examples:\n  arrayopt explain LAMB --shapes 768x3072,3072\n"
+        "  arrayopt explain CAME --dtype bfloat16 --set weight_decay=0.1 --source\n"
+        "  arrayopt explain mymodule:MyRule --engine array_api",
+    )
+    explain.add_argument("rule", type=rule_class, metavar="RULE", help="LAMB, AdamW, ..., or yours as module:Class")
+    explain.add_argument(
+        "--shapes",
+        type=listed(shape),
+        default=((768, 3072), (3072,)),
+        metavar="SHAPE,...",
+        help="such as 768x3072,3072,scalar (default: 768x3072,3072)",
+    )
+    explain.add_argument(
+        "--dtype", choices=WORKING, default="float32", metavar="DTYPE", help="of parameters (default: %(default)s)"
+    )
+    explain.add_argument(
+        "--engine", choices=("auto", *ENGINES), default="auto", metavar="ENGINE", help="default: what is chosen"
+    )
+    explain.add_argument(
+        "--set",
+        type=assignment,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="hyper-parameters and switches of the rule; a number without default is 0.1",
+    )
+    explain.add_argument("--source", action="store_true", help="print the generated code as well")
+    explain.set_defaults(run=run, parser=explain)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the command."""
+    try:
+        rule = make_rule(given.rule, dict(given.set))
+        one = np.zeros((), numpy_dtype(given.dtype))  # seen as an array of each shape: nothing else is allocated
+        tensors = [Tensor(str(i), np.broadcast_to(one, x)) for i, x in enumerate(given.shapes)]
+        places = list(range(len(tensors)))
+        group = Group("all", rule, {}, tensors)
+        bucket = Bucket(groups=[group], tensors=tensors, group_of=[0] * len(tensors), places=places)
+        text = explain_bucket(bucket, given.engine)
+        if given.source:
+            ranks = sorted({len(x) for x in given.shapes})
+            chosen = {} if given.engine == "auto" else {"engine": given.engine}
+            text = "\n\n".join([text, *(ao.source(rule, dtype=given.dtype, rank=rank, **chosen) for rank in ranks)])
+    except (TypeError, ValueError, UnavailableError) as error:
+        given.parser.error(" ".join(str(error).split()))
+    sys.stdout.write(f"{text.rstrip()}\n")
+    return 0

@@ -1,0 +1,105 @@
+"""``arrayopt info``: versions, libraries, devices, threads, and whether fused engines work here."""
+
+import argparse
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+import arrayopt as ao
+from arrayopt.engines.threads import thread_source
+from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library
+
+__all__ = ["add", "versions"]
+
+PACKAGES = ("numpy", "array-api-compat", "numba", "torch", "jax", "array-api-strict", "ml_dtypes")
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    info = commands.add_parser(
+        "info",
+        help="show versions, libraries, devices and engines",
+        description="Show what arrayopt finds here: versions, array libraries with their devices and engines,"
+        " threads, and the folder of compiled code.",
+    )
+    info.set_defaults(run=run, parser=info)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the command."""
+    write = sys.stdout.write
+    for name, number in versions().items():
+        write(f"{name:<18}{number}\n")
+    write("\nlibraries\n")
+    for name in LIBRARIES:
+        write(f"  {name:<18}{_describe(name)}\n")
+    try:
+        count, why = thread_source()
+        write(f"\nthreads           {count}, {why}\n")
+    except ValueError as error:
+        write(f"\nthreads           {error}\n")
+    write(f"compiled code     {_cache()}\n")
+    return 0
+
+
+def versions() -> dict[str, str]:
+    """What is installed, by name; libraries that are not are left out."""
+    found = {"arrayopt": ao.__version__, "Python": platform.python_version(), "platform": platform.platform()}
+    for package in (*PACKAGES, *(f"cupy-cuda{major}x" for major in (12, 13)), "cupy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _describe(name: str) -> str:
+    """A library: its devices, and each engine with whether it works."""
+    try:
+        library = open_library(name)
+    except UnavailableError as error:
+        return str(error).removeprefix(f"{name} ")
+    engines = [f"{engine} {_trial(library, engine)}" for engine in engines_for(name)]
+    return f"{_devices(library)}; engines: {', '.join(engines)}"
+
+
+def _devices(library: Library) -> str:
+    """The devices that a library has."""
+    if library.name == "cupy":
+        runtime = library.xp.cuda.runtime
+        count = runtime.getDeviceCount()
+        return ", ".join(f"{i}: {runtime.getDeviceProperties(i)['name'].decode()}" for i in range(count))
+    if library.name == "torch" and library.xp.cuda.is_available():
+        return ", ".join(["cpu", *map(library.xp.cuda.get_device_name, range(library.xp.cuda.device_count()))])
+    if library.name == "jax":
+        import jax
+
+        return ", ".join(map(str, jax.devices()))
+    return "cpu"
+
+
+def _trial(library: Library, engine: str) -> str:
+    """Whether an engine makes a step as it should."""
+    try:
+        params = {"w": library.array(np.arange(6.0).reshape(2, 3))}
+        ao.Optimizer(params, ao.LAMB(), engine=engine).step({"w": library.array(np.ones((2, 3)))})
+    except Exception as error:  # whatever is wrong with a driver or a compiler is what is asked for here
+        return f"does not work ({' '.join(str(error).split())[:200]})"
+    return "works"
+
+
+def _cache() -> str:
+    """Where generated code is kept."""
+    try:
+        from arrayopt.engines.compiled import cache_folder
+
+        folder = cache_folder()
+    except ImportError:
+        return "none: Numba is not installed; pip install 'arrayopt[cpu]'"
+    except OSError as error:
+        return f"compiled anew in each process: {error}"
+    return f"{folder}{', from ARRAYOPT_CACHE_DIR' if os.environ.get('ARRAYOPT_CACHE_DIR') else ''}"

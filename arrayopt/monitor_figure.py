@@ -1,0 +1,91 @@
+"""The figure of a monitor: layers by steps, in colours. Imports Matplotlib."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["heat_maps"]
+
+Series = Mapping[str, tuple[list[int], list[float]]]
+
+LABELS = {
+    "trust_ratio": "trust ratio",
+    "param_norm": "parameter norm ‖p‖",
+    "grad_norm": "gradient norm ‖g‖",
+    "update_norm": "update norm ‖Δp‖",
+    "update_ratio": "update to parameter ‖Δp‖ / ‖p‖",
+    "lr": "learning rate",
+}
+MAP, ROW, FRAME, NAME = 4.2, 0.19, 0.9, 0.065
+"""In inches: the width of a map, the height of a row, what a map needs above and below, a letter of a name."""
+NAMES = 60
+"""More rows than this are drawn thinner, and not each has its name."""
+ABREAST = 3
+MISSING = "#d9d9d9"
+BOUNDARY = 10.0
+"""From this ratio of the largest to the smallest value on, colours are logarithmic."""
+
+
+def heat_maps(quantities: Mapping[str, Series]) -> Any:
+    """A figure with a map of each quantity: a row for each tensor, in their order, from the top; grey is no value."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Monitor.plot: Matplotlib is needed; `pip install arrayopt[demo]` brings it") from error
+    names = list(dict.fromkeys(name for series in quantities.values() for name in series))
+    across = min(ABREAST, len(quantities))
+    down = math.ceil(len(quantities) / across)
+    width = across * MAP + NAME * max(map(len, names))
+    height = down * (min(max(4, len(names)), NAMES) * ROW + FRAME)
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
+    for axis, (quantity, series) in zip(axes, quantities.items(), strict=False):
+        _draw(axis, quantity, series, names)
+    for axis in axes[len(quantities) :]:
+        axis.remove()
+    every = math.ceil(len(names) / NAMES)
+    axes[0].set_yticks(np.arange(0, len(names), every) + 0.5, names[::every])
+    axes[0].set_ylim(len(names), 0)
+    return figure
+
+
+def _draw(axis: Any, quantity: str, series: Series, names: list[str]) -> None:
+    """One map."""
+    steps = sorted({step for xs, _ in series.values() for step in xs})
+    values = np.full((len(names), len(steps)), np.nan)
+    column = {step: i for i, step in enumerate(steps)}
+    for name, (xs, ys) in series.items():
+        values[names.index(name), [column[x] for x in xs]] = ys
+    shown = np.ma.masked_invalid(values)
+    mesh = axis.pcolormesh(_edges(steps), np.arange(len(names) + 1), shown, cmap="viridis", norm=_norm(shown))
+    axis.set_facecolor(MISSING)
+    axis.set_title(LABELS.get(quantity, quantity), loc="left", fontsize=10, weight="bold")
+    axis.set_xlabel("step", fontsize=8)
+    axis.tick_params(axis="x", labelsize=8)
+    axis.tick_params(axis="y", length=0, labelsize=7)
+    axis.figure.colorbar(mesh, ax=axis, pad=0.02, fraction=0.06, aspect=40).ax.tick_params(labelsize=7)
+
+
+def _edges(steps: list[int]) -> Any:
+    """The ends of each step's column, halfway to its neighbours."""
+    if len(steps) == 1:
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    middle = (np.array(steps[1:]) + np.array(steps[:-1])) / 2
+    return np.concatenate([[steps[0] - (middle[0] - steps[0])], middle, [steps[-1] + (steps[-1] - middle[-1])]])
+
+
+def _norm(values: Any) -> Any:
+    """How values become colours: by their logarithm where they are positive, but for zeros, and far apart."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    present = values.compressed()
+    positive = present[present > 0]
+    if present.size and present.min() >= 0 and positive.size and positive.max() > BOUNDARY * positive.min():
+        return LogNorm(positive.min(), positive.max())
+    if not present.size:
+        return Normalize(0.0, 1.0)
+    low, high = float(present.min()), float(present.max())
+    margin = 0.5 * abs(low) or 0.5
+    return Normalize(low, high) if not math.isclose(low, high, rel_tol=1e-6) else Normalize(low - margin, high + margin)

@@ -1,0 +1,130 @@
+"""Backends: array libraries with the engines that take their arrays, each named ``library:engine``."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arrayopt.arrays import Array
+from arrayopt.functional import init, update
+from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library, to_numpy
+from arrayopt.optimizer import Optimizer
+from arrayopt.rules.base import Rule
+from arrayopt.trees import flatten
+
+__all__ = ["Backend", "Stepper", "backend_names", "choose", "start"]
+
+JIT = "jit"
+"""Beside the engines: the functional form, compiled by JAX."""
+
+Stepper = Callable[[Mapping[str, Array | None]], Any]
+"""One step: takes gradients by tensor name and returns the parameters."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An array library, and an engine that updates its arrays.
+
+    Parameters
+    ----------
+    library : Library
+        The array library.
+    engine : str
+        An engine of `Optimizer`, or ``"jit"``: `arrayopt.update` under ``jax.jit``.
+    """
+
+    library: Library
+    engine: str
+
+    @property
+    def name(self) -> str:
+        """Such as ``"numpy:numba"``."""
+        return f"{self.library.name}:{self.engine}"
+
+    @property
+    def xp(self) -> Any:
+        """The library's array-API namespace."""
+        return self.library.xp
+
+    def array(self, values: Any, dtype: str = "float32") -> Array:
+        """See `Library.array`."""
+        return self.library.array(values, dtype)
+
+    def numpy(self, x: Array) -> Any:
+        """The values of an array of the library, as a float64 or complex128 NumPy array."""
+        return to_numpy(x)
+
+
+def backend_names() -> list[str]:
+    """The names of all backends, installed or not.
+
+    Returns
+    -------
+    list of str
+        ``["numpy:array_api", "numpy:numpy", ...]``; the first is the reference of ``arrayopt verify``.
+    """
+    return [f"{library}:{engine}" for library in LIBRARIES for engine in _engines(library)]
+
+
+def choose(names: Iterable[str] | None = None) -> list[Backend]:
+    """The backends of some names, imported.
+
+    Parameters
+    ----------
+    names : iterable of str, optional
+        ``library:engine``; a library or an engine alone stands for all backends that have it. By default all that are
+        installed.
+
+    Raises
+    ------
+    ValueError
+        For a name that there is not.
+    UnavailableError
+        If a named library cannot be used, with the reason.
+    """
+    wanted = None if names is None else list(names)
+    for name in wanted or ():
+        if not any(_is_named(library, engine, name) for library in LIBRARIES for engine in _engines(library)):
+            raise ValueError(f"there is no backend {name!r}; there are {', '.join(backend_names())}, or parts of these")
+    chosen = []
+    for library in LIBRARIES:
+        asked = {n for n in wanted or () if any(_is_named(library, e, n) for e in _engines(library))}
+        if wanted is not None and not asked:
+            continue
+        try:
+            opened = open_library(library)
+        except UnavailableError:
+            if any(name.partition(":")[0] == library for name in asked):
+                raise
+            continue
+        engines = [e for e in _engines(library) if wanted is None or any(_is_named(library, e, n) for n in asked)]
+        chosen += [Backend(opened, engine) for engine in engines]
+    return chosen
+
+
+def start(backend: Backend, rule: Rule, params: Any, options: Mapping[str, Any]) -> Stepper:
+    """A rule on parameters of a backend, ready to step; raises what `Optimizer` raises where it cannot run."""
+    if backend.engine != JIT:
+        return Optimizer(params, rule, engine=backend.engine, **options).step
+    from jax import jit
+
+    groups = options.get("groups")
+    if set(options) - {"groups"}:
+        raise ValueError("the functional form takes no other options than groups")
+    held = {"params": dict(flatten(params)), "state": init(rule, dict(flatten(params)), groups=groups)}
+    compiled: Any = jit(lambda params, grads, state: update(rule, params, grads, state, groups=groups))
+
+    def step(grads: Mapping[str, Array | None]) -> Any:
+        held["params"], held["state"] = compiled(held["params"], dict(grads), held["state"])
+        return held["params"]
+
+    return step
+
+
+def _engines(library: str) -> tuple[str, ...]:
+    """All ways to update a library's arrays."""
+    return engines_for(library) + ((JIT,) if library == "jax" else ())
+
+
+def _is_named(library: str, engine: str, name: str) -> bool:
+    """Whether a name stands for a backend."""
+    return name in (library, engine, f"{library}:{engine}")

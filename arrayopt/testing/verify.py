@@ -1,0 +1,184 @@
+"""What ``arrayopt verify`` does: many rules on many backends, from a seed, and what came of it."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+import arrayopt as ao
+from arrayopt.arrays import REAL
+from arrayopt.libraries import numpy_dtype
+from arrayopt.rules.base import Rule
+from arrayopt.testing.backends import Backend
+from arrayopt.testing.equivalence import LIMITS, Difference, Outcome, compare
+
+__all__ = ["RULES", "SHAPES", "Report", "Row", "Settings", "verify"]
+
+Shape = tuple[int, ...]
+
+RULES: dict[str, Rule] = {
+    "LAMB": ao.LAMB(lr=0.01),
+    "LANS": ao.LANS(lr=0.01),
+    "CAME": ao.CAME(lr=0.01),
+    "LARS": ao.LARS(lr=0.1, weight_decay=0.01),
+    "AdamW": ao.AdamW(lr=0.01),
+    "Adam": ao.Adam(lr=0.01),
+    "SGD": ao.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+    "Adafactor": ao.Adafactor(),
+}
+"""The rules by name, with numbers under which all of their parts do something."""
+
+SHAPES: tuple[Shape, ...] = ((64, 33), (5, 3, 3, 3), (1000,), (7,), ())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run: tensors of these shapes and dtypes, with normal gradients from a seed, for so many steps."""
+
+    shapes: Sequence[Shape] = SHAPES
+    dtypes: Sequence[str] = ("float32", "float64")
+    steps: int = 10
+    seed: int = 0
+    max_ulp: float | None = None
+
+    def limit(self, dtype: str) -> float:
+        """The ULPs that pass."""
+        return LIMITS[dtype] if self.max_ulp is None else self.max_ulp
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rule in one dtype: what came of each backend."""
+
+    rule: str
+    dtype: str
+    limit: float
+    outcomes: Mapping[str, Outcome]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no backend erred or differed by more than the limit."""
+        return all(outcome.passes(self.limit) for outcome in self.outcomes.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was run, and what came of it.
+
+    Attributes
+    ----------
+    reference : str
+        The backend that all others were compared with.
+    backends : list of str
+        These others.
+    versions : dict of str to str
+        What was installed.
+    settings : Settings
+        What was run.
+    rows : list of Row
+        A row for each rule and dtype.
+    when : str
+        The time at which it was run, in UTC.
+    """
+
+    reference: str
+    backends: list[str]
+    versions: Mapping[str, str]
+    settings: Settings
+    rows: list[Row] = field(default_factory=list)
+    when: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+
+    @property
+    def passed(self) -> bool:
+        """Whether every row passed."""
+        return all(row.passed for row in self.rows)
+
+    @property
+    def differences(self) -> list[Difference]:
+        """The differences that there are numbers for."""
+        return [x.difference for row in self.rows for x in row.outcomes.values() if x.difference is not None]
+
+    def to_json(self) -> str:
+        """The report as JSON; numbers that are not finite are the strings "inf", "-inf" and "nan"."""
+        plain = asdict(self) | {"passed": self.passed}
+        for row, made in zip(self.rows, plain["rows"], strict=True):
+            made["passed"] = row.passed
+        return json.dumps(_plain(plain), indent=1, allow_nan=False) + "\n"
+
+
+def verify(
+    rules: Mapping[str, Rule],
+    backends: Iterable[Backend],
+    settings: Settings,
+    *,
+    versions: Mapping[str, str],
+    on_row: Callable[[Row], object] = lambda row: None,
+) -> Report:
+    """Run rules on backends beside NumPy's reference.
+
+    Parameters
+    ----------
+    rules : dict of str to Rule
+        What to run, by the names that the report has for them.
+    backends : iterable of Backend
+        Where to run it.
+    settings : Settings
+        On what tensors and for how long.
+    versions : dict of str to str
+        For the report.
+    on_row : callable
+        Called with each row as soon as it is there.
+
+    Returns
+    -------
+    Report
+        With a row for each rule and dtype; none for complex numbers where the rule is not defined for them.
+    """
+    reference = "numpy:array_api"
+    others = [backend for backend in backends if backend.name != reference]
+    report = Report(reference, [backend.name for backend in others], dict(versions), settings)
+    for name, rule in rules.items():
+        for dtype in settings.dtypes:
+            if dtype in REAL and not rule.complex_ok:
+                continue
+            params, grads_fn = _problem(settings, dtype)
+            outcomes = compare(rule, params, grads_fn, backends=others, steps=settings.steps)
+            outcomes = {backend.name: outcomes[backend.name] for backend in others}
+            report.rows.append(Row(name, dtype, settings.limit(dtype), outcomes))
+            on_row(report.rows[-1])
+    return report
+
+
+def _problem(settings: Settings, dtype: str) -> tuple[dict[str, Any], Callable[[Any, int], dict[str, Any]]]:
+    """Parameters, normal or, every third of them, zero; and normal gradients, of another size for each tensor."""
+    made = numpy_dtype(dtype)
+    names = {f"{i}: {'x'.join(map(str, shape)) or 'scalar'}": shape for i, shape in enumerate(settings.shapes)}
+
+    def draw(rng: np.random.Generator, shape: Shape, size: float) -> Any:
+        values = rng.standard_normal(shape) * size
+        imaginary = 1j * rng.standard_normal(shape) * size if dtype in REAL else 0.0
+        return np.asarray(values + imaginary).astype(made)
+
+    rng = np.random.default_rng(settings.seed)
+    params = {name: draw(rng, shape, float(i % 3 != 2)) for i, (name, shape) in enumerate(names.items())}
+
+    def grads_fn(params: Any, step: int) -> dict[str, Any]:
+        rng = np.random.default_rng((settings.seed, step))
+        return {name: draw(rng, shape, 10.0 ** -(i % 4)) for i, (name, shape) in enumerate(names.items())}
+
+    return params, grads_fn
+
+
+def _plain(x: Any) -> Any:
+    """A value that JSON has."""
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(value) for value in x]
+    if isinstance(x, complex):
+        return [_plain(x.real), _plain(x.imag)]
+    return x if not isinstance(x, float) or math.isfinite(x) else str(x)
