@@ -4,6 +4,7 @@ from arrayopt import schedules
 from arrayopt.functional import init, update
 from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
+from arrayopt.importers import load_torch
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 
@@ -21,6 +22,7 @@ __all__ = [
     "Rule",
     "flag",
     "init",
+    "load_torch",
     "real",
     "schedules",
     "source",

