@@ -103,7 +103,7 @@ class Lamb(torch.optim.Optimizer):
                     s["exp_avg_sq"] = b2 * s.get("exp_avg_sq", 0) + (1 - b2) * g * g
                     u = s["exp_avg"] / (1 - b1**t) / ((s["exp_avg_sq"] / (1 - b2**t)) ** 0.5 + h["eps"])
                     u = u + h["weight_decay"] * p
-                    ratio = p.norm() / u.norm() if h["weight_decay"] or h["always_adapt"] else torch.tensor(1.0)
+                    ratio = p.norm() / u.norm() if h["weight_decay"] or h["always_adapt"] else p.new_ones(())
                     p -= h["lr"] * (ratio.clamp(max=1.0) if h["trust_clip"] else ratio) * u
 
 
@@ -240,7 +240,7 @@ REFUSED = {
     "a range": (
         changed(lambda s, g, w: g.update(lr=-1.0)),
         ValueError,
-        "load_torch: group 'all': AdamW: `lr` must be in",
+        "load_torch: AdamW: `lr` must be in",
     ),
     "a count": (
         changed(lambda s, g, w: w.update(step=-1)),
