@@ -97,12 +97,13 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
         What ``state_dict()`` of PyTorch's optimizer returned.
     names : sequence of str, optional
         For each of PyTorch's parameters, in the order of its groups, the name of the tensor here. By default the
-        names that PyTorch's optimizer was given, if it was, else the names here in their order.
+        names that PyTorch's optimizer was given, if it was; else, where it has a single group, the names here in their
+        order.
 
     Raises
     ------
     TypeError
-        If `state` is no such dict, or the rule is another one.
+        If `state` is no such dict, or `opt` no such Optimizer.
     ValueError
         If it does not fit, listing every mismatch, or has an option that has no counterpart, such as ``maximize``.
         Nothing has been changed then.
@@ -126,9 +127,9 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     >>> opt.lr, opt.step_count, opt.state["w"]["t"]
     (0.1, 1, 1)
     """
-    source = _SOURCES.get(type(opt.rule))
+    source = _SOURCES.get(type(opt.rule)) if isinstance(opt, Optimizer) else None
     if source is None:
-        raise TypeError(f"load_torch: the rule must be AdamW, Adam, SGD or LAMB; got {type(opt.rule).__name__}")
+        raise TypeError(f"load_torch: `opt` must be an Optimizer under AdamW, Adam, SGD or LAMB; got {opt!r}")
     try:
         saved = _translated(opt, source, state["param_groups"], state["state"], names)
     except (AttributeError, KeyError, TypeError) as error:
@@ -186,11 +187,11 @@ def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[st
     places = [(i, index) for i, group in enumerate(groups) for index in group["params"]]
     if names is None:
         given = [name for group in groups for name in group.get("param_names", ())]
-        names = given or here
+        names = given or (here if len(groups) == 1 else ())
     if len(names) != len(places) or sorted(names) != sorted(here):
         raise ValueError(
-            f"load_torch: `names` must be the {len(places)} tensors of PyTorch's groups in their order, here"
-            f" {here}; got {list(names)}"
+            f"load_torch: `names` must be the {len(places)} tensors of PyTorch's {len(groups)} groups in their order,"
+            f" of those here, {here}; got {list(names)}"
         )
     return dict(zip(names, places, strict=True))
 

@@ -395,8 +395,8 @@ class Optimizer:
         ------
         OSError
             If it cannot be written. The old file is as it was then.
-        ValueError
-            If the path is that of something else than a file, or the state holds what a checkpoint cannot.
+        TypeError, ValueError
+            If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
 
         Notes
         -----
@@ -436,8 +436,8 @@ class Optimizer:
         ValueError
             If the file is not a checkpoint, is damaged (all of it is compared with its checksums), or does not fit,
             listing every mismatch. Nothing has been changed then.
-        OSError
-            If it cannot be read, such as `FileNotFoundError`.
+        OSError, TypeError
+            If it cannot be read, as `FileNotFoundError`, or is no path.
         ImportError
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """

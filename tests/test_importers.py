@@ -264,6 +264,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(state, error, words):
     assert contents(opt) == before
 
 
+def test_several_groups_without_names_are_refused():
+    params = parameters()
+    state = torch.optim.AdamW([{"params": [p]} for p in params.values()]).state_dict()
+    with pytest.raises(ValueError, match=r"tensors of PyTorch's 3 groups in their order, .*; got \[\]"):
+        ao.load_torch(ao.Optimizer(params, ao.AdamW()), state)
+
+
 def test_tensors_with_different_options_must_be_in_different_groups():
     params = parameters()
     split = [{"params": [params["w"], params["unused"]]}, {"params": [params["b"]], "weight_decay": 0.0}]
@@ -276,10 +283,12 @@ def test_tensors_with_different_options_must_be_in_different_groups():
 @pytest.mark.parametrize("names", [["w", "b"], ["w", "w", "b"], ["w", "b", "x"]])
 def test_names_must_be_those_that_there_are(names):
     theirs, params = adamw()
-    with pytest.raises(ValueError, match="`names` must be the 3 tensors of PyTorch's groups"):
+    with pytest.raises(ValueError, match="`names` must be the 3 tensors of PyTorch's 1 groups"):
         ao.load_torch(ao.Optimizer(params, ao.AdamW()), theirs.state_dict(), names=names)
 
 
 def test_rules_without_a_source_are_refused():
-    with pytest.raises(TypeError, match="the rule must be AdamW, Adam, SGD or LAMB; got CAME"):
+    with pytest.raises(TypeError, match=r"an Optimizer under AdamW, Adam, SGD or LAMB; got Optimizer\(CAME"):
         ao.load_torch(ao.Optimizer(parameters(), ao.CAME(lr=0.1)), {})
+    with pytest.raises(TypeError, match="`opt` must be an Optimizer"):
+        ao.load_torch(ao.AdamW(), {})
