@@ -5,6 +5,7 @@ from arrayopt.functional import init, update
 from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.monitor import Monitor
+from arrayopt.importers import load_torch
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 from arrayopt.scaling import LossScale
@@ -25,6 +26,7 @@ __all__ = [
     "Rule",
     "flag",
     "init",
+    "load_torch",
     "real",
     "schedules",
     "source",

@@ -20,10 +20,12 @@ __all__ = [
     "is_array",
     "kind",
     "library",
+    "like",
     "overlapping",
     "place",
     "size",
     "store",
+    "to_host",
     "working_dtype",
     "working_name",
     "writable",
@@ -129,3 +131,27 @@ def store(target: Array, value: Array) -> Array:
         detached(target)[...] = value
         return target
     return value
+
+
+def to_host(x: Array) -> "np.ndarray[Any, Any]":
+    """The values as NumPy's, waited for; copied only from where NumPy cannot read. bfloat16 is ml_dtypes' dtype."""
+    if array_api_compat.is_torch_array(x):
+        if dtype_name(x) == "bfloat16":  # which PyTorch does not hand to NumPy: as integers
+            import ml_dtypes
+
+            bits = x.detach().view(array_namespace(x).int16).numpy(force=True)
+            return np.asarray(bits.view(ml_dtypes.bfloat16))
+        return np.asarray(x.numpy(force=True))
+    return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
+
+
+def like(mine: Array, x: Array) -> Array:
+    """The values of x, of mine's shape and dtype, in a new array of mine's library, device and layout."""
+    xp, device = place(mine)
+    if place(x) != (xp, device):
+        x = np.array(to_host(x))  # libraries may keep what they are given: then not what somebody else writes
+        if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
+            x = xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
+        else:
+            x = xp.asarray(x, dtype=mine.dtype, device=device)
+    return store(xp.empty_like(detached(mine)), detached(x))

@@ -1,12 +1,11 @@
 """The state of an optimizer as a plain dict, and back."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from arrayopt.arrays import WORKING, array_namespace, detached, dtype_name, is_array, place, working_dtype
-from arrayopt.groups import Group, Tensor, override
+from arrayopt.arrays import WORKING, array_namespace, detached, dtype_name, is_array, like, place, to_host, working_dtype
+from arrayopt.groups import Group, Tensor, fields_of, override
 from arrayopt.hyper import coerce
 from arrayopt.prologue import Prologue
 from arrayopt.rules.base import Rule, hypers, is_flag
@@ -23,8 +22,13 @@ ACCUMULATED = "accumulated"
 """Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
 
 
-def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group], prologue: Prologue) -> dict[str, Any]:
-    """See `Optimizer.state_dict`."""
+def dump(
+    step: int, clip_norm: Any, rule: Rule, groups: list[Group], prologue: Prologue, *, copies: bool = True
+) -> dict[str, Any]:
+    """See `Optimizer.state_dict`; without `copies` the arrays are the optimizer's own.
+
+    A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
+    """
     sums = prologue.accumulator.sums()
     return {
         "format": FORMAT,
@@ -46,7 +50,7 @@ def dump(step: int, clip_norm: Any, rule: Rule, groups: list[Group], prologue: P
                 "t": tensor.t,
                 "shape": tuple(tensor.array.shape),
                 "dtype": dtype_name(tensor.array),
-                "slots": {name: _copy(x) for name, x in _with_sum(tensor, sums).items()},
+                "slots": {name: _copy(x) if copies else x for name, x in _with_sum(tensor, sums).items()},
             }
             for group in groups
             for tensor in group.tensors
@@ -59,28 +63,53 @@ def _with_sum(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
     return {**tensor.slots, **({ACCUMULATED: sums[tensor.name]} if tensor.name in sums else {})}
 
 
-def load(saved: dict[str, Any], rule: Rule, groups: list[Group], prologue: Prologue) -> tuple[int, Any, Rule]:
-    """Bring groups, tensors and prologue to the saved state, once it is checked; see `Optimizer.load_state_dict`."""
+def load(
+    saved: dict[str, Any],
+    rule: Rule,
+    groups: list[Group],
+    prologue: Prologue,
+    *,
+    who: str = "Optimizer.load_state_dict",
+    wrong: Iterable[str] = (),
+    copies: bool = True,
+) -> tuple[int, Any, Rule]:
+    """Bring groups, tensors and prologue to the saved state, once it is checked; see `Optimizer.load_state_dict`.
+
+    Parameters
+    ----------
+    saved, rule, groups, prologue
+        What `dump` returned; what the optimizer has.
+    who : str
+        What errors begin with.
+    wrong : iterable of str
+        What is already known not to fit.
+    copies : bool
+        Without, the arrays of `saved` are taken over as they are.
+    """
     if not isinstance(saved, dict) or "format" not in saved:
-        raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; got {type(saved).__name__}")
+        raise TypeError(f"{who}: needs what state_dict() returned; got {type(saved).__name__}")
     if saved["format"] != FORMAT:
-        raise ValueError(f"Optimizer.load_state_dict: format must be {FORMAT}; got {saved['format']!r}")
+        raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
         sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
-        wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"])]
-        clip_norm, step = saved["clip_norm"], int(saved["step"])
+        wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"]), *wrong]
+        clip_norm, step = saved["clip_norm"], saved["step"]
     except (AttributeError, KeyError, TypeError, IndexError) as error:
-        raise TypeError(f"Optimizer.load_state_dict: needs what state_dict() returned; {error!r}") from error
+        raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
     if wrong:
-        raise ValueError(f"Optimizer.load_state_dict: the state does not fit: {'; '.join(wrong)}")
-    clip_norm = coerce("Optimizer.load_state_dict: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
+        raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
+    clip_norm = coerce(f"{who}: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
-    new_rule = override(rule, saved["rule"]["hypers"], "Optimizer.load_state_dict")
+    new_rule = _changed(rule, saved["rule"]["hypers"], who)
     new_rules = [
-        override(g.rule, was["hypers"], f"group {g.label!r}") for g, was in zip(groups, saved["groups"], strict=True)
+        _changed(g.rule, was["hypers"], f"{who}: group {g.label!r}")
+        for g, was in zip(groups, saved["groups"], strict=True)
     ]
     new_slots = {
-        name: {slot: _like(old, saved["tensors"][name]["slots"][slot]) for slot, old in tensor.slots.items()}
+        name: {
+            slot: like(mine, saved["tensors"][name]["slots"][slot]) if copies else saved["tensors"][name]["slots"][slot]
+            for slot, mine in tensor.slots.items()
+        }
         for name, tensor in tensors.items()
     }
     new_sums = {name: _like_sum(tensors[name].array, x) for name, x in sums.items()}
@@ -93,15 +122,26 @@ def load(saved: dict[str, Any], rule: Rule, groups: list[Group], prologue: Prolo
     return step, clip_norm, new_rule
 
 
+def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
+    """The rule with the saved hyper-parameters, which must leave its structure, and so the state kept, as it is."""
+    new = override(rule, hypers, who)
+    if new.structure != rule.structure:
+        raise ValueError(f"{who}: what is off must stay off, and what is on, on; had {new!r}, here {rule!r}")
+    return new
+
+
 def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list[str]:
     """In what a snapshot does not fit."""
-    wrong = _rule_differences("rule", saved["rule"], rule)
+    wrong = _count_differences("step", saved["step"])
+    wrong += _rule_differences("rule", saved["rule"], rule)
     if len(saved["groups"]) != len(groups):
         wrong.append(f"saved {len(saved['groups'])} groups, here {len(groups)}")
     for group, was in zip(groups, saved["groups"], strict=False):
         wrong += _rule_differences(f"group {group.label!r}", was, group.rule)
         if list(group.names) != was["tensors"]:
             wrong.append(f"group {group.label!r} held {was['tensors']}, here {list(group.names)}")
+        unknown = sorted(set(was["own"]) - set(fields_of(type(group.rule))))
+        wrong += [f"group {group.label!r} set {name!r}, which {type(group.rule).__name__} has not" for name in unknown]
     tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
     wrong += [f"missing {name!r}" for name in tensors if name not in saved["tensors"]]
     wrong += [f"unexpected {name!r}" for name in saved["tensors"] if name not in tensors]
@@ -109,6 +149,12 @@ def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list
         if name in tensors:
             wrong += _tensor_differences(tensors[name], was)
     return wrong
+
+
+def _count_differences(who: str, n: Any) -> list[str]:
+    """What is wrong with a number of steps or updates, which engines hold in 64 bits."""
+    whole = isinstance(n, int) and not isinstance(n, bool)
+    return [] if whole and 0 <= n < 2**63 else [f"{who} must be a whole number from 0; got {n!r}"]
 
 
 def _describe(rule: Rule) -> dict[str, Any]:
@@ -139,7 +185,8 @@ def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
 
 def _tensor_differences(tensor: Tensor, was: dict[str, Any]) -> list[str]:
     """What is different between a saved tensor's state and what this tensor needs."""
-    who, wrong = repr(tensor.name), []
+    who = repr(tensor.name)
+    wrong = _count_differences(f"t of {who}", was["t"])
     if tuple(was["shape"]) != tuple(tensor.array.shape):
         wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tuple(tensor.array.shape)}")
     if was["dtype"] != dtype_name(tensor.array):
@@ -166,19 +213,8 @@ def _copy(x: Any) -> Any:
     return array_namespace(x).asarray(detached(x), copy=True)
 
 
-def _like(mine: Any, x: Any) -> Any:
-    """A copy of x of mine's library and on its device."""
-    xp, device = place(mine)
-    return _copy(x) if array_namespace(x) is xp else xp.asarray(np.array(_host(x)), dtype=mine.dtype, device=device)
-
-
 def _like_sum(p: Any, x: Any) -> Any:
     """A copy of an accumulated gradient, of p's library and on its device, in the dtype of arithmetic."""
     xp, device = place(p)
-    own = _copy(x) if array_namespace(x) is xp else np.array(_host(x))
+    own = _copy(x) if array_namespace(x) is xp else to_host(x)
     return xp.asarray(own, dtype=working_dtype(xp, p), device=device)
-
-
-def _host(x: Any) -> Any:
-    """An array where NumPy can read it."""
-    return x.detach().cpu().numpy() if hasattr(x, "detach") else x

@@ -827,6 +827,19 @@ LOADING = [
         TypeError,
         "group 'all': LAMB: `lr` must be a number",
     ),
+    row("a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be a whole number from 0"),
+    row(
+        "a count that is none",
+        damaged(lambda d: d["tensors"]["w"].update(t=0.5)),
+        ValueError,
+        "t of 'w' must be a whole number from 0; got 0.5",
+    ),
+    row(
+        "a field that is none",
+        damaged(lambda d: d["groups"][0].update(own=["nu"])),
+        ValueError,
+        "group 'all' set 'nu', which LAMB has not",
+    ),
     row(
         "a part missing",
         damaged(lambda d: d["tensors"]["w"].pop("slots")),

@@ -20,7 +20,19 @@ PRIVATE = {"arrayopt.__main__"}  # runs the command line when imported
 MODULES = sorted(
     {"arrayopt"} | {m.name for m in pkgutil.walk_packages([str(ROOT)], "arrayopt.") if m.name not in PRIVATE}
 )
-OPTIONAL = ("cupy", "torch", "jax", "numba", "matplotlib", "sklearn", "rich", "dask", "array_api_strict", "ml_dtypes")
+OPTIONAL = (
+    "cupy",
+    "torch",
+    "jax",
+    "numba",
+    "matplotlib",
+    "sklearn",
+    "rich",
+    "dask",
+    "array_api_strict",
+    "ml_dtypes",
+    "safetensors",
+)
 
 
 def module(name):

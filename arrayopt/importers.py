@@ -1,0 +1,223 @@
+"""State of other libraries' optimizers, translated to that of an `Optimizer`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
+from arrayopt.groups import new_slots
+from arrayopt.optimizer import Optimizer
+from arrayopt.rules import LAMB, SGD, Adam, AdamW, Rule
+
+__all__ = ["load_torch"]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What one of PyTorch's optimizers keeps.
+
+    Attributes
+    ----------
+    fields : callable
+        Takes a group; returns the rule's fields.
+    slots : dict
+        The names of its arrays, by slot.
+    fixed : dict
+        Options with the only value that the rule can be.
+    count : callable
+        Takes a group and a tensor's state; returns the number of updates (SGD's only shows whether there was one).
+    """
+
+    fields: Callable[[Mapping[str, Any]], dict[str, Any]]
+    slots: dict[str, str]
+    fixed: dict[str, Any]
+    count: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+
+
+def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Adam and AdamW, and most of LAMB's."""
+    beta1, beta2 = group["betas"]
+    numbers = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+    return {**{k: float(x) for k, x in numbers.items()}, "weight_decay": float(group["weight_decay"])}
+
+
+def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's: without decay there is no trust ratio, unless `always_adapt`."""
+    return {
+        **_adam(group),
+        "bias_correction": bool(group["bias_correction"]),
+        "adapt": group["weight_decay"] != 0 or bool(group["always_adapt"]),
+        "max_ratio": 1.0 if group["trust_clip"] else None,
+    }
+
+
+def _sgd(group: Mapping[str, Any]) -> dict[str, Any]:
+    """PyTorch's: without momentum there is no dampening."""
+    fields = {k: float(group[k]) for k in ("lr", "momentum", "dampening", "weight_decay")}
+    return {**fields, "dampening": fields["dampening"] * (fields["momentum"] != 0), "nesterov": bool(group["nesterov"])}
+
+
+_MOMENTS = {"m": "exp_avg", "v": "exp_avg_sq"}
+_ADAMW = _Source(
+    fields=lambda group: {**_adam(group), "amsgrad": bool(group["amsgrad"])},
+    slots={**_MOMENTS, "v_max": "max_exp_avg_sq"},
+    fixed={"maximize": False, "decoupled_weight_decay": True},
+    count=lambda group, state: state.get("step", 0),
+)
+_SOURCES: dict[type[Rule], _Source] = {
+    AdamW: _ADAMW,
+    Adam: replace(_ADAMW, fixed={"maximize": False, "decoupled_weight_decay": False}),
+    SGD: _Source(
+        fields=_sgd,
+        slots={"buf": "momentum_buffer"},
+        fixed={"maximize": False},
+        count=lambda group, state: "momentum_buffer" in state,
+    ),
+    LAMB: _Source(
+        fields=_lamb,
+        slots=_MOMENTS,
+        fixed={"grad_averaging": True, "caution": False, "decoupled_decay": False},
+        count=lambda group, state: group.get("step", 0),
+    ),
+}
+_KNOWN = {"amsgrad", "nesterov", "bias_correction", "always_adapt", "trust_clip", "corrected_weight_decay"}
+_KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
+"""Switches that are translated, or that change no result."""
+
+
+def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str] | None = None) -> None:
+    """Go on from the state of ``torch.optim``'s AdamW, Adam or SGD, or of timm's Lamb.
+
+    Parameters
+    ----------
+    opt : Optimizer
+        Over the same parameters, of any library, under `AdamW`, `Adam`, `SGD` or `LAMB` with the same switches. Tensors
+        that PyTorch has in groups with different options must be in groups of their own here, too.
+    state : dict
+        What ``state_dict()`` of PyTorch's optimizer returned.
+    names : sequence of str, optional
+        For each of PyTorch's parameters, in the order of its groups, the name of the tensor here. By default the
+        names that PyTorch's optimizer was given, if it was; else, where it has a single group, the names here in their
+        order.
+
+    Raises
+    ------
+    TypeError
+        If `state` is no such dict, or `opt` no such Optimizer.
+    ValueError
+        If it does not fit, listing every mismatch, or has an option that has no counterpart, such as ``maximize``.
+        Nothing has been changed then.
+
+    Notes
+    -----
+    Hyper-parameters become PyTorch's, except those that are schedules here, which stay. `step_count`, which schedules
+    see, becomes the largest number of updates of a tensor; PyTorch's SGD keeps none, so that it stays as it is: set it.
+    timm's ``max_grad_norm`` becomes `clip_norm`. Options about how PyTorch computes, such as ``foreach``, mean nothing.
+    The parameters themselves are not touched.
+
+    Examples
+    --------
+    >>> import torch, arrayopt as ao
+    >>> w = torch.nn.Parameter(torch.ones(3))
+    >>> theirs = torch.optim.AdamW([w], lr=0.1)
+    >>> w.grad = torch.ones(3)
+    >>> theirs.step()
+    >>> opt = ao.Optimizer({"w": w}, ao.AdamW())
+    >>> ao.load_torch(opt, theirs.state_dict())
+    >>> opt.lr, opt.step_count, opt.state["w"]["t"]
+    (0.1, 1, 1)
+    """
+    source = _SOURCES.get(type(opt.rule)) if isinstance(opt, Optimizer) else None
+    if source is None:
+        raise TypeError(f"load_torch: `opt` must be an Optimizer under AdamW, Adam, SGD or LAMB; got {opt!r}")
+    try:
+        saved = _translated(opt, source, state["param_groups"], state["state"], names)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise TypeError(
+            f"load_torch: needs what state_dict() of PyTorch's {type(opt.rule).__name__} returned; {error!r}"
+        ) from error
+    opt._restore(saved, who="load_torch")
+
+
+def _translated(
+    opt: Optimizer, source: _Source, groups: Any, states: Any, names: Sequence[str] | None
+) -> dict[str, Any]:
+    """The state dict that the optimizer is to have."""
+    _check_options(type(opt.rule).__name__, source, groups)
+    home = _homes(groups, list(opt.state), names)
+    saved = opt.state_dict()
+    agreed = [_agreed(g.label, {name: source.fields(groups[home[name][0]]) for name in g.names}) for g in opt.groups]
+    _put(saved["rule"], {k: x for k, x in agreed[-1].items() if k in saved["rule"]["hypers"]})
+    for group, was, fields in zip(opt.groups, saved["groups"], agreed, strict=True):
+        _put(was, fields)
+        own = {k for k in fields.keys() & was["hypers"].keys() if was["hypers"][k] != saved["rule"]["hypers"][k]}
+        was["own"] = sorted(own.union(was["own"]))
+        for tensor in group.tensors:
+            i, index = home[tensor.name]
+            theirs = {k: x for k, x in states.get(index, {}).items() if x is not None}
+            slots = new_slots(group.rule, tensor.name, tensor.array)
+            if theirs:
+                slots |= {k: _cast(theirs.get(source.slots[k]), x) for k, x in slots.items() if k in source.slots}
+            saved["tensors"][tensor.name].update(t=int(source.count(groups[i], theirs)), slots=slots)
+    if isinstance(opt.rule, LAMB):
+        limits = {f"group {i}": {"max_grad_norm": group["max_grad_norm"]} for i, group in enumerate(groups)}
+        saved["clip_norm"] = _agreed("all", limits)["max_grad_norm"]
+    if not isinstance(opt.rule, SGD):
+        saved["step"] = max(about["t"] for about in saved["tensors"].values())
+    return saved
+
+
+def _check_options(rule: str, source: _Source, groups: Any) -> None:
+    """Raise ValueError for an option that would change results and has no counterpart."""
+    wrong = []
+    for i, group in enumerate(groups):
+        wrong += [
+            f"{key}={group[key]!r} in group {i}, where {rule} is {key}={value}"
+            for key, value in source.fixed.items()
+            if key in group and bool(group[key]) != value
+        ]
+        odd = sorted(k for k, x in group.items() if x is True and k not in _KNOWN | source.fixed.keys())
+        wrong += [f"{key}=True in group {i}, which is not known here" for key in odd]
+    if wrong:
+        raise ValueError(f"load_torch: there is no counterpart for {'; '.join(wrong)}")
+
+
+def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[str, tuple[int, Any]]:
+    """For the name of each tensor the group, and the key of the state, that PyTorch has for it."""
+    places = [(i, index) for i, group in enumerate(groups) for index in group["params"]]
+    if names is None:
+        given = [name for group in groups for name in group.get("param_names", ())]
+        names = given or (here if len(groups) == 1 else ())
+    if len(names) != len(places) or sorted(names) != sorted(here):
+        raise ValueError(
+            f"load_torch: `names` must be the {len(places)} tensors of PyTorch's {len(groups)} groups in their order,"
+            f" of those here, {here}; got {list(names)}"
+        )
+    return dict(zip(names, places, strict=True))
+
+
+def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What all tensors of a group have, by field."""
+    first = next(iter(fields.values()))
+    differing = [key for key in first if any(other[key] != first[key] for other in fields.values())]
+    if differing:
+        said = "; ".join(f"{key} of {', '.join(f'{n!r} is {x[key]}' for n, x in fields.items())}" for key in differing)
+        raise ValueError(f"load_torch: tensors with different options need groups of their own; in {label!r}, {said}")
+    return first
+
+
+def _put(rule: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Change a described rule; schedules stay."""
+    for name, value in fields.items():
+        if name in rule["switches"]:
+            rule["switches"][name] = value
+        elif not callable(rule["hypers"][name]):
+            rule["hypers"][name] = value
+
+
+def _cast(x: Any, slot: Array) -> Any:
+    """An array in the dtype of a slot; what is none, and complex for real, as it is."""
+    if not is_array(x) or kind(x) != kind(slot):
+        return x
+    xp = array_namespace(x)
+    return xp.astype(x, getattr(xp, dtype_name(slot)))
