@@ -286,7 +286,7 @@ _operators()
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
     """A new array of another one, or of what the host has."""
     if isinstance(obj, ndarray):
-        return obj.astype(obj.dtype if dtype is None else dtype) if copy else asarray(obj, dtype)
+        return obj.astype(obj.dtype if dtype is None else dtype, copy=copy)
     if (
         hasattr(obj, "__cuda_array_interface__")
         or getattr(obj, "__dlpack_device__", lambda: (0, 0))()[0] == dlpack.CUDA
@@ -298,14 +298,14 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
     return _new(values)
 
 
-def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+def asarray(a, dtype=None, order=None, *, blocking=False):
     """`a` itself where it is such an array, on the current device."""
     if isinstance(a, ndarray) and a._memory.device_id != current_device():
         values = a._a.astype(a.dtype if dtype is None else dtype)
         return _new(values)
-    if isinstance(a, ndarray) and not copy and (dtype is None or a.dtype == np.dtype(dtype)):
+    if isinstance(a, ndarray) and (dtype is None or a.dtype == np.dtype(dtype)):
         return a
-    return array(a, dtype, copy=copy is not False)
+    return array(a, dtype)
 
 
 def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):

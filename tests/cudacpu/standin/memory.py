@@ -15,7 +15,6 @@ __all__ = [
     "Forbidden",
     "Memory",
     "MemoryPointer",
-    "PinnedMemoryPointer",
     "UnownedMemory",
     "alloc",
     "alloc_pinned_memory",
@@ -37,7 +36,7 @@ counts = Counter()
 pageable (a copy from host memory that is not pinned, which may wait)."""
 
 live = weakref.WeakSet()
-pinned = weakref.WeakSet()
+pinned = {}  # sizes by address
 _forbidden = []
 _devices = [0]
 
@@ -178,33 +177,18 @@ def written(address, size):
     runtime().cudacpu_memory_written(ctypes.c_size_t(address), ctypes.c_size_t(size))
 
 
-class PinnedMemoryPointer:
-    """Pinned host memory; NumPy takes it as a buffer."""
-
-    def __init__(self, size):
-        self.mem = np.zeros(size, np.uint8)
-        self.ptr, self.offset = self.mem.ctypes.data, 0
-        pinned.add(self)
-
-    def size(self):
-        return self.mem.size
-
-    def __buffer__(self, flags):  # Python 3.12
-        return memoryview(self.mem)
-
-    @property
-    def __array_interface__(self):  # Python 3.11
-        return self.mem.__array_interface__
-
-
 def alloc_pinned_memory(size):
-    """Host memory that copies need not wait for."""
-    return PinnedMemoryPointer(size)
+    """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`."""
+    buffer = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})()
+    buffer.ptr = ctypes.addressof(buffer)
+    pinned[buffer.ptr] = size
+    weakref.finalize(buffer, pinned.pop, buffer.ptr).atexit = False
+    return buffer
 
 
 def is_pinned(address):
     """Whether an address is in pinned memory."""
-    return any(each.ptr <= address < each.ptr + each.mem.size for each in pinned)
+    return any(start <= address < start + size for start, size in pinned.items())
 
 
 class _Pool:

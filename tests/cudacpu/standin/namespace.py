@@ -39,16 +39,6 @@ def memcpy_async(dst, src, size, kind, stream):
     streams.enqueue(lambda: _copy(dst, src, size, kind), streams.ExternalStream(stream))
 
 
-def _filler(name):
-    """``zeros``, ``ones``, ``full``, ``arange``, ... made on the device."""
-    function = getattr(np, name)
-
-    def call(*args, device=None, **options):
-        return array.lifted(function)(*args, **options)
-
-    return call
-
-
 def _empty(shape, dtype=float, order="C"):
     return array.ndarray(shape, dtype, order=order)
 
@@ -65,7 +55,7 @@ def _module(name, **contents):
 
 def _functions(library):
     """All functions of a module of NumPy's, over arrays on the device."""
-    kinds = (np.ufunc, types.FunctionType, type(np.dot))
+    kinds = (np.ufunc, types.FunctionType, types.BuiltinFunctionType, type(np.dot))
     names = [name for name in dir(library) if not name.startswith("_")]
     return {name: array.lifted(getattr(library, name)) for name in names if isinstance(getattr(library, name), kinds)}
 
@@ -101,7 +91,6 @@ def modules():
         Graph=streams.Graph,
         MemoryPointer=memory.MemoryPointer,
         UnownedMemory=memory.UnownedMemory,
-        PinnedMemoryPointer=memory.PinnedMemoryPointer,
         alloc=memory.alloc,
         alloc_pinned_memory=memory.alloc_pinned_memory,
         get_current_stream=streams.current_stream,
@@ -110,11 +99,9 @@ def modules():
     )
     linalg = _module("cupy.linalg", **_functions(np.linalg))
     fft = _module("cupy.fft", **_functions(np.fft))
-    fillers = "zeros ones full zeros_like ones_like full_like arange linspace eye identity".split()
     cupy = _module("cupy", __path__=[], __version__="14.2.0")
     vars(cupy).update(
         _functions(np),
-        **{name: _filler(name) for name in fillers},
         **{name: getattr(np, name) for name in DTYPES},
         **{name: getattr(array, name) for name in OWN},
         bool=np.bool_,
