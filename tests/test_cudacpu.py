@@ -107,8 +107,12 @@ __device__ void chain(volatile unsigned* done, unsigned* next, unsigned* sums, i
         }
     }
 }
-extern "C" __global__ void chain_atomic(unsigned* done, unsigned* next, unsigned* sums, int n) { chain(done, next, sums, n, 0); }
-extern "C" __global__ void chain_volatile(unsigned* done, unsigned* next, unsigned* sums, int n) { chain(done, next, sums, n, 1); }
+extern "C" __global__ void chain_atomic(unsigned* done, unsigned* next, unsigned* sums, int n) {
+    chain(done, next, sums, n, 0);
+}
+extern "C" __global__ void chain_volatile(unsigned* done, unsigned* next, unsigned* sums, int n) {
+    chain(done, next, sums, n, 1);
+}
 
 // Block b waits for block b + 1, which starts later.
 extern "C" __global__ void backwards(unsigned* flags) {

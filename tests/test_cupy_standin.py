@@ -195,7 +195,7 @@ def test_arguments_are_packed_as_cupy_packs_them(cupy, module):
     with pytest.raises(TypeError, match="argument 3 must have 4 bytes; got 8"):
         y.get()
     for wrong in (np.ones(3), np.zeros((), PAIR)[()], "text"):
-        with pytest.raises(TypeError, match="numpy.ndarray of shape|Unsupported type"):
+        with pytest.raises(TypeError, match=r"numpy\.ndarray of shape|Unsupported type"):
             kernel((1,), (1,), (wrong, 1.5, 7, np.float32(2.5), np.uint8(200), np.bool_(True)))
 
 

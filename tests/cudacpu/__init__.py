@@ -14,10 +14,10 @@ it showed in this run, each divergent barrier, bad mask and deadlock, with its l
 `nvrtc` compiles the same text for real devices and reads how many registers it takes; `standin` is a stand-in for CuPy
 over `Module`, which serves whole programs.
 
-Limits. g++ on x86-64 or 64-bit ARM. Approximate intrinsics are exact. One dynamic shared array a text, of at most 48 KiB.
-A thread has 64 KiB of stack. Variables with __device__ are not checked. Textures, inline PTX and dynamic parallelism are
-not known. A loop that polls a plain variable never ends, as it may not on a GPU: poll by an atomic, a volatile load, or
-``__ldcg`` (which may poll, but orders nothing).
+Limits. g++ on x86-64 or 64-bit ARM. Approximate intrinsics are exact. One dynamic shared array a text, of at most 48
+KiB. A thread has 64 KiB of stack. Variables with __device__ are not checked. Textures, inline PTX and dynamic
+parallelism are not known. A loop that polls a plain variable never ends, as it may not on a GPU: poll by an atomic, a
+volatile load, or ``__ldcg`` (which may poll, but orders nothing).
 """
 
 from tests.cudacpu.build import KernelError

@@ -45,7 +45,7 @@ class CUDARuntimeError(RuntimeError):
     """What CUDA refuses."""
 
 
-class Forbidden(AssertionError):  # noqa: N818
+class Forbidden(AssertionError):
     """What a test forbade happened."""
 
 
@@ -77,8 +77,6 @@ def current_device():
 class Device:
     """A device by its number; the current one by default. As a context, it is the current one."""
 
-    attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 232448, "L2CacheSize": 4 << 20,
-                  "MaxThreadsPerMultiProcessor": 2048}  # fmt: skip
     compute_capability = "90"
     mem_info = (60 << 30, 80 << 30)
 
@@ -86,6 +84,15 @@ class Device:
         self.id = current_device() if device is None else int(device)
         if not 0 <= self.id < DEVICES:
             raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+
+    @property
+    def attributes(self):
+        return {
+            "MultiProcessorCount": 4,
+            "MaxThreadsPerMultiProcessor": 2048,
+            "MaxSharedMemoryPerBlockOptin": 232448,
+            "L2CacheSize": 4 << 20,
+        }
 
     def use(self):
         _devices[-1] = self.id

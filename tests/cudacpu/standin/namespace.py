@@ -1,26 +1,26 @@
 """The modules: `cupy` and those below it that programs import."""
 
+import ctypes
 import types
 from functools import cache
 
 import numpy as np
 
-from tests.cudacpu.standin import array, kernels, memory, streams
+from tests.cudacpu.standin import array, creation, kernels, memory, streams
 
 __all__ = ["modules"]
 
 COPIES = {"memcpyHostToHost": 0, "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
           "memcpyDefault": 4}  # fmt: skip
-DTYPES = """bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp float16 float32 float64 complex64 complex128
+DTYPES = """
+bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp float16 float32 float64 complex64 complex128
 dtype generic number integer signedinteger unsignedinteger inexact floating complexfloating finfo iinfo issubdtype
-result_type promote_types can_cast inf nan pi e newaxis""".split()
-OWN = {"array", "asarray", "asnumpy", "from_dlpack", "ndarray"}
+result_type promote_types can_cast inf nan pi e newaxis
+"""
 
 
 def _copy(dst, src, size, kind):
     """Copy bytes when the stream gets there; what is read is what is there then."""
-    import ctypes
-
     ctypes.memmove(dst, src, size)
     if kind in (COPIES["memcpyHostToDevice"], COPIES["memcpyDeviceToDevice"]):
         memory.written(dst, size)
@@ -102,8 +102,9 @@ def modules():
     cupy = _module("cupy", __path__=[], __version__="14.2.0")
     vars(cupy).update(
         _functions(np),
-        **{name: getattr(np, name) for name in DTYPES},
-        **{name: getattr(array, name) for name in OWN},
+        **{name: getattr(np, name) for name in DTYPES.split()},
+        **{name: getattr(creation, name) for name in creation.__all__},
+        ndarray=array.ndarray,
         bool=np.bool_,
         abs=array.lifted(np.abs),
         empty=_empty,

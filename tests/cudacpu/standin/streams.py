@@ -119,7 +119,7 @@ class _BaseStream:
 class Stream(_BaseStream):
     """A new stream of the current device, or the default stream."""
 
-    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+    def __init__(self, null=False, non_blocking=False, ptds=False):
         super().__init__(0 if null else id(self), -1 if null else current_device())
         self.non_blocking = non_blocking
         _streams[self.ptr] = self
