@@ -131,8 +131,8 @@ extern "C" __global__ void turned(float* x, float* y) {
 }
 """
 NAMES = [
-    "scale<float, 3>", "scale<double, -1>", "to_half", "from_half", "atomics", "warps", "vectors", "functions",
-    "chain_atomic", "chain_volatile", "backwards", "turned",
+    "scale<float, 3>", "scale<float, 0>", "scale<double, -1>", "to_half", "from_half", "atomics", "warps", "vectors",
+    "functions", "chain_atomic", "chain_volatile", "backwards", "turned",
 ]  # fmt: skip
 
 
@@ -150,6 +150,14 @@ def test_templates_and_structs_by_value(sound, name, dtype, shift, random):
     x = np.arange(1000, dtype=dtype)
     sound.get_function(name)((5,), (256,), (x, np.array((2.0, 999), PAIR)), random=random, seed=4)
     np.testing.assert_array_equal(x, [*(np.arange(999) * 2 + shift), 999])
+
+
+def test_subnormal_numbers_are_zero_as_with_cupy(sound):
+    for flush, expected in ((True, 0), (False, np.float32(2e-39))):
+        x = np.full(1, 1e-39, "f4")
+        kernel = sound.get_function("scale<float, 0>")
+        kernel((1,), (32,), (x, np.array((2.0, 1), PAIR)), ftz=flush)
+        assert x[0] == expected
 
 
 def test_conversions_are_those_of_numpy(sound):
@@ -246,6 +254,16 @@ def test_the_grid_waits_for_itself(sound):
     np.testing.assert_array_equal(y, np.arange(320)[::-1])
     with pytest.raises(KernelError, match=r"kernel\.cu:\d+: grid synchronisation in a launch that is not cooperative"):
         sound.get_function("turned")((5,), (64,), (x, y))
+
+
+def test_arrays_that_overlap_are_one_memory(sound):
+    buffer = np.zeros(480, "f4")
+    arguments = (buffer[:320], buffer[160:])
+    if sound.check:
+        with pytest.raises(KernelError, match=r"race: .* on global memory argument 0, argument 1\+"):
+            sound.get_function("turned")((5,), (64,), arguments, coop=True)
+    else:
+        sound.get_function("turned")((5,), (64,), arguments, coop=True)
 
 
 def test_a_seed_repeats_a_run(sound):

@@ -30,12 +30,6 @@ PAIR = np.dtype([("scale", "f4"), ("count", "i8")], align=True)
 
 
 @pytest.fixture
-def cupy():
-    with standin.installed() as cupy:
-        yield cupy
-
-
-@pytest.fixture
 def module(cupy):
     return cupy.RawModule(code=CODE)
 
@@ -262,6 +256,24 @@ def test_work_waits_in_its_stream(cupy, module):
         module.get_function("copy")((1,), (8,), (x, y, 8))
         assert y.get().tolist() == [4] * 8
     assert stream.done
+
+
+def test_another_library_s_stream_is_one_stream(cupy, module):
+    x, y = cupy.ones(8, "f4"), cupy.zeros(8, "f4")
+    with cupy.cuda.ExternalStream(4096):
+        module.get_function("scale")((1,), (8,), (x, pair(4, 8)))
+    with cupy.cuda.ExternalStream(4096):
+        module.get_function("copy")((1,), (8,), (x, y, 8))
+        assert y.get().tolist() == [4] * 8
+    assert cupy.cuda.ExternalStream(0) == cupy.cuda.Stream.null
+    mine = cupy.cuda.Stream()
+    assert cupy.cuda.ExternalStream(mine.ptr) is mine
+
+
+def test_a_stream_that_nobody_holds_does_its_work(cupy, module):
+    x = cupy.ones(8, "f4")
+    module.get_function("scale")((1,), (8,), (x, pair(4, 8)), stream=cupy.cuda.Stream())
+    assert x.get().tolist() == [4] * 8
 
 
 def test_the_default_stream_waits_for_streams_that_block(cupy, module):
