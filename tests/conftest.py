@@ -72,3 +72,12 @@ def backend(request, monkeypatch):
     if engine:
         monkeypatch.setitem(engines.FUSED, "numpy", () if engine == "array_api" else (engine,))
     return BACKENDS[name]
+
+
+@pytest.fixture
+def cupy():
+    """The stand-in for CuPy, in its place."""
+    from tests.cudacpu import standin
+
+    with standin.installed() as cupy:
+        yield cupy

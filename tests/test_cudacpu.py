@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.cudacpu import KernelError, Module, nvrtc
-from tests.cudacpu.build import CACHE
 
 SOUND = r"""
 #include <cuda_fp16.h>
@@ -107,8 +106,12 @@ __device__ void chain(volatile unsigned* done, unsigned* next, unsigned* sums, i
         }
     }
 }
-extern "C" __global__ void chain_atomic(unsigned* done, unsigned* next, unsigned* sums, int n) { chain(done, next, sums, n, 0); }
-extern "C" __global__ void chain_volatile(unsigned* done, unsigned* next, unsigned* sums, int n) { chain(done, next, sums, n, 1); }
+extern "C" __global__ void chain_atomic(unsigned* done, unsigned* next, unsigned* sums, int n) {
+    chain(done, next, sums, n, 0);
+}
+extern "C" __global__ void chain_volatile(unsigned* done, unsigned* next, unsigned* sums, int n) {
+    chain(done, next, sums, n, 1);
+}
 
 // Block b waits for block b + 1, which starts later.
 extern "C" __global__ void backwards(unsigned* flags) {
@@ -127,8 +130,8 @@ extern "C" __global__ void turned(float* x, float* y) {
 }
 """
 NAMES = [
-    "scale<float, 3>", "scale<double, -1>", "to_half", "from_half", "atomics", "warps", "vectors", "functions",
-    "chain_atomic", "chain_volatile", "backwards", "turned",
+    "scale<float, 3>", "scale<float, 0>", "scale<double, -1>", "to_half", "from_half", "atomics", "warps", "vectors",
+    "functions", "chain_atomic", "chain_volatile", "backwards", "turned",
 ]  # fmt: skip
 
 
@@ -146,6 +149,14 @@ def test_templates_and_structs_by_value(sound, name, dtype, shift, random):
     x = np.arange(1000, dtype=dtype)
     sound.get_function(name)((5,), (256,), (x, np.array((2.0, 999), PAIR)), random=random, seed=4)
     np.testing.assert_array_equal(x, [*(np.arange(999) * 2 + shift), 999])
+
+
+def test_subnormal_numbers_are_zero_as_with_cupy(sound):
+    for flush, expected in ((True, 0), (False, np.float32(2e-39))):
+        x = np.full(1, 1e-39, "f4")
+        kernel = sound.get_function("scale<float, 0>")
+        kernel((1,), (32,), (x, np.array((2.0, 1), PAIR)), ftz=flush)
+        assert x[0] == expected
 
 
 def test_conversions_are_those_of_numpy(sound):
@@ -242,6 +253,16 @@ def test_the_grid_waits_for_itself(sound):
     np.testing.assert_array_equal(y, np.arange(320)[::-1])
     with pytest.raises(KernelError, match=r"kernel\.cu:\d+: grid synchronisation in a launch that is not cooperative"):
         sound.get_function("turned")((5,), (64,), (x, y))
+
+
+def test_arrays_that_overlap_are_one_memory(sound):
+    buffer = np.zeros(480, "f4")
+    arguments = (buffer[:320], buffer[160:])
+    if sound.check:
+        with pytest.raises(KernelError, match=r"race: .* on global memory argument 0, argument 1\+"):
+            sound.get_function("turned")((5,), (64,), arguments, coop=True)
+    else:
+        sound.get_function("turned")((5,), (64,), arguments, coop=True)
 
 
 def test_a_seed_repeats_a_run(sound):
@@ -447,7 +468,6 @@ def test_a_launch_that_cannot_be_is_refused(faulty):
 def test_a_text_that_does_not_compile_is_told_with_its_line():
     with pytest.raises(KernelError, match=r"kernel\.cu:2:.*missing.* was not declared"):
         Module(code='extern "C" __global__ void bad() {\n  missing = 1;\n}', names=["bad"])
-    assert not [path for path in CACHE.iterdir() if path.is_dir()]
 
 
 # ---- compiled for devices -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.cudacpu.build import KernelError
 __all__ = ["CUPY_OPTIONS", "Usage", "archs", "available", "compile", "usage", "version"]
 
 CUPY_OPTIONS = ("-std=c++17", "-ftz=true", "--device-as-default-execution-space")
-"""What CuPy passes besides the architecture and folders of headers, for a module that asks for C++17 (else it is 14)."""
+"""What CuPy passes, besides the architecture and folders of headers, for a module that asks for C++17."""
 
 LIBRARIES = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
 HEADERS = ("cu13/include", "cuda_runtime/include")
@@ -113,7 +113,7 @@ def compile(src, arch="sm_90", names=(), options=CUPY_OPTIONS):  # noqa: A001
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes: registers of a thread, bytes that it spills to memory and reads back, bytes of static shared."""
+    """What a kernel takes: a thread's registers, bytes that it spills and reads back, bytes of static shared memory."""
 
     registers: int
     spill_stores: int

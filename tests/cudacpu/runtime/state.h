@@ -140,6 +140,7 @@ enum class Fault { kMemory, kRace, kUninitialised, kBarrier, kDeadlock, kMask };
 void report(Fault fault, uintptr_t pc, int line, const char* format, ...) __attribute__((format(printf, 4, 5)));
 void forget_reports();
 void forget_accesses();
+bool is_private(uintptr_t address);
 void check_access(uintptr_t address, size_t size, bool reads, bool writes, bool atomic, uintptr_t pc);
 void acquire(uintptr_t address);
 void release(uintptr_t address);

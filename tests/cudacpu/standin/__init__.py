@@ -8,10 +8,11 @@
         with standin.forbidden("allocation", "sync", "device-to-host", "pageable"):
             kernel((1,), (32,), (x, np.float32(2), np.int64(3)))
 
-It is strict where CuPy is: nothing is converted to NumPy or from it unasked; arguments are packed as CuPy packs them; an
-array belongs to a device. And it is strict where a GPU is merely slow, or wrong now and then: work waits in its stream
-until something waits for it, a copy reads host memory no sooner than that, memory starts uninitialised, and all launches
-are checked (`checking`). It cannot show that CuPy takes the same calls: tests/test_cupy_names.py looks at that.
+It is strict where CuPy is: nothing is converted to NumPy or from it unasked; arguments are packed as CuPy packs them;
+an array belongs to a device. And it is strict where a GPU is merely slow, or wrong now and then: work waits in its
+stream until something waits for it, a copy reads pinned memory no sooner than that, memory starts uninitialised, and
+all launches are checked (`checking`). It cannot show that CuPy takes the same calls: tests/test_cupy_names.py looks at
+that.
 """
 
 import sys

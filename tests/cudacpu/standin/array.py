@@ -17,7 +17,7 @@ from tests.cudacpu.standin.memory import (
 )
 from tests.cudacpu.standin.streams import ExternalStream, capturing, current_stream, enqueue, ordered
 
-__all__ = ["array", "asarray", "asnumpy", "from_dlpack", "lifted", "ndarray"]
+__all__ = ["lifted", "ndarray", "new"]
 
 
 class _Flags:
@@ -140,9 +140,6 @@ class ndarray:
     def __repr__(self):
         return repr(self.get())
 
-    def __reduce__(self):
-        return asarray, (self.get(),)
-
     # ---- to other libraries -----------------------------------------------------------------------------------------
 
     @property
@@ -213,13 +210,13 @@ def _bare(x):
     return type(x)(map(_bare, x)) if type(x) in (tuple, list) else x
 
 
-def _new(values):
+def new(values):
     """A result of NumPy's as arrays on the device."""
     if isinstance(values, tuple):
-        made = [_new(value) for value in values]
+        made = [new(value) for value in values]
         return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
     if isinstance(values, list):
-        return list(map(_new, values))
+        return list(map(new, values))
     if not isinstance(values, (np.ndarray, np.generic)):
         return values
     result = ndarray(values.shape, values.dtype, order="F" if values.ndim and values.flags.fnc else "C")
@@ -233,7 +230,7 @@ def _taken(x, take, *args):
         part = take(x._a, *map(_bare, args))
     if isinstance(part, np.ndarray) and (part.base is not None or part is x._a) and np.may_share_memory(part, x._a):
         return x._view(part)
-    return _new(part)
+    return new(part)
 
 
 def lifted(function):
@@ -245,8 +242,8 @@ def lifted(function):
         with ordered(), np.errstate(all="ignore"):
             result = function(*map(_bare, args), **{name: _bare(value) for name, value in options.items()})
         if out is None:
-            return _new(result)
-        out[...] = result if np.ndim(result) == 0 and not isinstance(result, np.ndarray) else _new(result)
+            return new(result)
+        out[...] = result if np.ndim(result) == 0 and not isinstance(result, np.ndarray) else new(result)
         return out
 
     return call
@@ -255,7 +252,11 @@ def lifted(function):
 def _operators():
     """Give `ndarray` NumPy's operators, reductions and the like."""
     arithmetic = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
-    names = [*arithmetic, *(f"r{name}" for name in arithmetic), *["neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "matmul"]]
+    names = [
+        *arithmetic,
+        *(f"r{name}" for name in arithmetic),
+        *("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "matmul"),
+    ]
 
     def operator(method):
         def call(self, *others):
@@ -265,60 +266,39 @@ def _operators():
 
         return call
 
-    for name in names:
-        setattr(ndarray, f"__{name}__", operator(getattr(np.ndarray, f"__{name}__")))
-    for name in arithmetic:
-
-        def in_place(self, other, method=getattr(np.ndarray, f"__{name}__")):
+    def in_place(method):
+        def call(self, other):
             self[...] = lifted(method)(self, other)
             return self
 
-        setattr(ndarray, f"__i{name}__", in_place)
-    for name in ["sum", "mean", "min", "max", "prod", "std", "var", "all", "any", "argmax", "argmin", "dot", "conj", "squeeze", "flatten", "clip", "take"]:
+        return call
+
+    for name in names:
+        setattr(ndarray, f"__{name}__", operator(getattr(np.ndarray, f"__{name}__")))
+    for name in arithmetic:
+        setattr(ndarray, f"__i{name}__", in_place(getattr(np.ndarray, f"__{name}__")))
+    for name in (
+        "sum",
+        "mean",
+        "min",
+        "max",
+        "prod",
+        "std",
+        "var",
+        "all",
+        "any",
+        "argmax",
+        "argmin",
+        "dot",
+        "conj",
+        "squeeze",
+        "flatten",
+        "clip",
+        "take",
+    ):
         setattr(ndarray, name, lifted(getattr(np.ndarray, name)))
     for name in ("real", "imag"):
         setattr(ndarray, name, property(lambda self, name=name: _taken(self, lambda a: getattr(a, name))))
 
 
 _operators()
-
-
-def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
-    """A new array of another one, or of what the host has."""
-    if isinstance(obj, ndarray):
-        return obj.astype(obj.dtype if dtype is None else dtype) if copy else asarray(obj, dtype)
-    if (
-        hasattr(obj, "__cuda_array_interface__")
-        or getattr(obj, "__dlpack_device__", lambda: (0, 0))()[0] == dlpack.CUDA
-    ):
-        return array(from_dlpack(obj), dtype, copy)
-    values = np.array(obj, dtype=dtype, ndmin=ndmin, order=order)
-    note("host-to-device", f"array of shape {values.shape}")
-    note("pageable", f"array of shape {values.shape}")
-    return _new(values)
-
-
-def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
-    """`a` itself where it is such an array, on the current device."""
-    if isinstance(a, ndarray) and a._memory.device_id != current_device():
-        values = a._a.astype(a.dtype if dtype is None else dtype)
-        return _new(values)
-    if isinstance(a, ndarray) and not copy and (dtype is None or a.dtype == np.dtype(dtype)):
-        return a
-    return array(a, dtype, copy=copy is not False)
-
-
-def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
-    """A copy on the host."""
-    return a.get(stream, order, out) if isinstance(a, ndarray) else np.asarray(a)
-
-
-def from_dlpack(array, *, device=None, copy=None):
-    """The memory of another library's array on a device, as an array."""
-    kind, number = array.__dlpack_device__()
-    if kind != dlpack.CUDA:
-        raise BufferError(f"an array on a CUDA device is needed; got one of device type {kind}")
-    with Device(number):
-        stream = current_stream()
-        memory, values = dlpack.take(array.__dlpack__(stream=stream.ptr or 1), array, number)
-        return ndarray.__new__(ndarray)._set(values, memory, array)

@@ -15,7 +15,6 @@ __all__ = [
     "Forbidden",
     "Memory",
     "MemoryPointer",
-    "PinnedMemoryPointer",
     "UnownedMemory",
     "alloc",
     "alloc_pinned_memory",
@@ -37,7 +36,7 @@ counts = Counter()
 pageable (a copy from host memory that is not pinned, which may wait)."""
 
 live = weakref.WeakSet()
-pinned = weakref.WeakSet()
+pinned = {}  # sizes by address
 _forbidden = []
 _devices = [0]
 
@@ -78,8 +77,6 @@ def current_device():
 class Device:
     """A device by its number; the current one by default. As a context, it is the current one."""
 
-    attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 232448, "L2CacheSize": 4 << 20,
-                  "MaxThreadsPerMultiProcessor": 2048}  # fmt: skip
     compute_capability = "90"
     mem_info = (60 << 30, 80 << 30)
 
@@ -87,6 +84,15 @@ class Device:
         self.id = current_device() if device is None else int(device)
         if not 0 <= self.id < DEVICES:
             raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+
+    @property
+    def attributes(self):
+        return {
+            "MultiProcessorCount": 4,
+            "MaxThreadsPerMultiProcessor": 2048,
+            "MaxSharedMemoryPerBlockOptin": 232448,
+            "L2CacheSize": 4 << 20,
+        }
 
     def use(self):
         _devices[-1] = self.id
@@ -178,30 +184,18 @@ def written(address, size):
     runtime().cudacpu_memory_written(ctypes.c_size_t(address), ctypes.c_size_t(size))
 
 
-class PinnedMemoryPointer:
-    """Pinned host memory, which NumPy takes as a buffer: what it is made of is an array of ctypes."""
-
-    offset = 0
-    __hash__ = object.__hash__
-
-    @property
-    def ptr(self):
-        return ctypes.addressof(self)
-
-    def size(self):
-        return len(self)
-
-
 def alloc_pinned_memory(size):
-    """Host memory that copies need not wait for."""
-    made = type("PinnedMemoryPointer", (PinnedMemoryPointer, ctypes.c_byte * size), {})()
-    pinned.add(made)
-    return made
+    """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`."""
+    buffer = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})()
+    buffer.ptr = ctypes.addressof(buffer)
+    pinned[buffer.ptr] = size
+    weakref.finalize(buffer, pinned.pop, buffer.ptr).atexit = False
+    return buffer
 
 
 def is_pinned(address):
     """Whether an address is in pinned memory."""
-    return any(each.ptr <= address < each.ptr + each.size() for each in pinned)
+    return any(start <= address < start + size for start, size in pinned.items())
 
 
 class _Pool:

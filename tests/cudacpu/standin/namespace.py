@@ -1,24 +1,26 @@
 """The modules: `cupy` and those below it that programs import."""
 
+import ctypes
 import types
 from functools import cache
 
 import numpy as np
 
-from tests.cudacpu.standin import array, kernels, memory, streams
+from tests.cudacpu.standin import array, creation, kernels, memory, streams
 
 __all__ = ["modules"]
 
 COPIES = {"memcpyHostToHost": 0, "memcpyHostToDevice": 1, "memcpyDeviceToHost": 2, "memcpyDeviceToDevice": 3,
           "memcpyDefault": 4}  # fmt: skip
-DTYPES = ["bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "intp", "float16", "float32", "float64", "complex64", "complex128", "dtype", "generic", "number", "integer", "signedinteger", "unsignedinteger", "inexact", "floating", "complexfloating", "finfo", "iinfo", "issubdtype", "result_type", "promote_types", "can_cast", "inf", "nan", "pi", "e", "newaxis"]
-OWN = {"array", "asarray", "asnumpy", "from_dlpack", "ndarray"}
+DTYPES = """
+bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp float16 float32 float64 complex64 complex128
+dtype generic number integer signedinteger unsignedinteger inexact floating complexfloating finfo iinfo issubdtype
+result_type promote_types can_cast inf nan pi e newaxis
+"""
 
 
 def _copy(dst, src, size, kind):
     """Copy bytes when the stream gets there; what is read is what is there then."""
-    import ctypes
-
     ctypes.memmove(dst, src, size)
     if kind in (COPIES["memcpyHostToDevice"], COPIES["memcpyDeviceToDevice"]):
         memory.written(dst, size)
@@ -37,16 +39,6 @@ def memcpy_async(dst, src, size, kind, stream):
     streams.enqueue(lambda: _copy(dst, src, size, kind), streams.ExternalStream(stream))
 
 
-def _filler(name):
-    """``zeros``, ``ones``, ``full``, ``arange``, ... made on the device."""
-    function = getattr(np, name)
-
-    def call(*args, device=None, **options):
-        return array.lifted(function)(*args, **options)
-
-    return call
-
-
 def _empty(shape, dtype=float, order="C"):
     return array.ndarray(shape, dtype, order=order)
 
@@ -63,7 +55,7 @@ def _module(name, **contents):
 
 def _functions(library):
     """All functions of a module of NumPy's, over arrays on the device."""
-    kinds = (np.ufunc, types.FunctionType, type(np.dot))
+    kinds = (np.ufunc, types.FunctionType, types.BuiltinFunctionType, type(np.dot))
     names = [name for name in dir(library) if not name.startswith("_")]
     return {name: array.lifted(getattr(library, name)) for name in names if isinstance(getattr(library, name), kinds)}
 
@@ -99,7 +91,6 @@ def modules():
         Graph=streams.Graph,
         MemoryPointer=memory.MemoryPointer,
         UnownedMemory=memory.UnownedMemory,
-        PinnedMemoryPointer=memory.PinnedMemoryPointer,
         alloc=memory.alloc,
         alloc_pinned_memory=memory.alloc_pinned_memory,
         get_current_stream=streams.current_stream,
@@ -108,13 +99,12 @@ def modules():
     )
     linalg = _module("cupy.linalg", **_functions(np.linalg))
     fft = _module("cupy.fft", **_functions(np.fft))
-    fillers = ["zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "arange", "linspace", "eye", "identity"]
     cupy = _module("cupy", __path__=[], __version__="14.2.0")
     vars(cupy).update(
         _functions(np),
-        **{name: _filler(name) for name in fillers},
-        **{name: getattr(np, name) for name in DTYPES},
-        **{name: getattr(array, name) for name in OWN},
+        **{name: getattr(np, name) for name in DTYPES.split()},
+        **{name: getattr(creation, name) for name in creation.__all__},
+        ndarray=array.ndarray,
         bool=np.bool_,
         abs=array.lifted(np.abs),
         empty=_empty,

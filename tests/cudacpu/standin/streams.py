@@ -18,6 +18,7 @@ __all__ = [
 ]
 
 _streams = weakref.WeakValueDictionary()  # by pointer
+_busy = set()  # those that have work to do, which they do though nobody holds them
 _current = {}  # by device: the streams made current, the last of them innermost
 
 
@@ -64,6 +65,7 @@ class _BaseStream:
         """Do what waits. What fails is not tried again."""
         while self.queue:
             self.queue.pop(0)()
+        _busy.discard(self)
 
     def _wait_for_others(self):
         """The default stream and streams that block on it take their turns."""
@@ -119,7 +121,7 @@ class _BaseStream:
 class Stream(_BaseStream):
     """A new stream of the current device, or the default stream."""
 
-    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+    def __init__(self, null=False, non_blocking=False, ptds=False):
         super().__init__(0 if null else id(self), -1 if null else current_device())
         self.non_blocking = non_blocking
         _streams[self.ptr] = self
@@ -134,8 +136,9 @@ class ExternalStream(_BaseStream):
         return _streams.get(ptr) or super().__new__(cls)
 
     def __init__(self, ptr, device_id=-1):
-        super().__init__(ptr, device_id)
-        _streams[ptr] = self
+        if ptr not in _streams:
+            super().__init__(ptr, device_id)
+            _streams[ptr] = self
 
 
 class Event:
@@ -195,6 +198,7 @@ def enqueue(work, stream=None):
     stream._wait_for_others()
     kept = list(live)  # memory that is freed now is given to nobody before this is done
     stream.queue.append(lambda: (work(), kept)[0])
+    _busy.add(stream)
 
 
 @contextmanager
