@@ -4,8 +4,8 @@ from arrayopt import schedules
 from arrayopt.functional import init, update
 from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
-from arrayopt.monitor import Monitor
 from arrayopt.importers import load_torch
+from arrayopt.monitor import Monitor
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 from arrayopt.scaling import LossScale

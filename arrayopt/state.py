@@ -4,7 +4,17 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from arrayopt.arrays import WORKING, array_namespace, detached, dtype_name, is_array, like, place, to_host, working_dtype
+from arrayopt.arrays import (
+    WORKING,
+    array_namespace,
+    detached,
+    dtype_name,
+    is_array,
+    like,
+    place,
+    to_host,
+    working_dtype,
+)
 from arrayopt.groups import Group, Tensor, fields_of, override
 from arrayopt.hyper import coerce
 from arrayopt.prologue import Prologue

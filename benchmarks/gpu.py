@@ -1,4 +1,4 @@
-"""The benchmark on a GPU: ``python benchmarks/gpu.py --help``. It needs CuPy, and takes the peers that are installed."""
+"""The benchmark on a GPU: ``python benchmarks/gpu.py --help``. It needs CuPy; peers are optional."""
 
 import argparse
 import math

@@ -1,7 +1,7 @@
 """The NumPy engine on small matrices side by side: see `arrayopt.fusion.lanes`.
 
-Some matrices at a time are copied to an array of shape (R, C, matrices), all passes of a segment run on it, and what has
-changed is copied back. Values per row are of shape (R, 1, matrices), per column (1, C, matrices), per matrix (1, 1,
+Some matrices at a time are copied to an array of shape (R, C, matrices), all passes of a segment run on it, and what
+has changed is copied back. Values per row are of shape (R, 1, matrices), per column (1, C, matrices), per matrix (1, 1,
 matrices).
 """
 
