@@ -29,7 +29,7 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, an element-wise operation, or ``sum``.
+        ``input``, ``host``, ``const``, ``sum``, or an element-wise operation: a key of `HOST`, or ``abs2``.
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -60,12 +60,14 @@ class Node:
 class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
-    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only.
+    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
+    the smallest normal number of the dtype that arithmetic is done in.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
     element: str = "C"
     flat: bool = False
+    tiny: float = float(np.finfo("float64").tiny)
 
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
@@ -93,9 +95,8 @@ class Graph:
                 return self.const(HOST[op](*(a.data for a in args)).item())
         a, *rest = args
         b = rest[0] if rest else None
-        if op == "div" and b is not None and not a.on_host and len(b.axes) < len(a.axes) + b.on_host:
-            # one division for all elements that it is the same for
-            return self.make("mul", a, self.make("div", self.const(1.0), b))
+        if op == "div" and b is not None and len(b.axes) < len(a.axes) and b.dtype == "real":
+            return self._over(a, b)
         if op in ("mul", "div") and b is not None and _is(b, 1.0):
             return self.make("float", a) if a.dtype == "bool" else a
         if op == "mul" and b is not None and _is(a, 1.0):
@@ -112,6 +113,17 @@ class Graph:
         if op == "where":
             return self._where(*args)
         return None
+
+    def _over(self, a: Node, b: Node) -> Node:
+        """a / b with one division for all elements that b is the same for: a · scale · (1 / (b · scale)).
+
+        The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough, and not too much:
+        where a · 2¹⁰⁰ is infinite, so is a / b.
+        """
+        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny), dtype="bool")
+        scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
+        reciprocal = self.make("div", self.const(1.0), self.make("mul", b, scale))
+        return self.make("mul", a, reciprocal) if _is(scale, 1.0) else self.make("over", a, scale, reciprocal)
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
         """√x written so that its derivative at zero is zero is, run forward, just √x."""
@@ -175,6 +187,7 @@ HOST: dict[str, Any] = {
     "conj": np.conj,
     "float": np.float64,
     "copy": np.array,
+    "over": lambda a, scale, reciprocal: a * scale * reciprocal,
 }
 """What each operation is on NumPy arrays: how constants fold, and how scalars of the step are evaluated, in float64."""
 

@@ -52,6 +52,12 @@ def select(c, a, b):
     return a if c else b
 
 
+@nb.njit(error_model="numpy", nogil=True, fastmath={{"contract"}}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def over(a, scale, reciprocal):
+    """A division; in this order, for the product of the latter two may be infinite."""
+    return a * scale * reciprocal
+
+
 @inner
 def sign(a):
     return W(a > 0) - W(a < 0) if a == a else a
@@ -107,6 +113,7 @@ CALLS = {
     "maximum": "maximum",
     "where": "select",
     "sign": "sign",
+    "over": "over",
     "abs": "abs",
     "float": "W",
     "copy": "",

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
+
 from arrayopt.arrays import REAL
 from arrayopt.fusion.graph import ELEMENT, SCRATCH, Graph, Node
 from arrayopt.fusion.namespace import NAMESPACE
@@ -79,12 +81,12 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         If the rule does not return every slot, or changes a shape.
     """
     element = "C" if flat else ELEMENT[max(1, min(rank, 4))]
-    graph = Graph(element=element, flat=flat)
+    real = REAL.get(dtype, dtype)
+    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny))
     if flat:
         dims = tuple(str(i) for i in range(rank))
     else:
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
-    real = REAL.get(dtype, dtype)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))
