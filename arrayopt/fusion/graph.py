@@ -29,7 +29,8 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, ``sum``, or an element-wise operation: a key of `HOST`, or ``abs2``.
+        ``input``, ``host``, ``const``, ``sum``, or an element-wise operation: a key of `HOST`, ``abs2`` or
+        ``complex``, which is made of two real values.
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -75,6 +76,10 @@ class Graph:
             simpler = self._simplify(op, args)
             if simpler is not None:
                 return simpler
+        if any(a.dtype == "complex" for a in args) and op not in ("real", "imag", "complex"):
+            parts = self._in_parts(op, args, axes, data)
+            if parts is not None:
+                return parts
         key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
         if key not in self.nodes:
             over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
@@ -110,9 +115,49 @@ class Graph:
                 return self.make("sqrt", a)
             if b.data == -0.5:
                 return self.make("div", self.const(1.0), self.make("sqrt", a))
+        if op in ("real", "imag") and a.op == "complex":
+            return a.args[op == "imag"]
         if op == "where":
             return self._where(*args)
         return None
+
+    def _in_parts(self, op: str, args: tuple[Node, ...], axes: str | None, data: Any) -> Node | None:
+        """A sum, or an operation on values over fewer axes than the elements, by real and imaginary parts.
+
+        So what lies between the passes is real. None where the result is an element, or there is no such form.
+        """
+        if op != "sum" and self.element == "".join(x for x in "ABRC" if any(x in a.axes for a in args)):
+            return None
+        zero = self.const(0.0)
+        re = [self.make("real", a, dtype="real") if a.dtype == "complex" else a for a in args]
+        im = [self.make("imag", a, dtype="real") if a.dtype == "complex" else zero for a in args]
+        if op == "sum":
+            parts = [self.make("sum", x, axes=axes, data=data) for x in (re[0], im[0])]
+        elif op in ("neg", "add", "sub"):
+            parts = [self.make(op, *re), self.make(op, *im)]
+        elif op in ("div", "over") and args[1].dtype == "real":
+            parts = [self.make(op, x, *args[1:]) for x in (re[0], im[0])]
+        elif op == "where":
+            parts = [self.make(op, *re), self.make(op, re[0], *im[1:])]
+        elif op == "conj":
+            parts = [re[0], self.make("neg", im[0])]
+        elif op == "mul" and "real" in (args[0].dtype, args[1].dtype):
+            parts = [
+                self.make(op, *re),
+                self.make(op, *(im[i] if a.dtype == "complex" else a for i, a in enumerate(args))),
+            ]
+        elif op == "mul":
+            ((x, u), (y, v)) = re, im
+            parts = [
+                self.make("sub", self.make(op, x, u), self.make(op, y, v)),
+                self.make("add", self.make(op, x, v), self.make(op, y, u)),
+            ]
+        elif op in ("abs", "abs2"):
+            square = self.make("add", self.make("mul", re[0], re[0]), self.make("mul", im[0], im[0]))
+            return self.make("sqrt", square) if op == "abs" else square
+        else:
+            return None
+        return self.make("complex", *parts, dtype="complex")
 
     def _over(self, a: Node, b: Node) -> Node:
         """a / b with one division for all elements that b is the same for: a · scale · (1 / (b · scale)).

@@ -117,6 +117,7 @@ CALLS = {
     "abs": "abs",
     "float": "W",
     "copy": "",
+    "complex": "complex",
 }
 CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}

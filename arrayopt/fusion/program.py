@@ -107,6 +107,10 @@ def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
     np.multiply(a, reciprocal, out=out)
 
 
+def _complex(re: Any, im: Any, out: Any) -> None:
+    out.real, out.imag = re, im
+
+
 def _copy(x: Any, out: Any) -> None:
     np.copyto(out, x)
 
@@ -114,6 +118,7 @@ def _copy(x: Any, out: Any) -> None:
 CALLS: dict[str, Callable[..., Any]] = {
     "where": _where,
     "abs2": _abs2,
+    "complex": _complex,
     "float": _copy,
     "over": _over,
     "real": lambda x, out: x.real,
