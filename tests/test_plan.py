@@ -347,6 +347,38 @@ def test_a_part_of_a_complex_value_outlives_the_value(engine):
     agree(made(part_of_the_old, zeros("m"), complex_ok=True)(), ((3, 4), (20011,)), engine, "complex64", relative=1e-5)
 
 
+def projected(xp, p, g, s, h):
+    """Complex values per tensor: without the part that lies along p."""
+    along = xp.sum(xp.conj(p) * g) / xp.sum(xp.real(p) ** 2 + xp.imag(p) ** 2)
+    return p - h.lr * (g - along * p), {}
+
+
+def complex_values_of_rows(xp, p, g, s, h):
+    row, column = xp.mean(g, axis=-1, keepdims=True), xp.sum(p, axis=-2, keepdims=True)
+    size = abs(row) + xp.sqrt(xp.real(row) ** 2 + xp.imag(row) ** 2) + 1.0
+    turned = -xp.conj(row) * (row - 2.0) / size + xp.where(xp.real(row) > 0, row, 1.0)
+    return p - h.lr * (g * turned + row * column) + xp.mean(xp.sum(p, axis=-1)), {}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("update", "shapes"),
+    [(projected, ((3, 4), (20011,), (7,), ())), (complex_values_of_rows, ((3, 4), (300, 257)))],
+    ids=["of a tensor", "of rows and columns"],
+)
+def test_complex_values_over_fewer_axes(update, shapes, engine):
+    rule = made(update, complex_ok=True)()
+    check(plan_for(rule, 2, "complex64"))
+    agree(rule, shapes, engine, "complex64", steps=2, relative=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+def test_complex_gradients_are_centralized(engine):
+    agree(ao.LAMB(grad_centralization=True), (*SEVERAL_TILES[:2], (7,)), engine, "complex64", relative=1e-5)
+    if engine == "numpy":
+        agree(ao.AdamW(grad_centralization=True), SEVERAL_TILES, engine, "complex64", relative=1e-5)
+
+
 # ---- rows, columns, the first axis, and the tensor ------------------------------------------------------------------
 
 
@@ -536,11 +568,24 @@ def test_a_sum_that_cannot_be_fused_says_so(axis, rank, left):
     agree(rule, ((2,) * rank,), "auto")
 
 
-def test_complex_values_of_rows_are_not_fused():
-    rule = ao.LAMB(grad_centralization=True)
-    with pytest.raises(TraceError, match="complex values per row, column or tensor are not fused"):
-        layout(plan_for(rule, 2, "complex64"))
-    layout(plan_for(rule, 1, "complex64"))
+def complex_slot_of_rows(xp, p, g, s, h):
+    r = s["r"] + xp.sum(g, axis=-1)
+    return p - h.lr * xp.expand_dims(r, axis=-1), {"r": r}
+
+
+@pytest.mark.parametrize(
+    ("update", "slots", "op"),
+    [
+        (complex_slot_of_rows, zeros(rows=["r"]), "complex"),
+        (lambda xp, p, g, s, h: (p - g * xp.sqrt(xp.sum(g, axis=-1, keepdims=True)), {}), zeros(), "sqrt"),
+    ],
+)
+def test_what_is_not_fused_of_complex_values_of_rows_says_so(update, slots, op):
+    rule = made(update, slots, complex_ok=True)()
+    for engine in ("numpy", "numba"):
+        with pytest.raises(ValueError, match=f"`{op}` of complex values per row, column or tensor is not fused"):
+            ao.Optimizer(np.ones((2, 3), "complex64"), rule, engine=engine)
+    agree(rule, ((2, 3),), "auto", "complex64")
 
 
 # ---- units ----------------------------------------------------------------------------------------------------------

@@ -125,7 +125,11 @@ class Fused(ABC):
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
-        lines = [line for plan in _plans(bucket, stats=False) for line in str(plan).splitlines()]
+        plans, lines = _plans(bucket, stats=False), list[str]()
+        for plan, ranks in plans.items():
+            if len(plans) > 1:
+                lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}:")
+            lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
         return "\n    ".join([f"{self.describe()}, {thread_count()} threads", *lines])
 
     def prepare(
@@ -180,8 +184,9 @@ class Fused(ABC):
         return made
 
 
-def _plans(bucket: Bucket, *, stats: bool) -> list[Plan]:
-    """The plans that a bucket's tensors take."""
-    ranks = sorted({x.array.ndim for x in bucket.tensors if size(x.array)})
-    dtype = dtype_name(bucket.tensors[0].array)
-    return list(dict.fromkeys(plan_for(bucket.rule, rank, dtype, stats=stats) for rank in ranks))
+def _plans(bucket: Bucket, *, stats: bool) -> dict[Plan, list[int]]:
+    """The plans that a bucket's tensors take, and the ranks that take each."""
+    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[int]]()
+    for rank in sorted({x.array.ndim for x in bucket.tensors if size(x.array)}):
+        found.setdefault(plan_for(bucket.rule, rank, dtype, stats=stats), []).append(rank)
+    return found

@@ -148,7 +148,7 @@ class _Blocks(Batch):
         for k in range(len(self.plan.prologues)):
             with np.errstate(all="ignore"):
                 for n in self.plan.prologues[k]:
-                    known[n] = _small(n, [_lookup(x, known, arrays) for x in n.args])
+                    known[n] = _small(n, [_lookup(x, known, arrays) for x in n.args], self.real)
             if k < len(self.plan.passes):
                 self._pass(k, row, elements, known, arrays, threads)
         for name, n in self.plan.small.items():
@@ -292,13 +292,15 @@ def _lookup(n: Node, known: dict[Node, Any], arrays: dict[str, Any]) -> Any:
     return n.data if n.op == "const" else arrays[n.data] if n.op == "input" and n not in known else known[n]
 
 
-def _small(n: Node, args: list[Any]) -> Any:
+def _small(n: Node, args: list[Any], real: Any) -> Any:
     """A value over fewer axes than the elements, as a number or an array of rank 4."""
     if n.op == "sum":
         made = np.sum(args[0], axis=tuple("ABRC".index(x) for x in n.args[0].axes if x not in n.axes), keepdims=True)
     else:
         made = HOST[n.op](*args)
-    return made if n.axes else made.item() if isinstance(made, np.ndarray | np.generic) else made
+    if n.axes:
+        return made.astype(real, copy=False) if n.dtype == "real" else made
+    return made.item() if isinstance(made, np.ndarray | np.generic) else made
 
 
 def _spread(x: Any, a: int, b: int) -> Any:

@@ -129,6 +129,10 @@ class CudaText:
             return f"-{args[0]}"
         if n.op == "not":
             return f"!{args[0]}"
+        if n.op == "over":
+            return f"({args[0]} * {args[1]}) * {args[2]}"
+        if n.op == "complex":
+            return f"Complex{{{args[0]}, {args[1]}}}"
         if n.op == "float":
             return f"({self.type}){args[0]}"
         if n.op == "where":

@@ -65,7 +65,7 @@ def _split(m: Text, p: Pass) -> dict[str, list[Node]]:
     element, seen = m.plan.element, set()
     out: dict[str, list[Node]] = {"host": [], "tensor": [], "row": [], "column": [], "batch": []}
     for n in used:
-        if n in seen or n.op == "const" or (n.axes == element and not n.on_host):
+        if n in seen or n.op == "const" or (n.axes == element and not n.on_host) or n.op == "complex":
             continue
         seen.add(n)
         if n.on_host:

@@ -29,7 +29,8 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, an element-wise operation, or ``sum``.
+        ``input``, ``host``, ``const``, ``sum``, or an element-wise operation: a key of `HOST`, ``abs2`` or
+        ``complex``, which is made of two real values.
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -60,12 +61,14 @@ class Node:
 class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
-    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only.
+    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
+    the smallest normal number of the dtype that arithmetic is done in.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
     element: str = "C"
     flat: bool = False
+    tiny: float = float(np.finfo("float64").tiny)
 
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
@@ -73,6 +76,10 @@ class Graph:
             simpler = self._simplify(op, args)
             if simpler is not None:
                 return simpler
+        if any(a.dtype == "complex" for a in args) and op not in ("real", "imag", "complex"):
+            parts = self._in_parts(op, args, axes, data)
+            if parts is not None:
+                return parts
         key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
         if key not in self.nodes:
             over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
@@ -93,9 +100,8 @@ class Graph:
                 return self.const(HOST[op](*(a.data for a in args)).item())
         a, *rest = args
         b = rest[0] if rest else None
-        if op == "div" and b is not None and not a.on_host and len(b.axes) < len(a.axes) + b.on_host:
-            # one division for all elements that it is the same for
-            return self.make("mul", a, self.make("div", self.const(1.0), b))
+        if op == "div" and b is not None and len(b.axes) < len(a.axes) and b.dtype == "real":
+            return self._over(a, b)
         if op in ("mul", "div") and b is not None and _is(b, 1.0):
             return self.make("float", a) if a.dtype == "bool" else a
         if op == "mul" and b is not None and _is(a, 1.0):
@@ -109,9 +115,60 @@ class Graph:
                 return self.make("sqrt", a)
             if b.data == -0.5:
                 return self.make("div", self.const(1.0), self.make("sqrt", a))
+        if op in ("real", "imag") and a.op == "complex":
+            return a.args[op == "imag"]
         if op == "where":
             return self._where(*args)
         return None
+
+    def _in_parts(self, op: str, args: tuple[Node, ...], axes: str | None, data: Any) -> Node | None:
+        """A sum, or an operation on values over fewer axes than the elements, by real and imaginary parts.
+
+        So what lies between the passes is real. None where the result is an element, or there is no such form.
+        """
+        if op != "sum" and self.element == "".join(x for x in "ABRC" if any(x in a.axes for a in args)):
+            return None
+        zero = self.const(0.0)
+        re = [self.make("real", a, dtype="real") if a.dtype == "complex" else a for a in args]
+        im = [self.make("imag", a, dtype="real") if a.dtype == "complex" else zero for a in args]
+        if op == "sum":
+            parts = [self.make("sum", x, axes=axes, data=data) for x in (re[0], im[0])]
+        elif op in ("neg", "add", "sub"):
+            parts = [self.make(op, *re), self.make(op, *im)]
+        elif op in ("div", "over") and args[1].dtype == "real":
+            parts = [self.make(op, x, *args[1:]) for x in (re[0], im[0])]
+        elif op == "where":
+            parts = [self.make(op, *re), self.make(op, re[0], *im[1:])]
+        elif op == "conj":
+            parts = [re[0], self.make("neg", im[0])]
+        elif op == "mul" and "real" in (args[0].dtype, args[1].dtype):
+            parts = [
+                self.make(op, *re),
+                self.make(op, *(im[i] if a.dtype == "complex" else a for i, a in enumerate(args))),
+            ]
+        elif op == "mul":
+            ((x, u), (y, v)) = re, im
+            parts = [
+                self.make("sub", self.make(op, x, u), self.make(op, y, v)),
+                self.make("add", self.make(op, x, v), self.make(op, y, u)),
+            ]
+        elif op in ("abs", "abs2"):
+            square = self.make("add", self.make("mul", re[0], re[0]), self.make("mul", im[0], im[0]))
+            return self.make("sqrt", square) if op == "abs" else square
+        else:
+            return None
+        return self.make("complex", *parts, dtype="complex")
+
+    def _over(self, a: Node, b: Node) -> Node:
+        """a / b with one division for all elements that b is the same for: a · scale · (1 / (b · scale)).
+
+        The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough, and not too much:
+        where a · 2¹⁰⁰ is infinite, so is a / b.
+        """
+        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny), dtype="bool")
+        scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
+        reciprocal = self.make("div", self.const(1.0), self.make("mul", b, scale))
+        return self.make("mul", a, reciprocal) if _is(scale, 1.0) else self.make("over", a, scale, reciprocal)
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
         """√x written so that its derivative at zero is zero is, run forward, just √x."""
@@ -176,6 +233,7 @@ HOST: dict[str, Any] = {
     "conj": np.conj,
     "float": np.float64,
     "copy": np.array,
+    "over": lambda a, scale, reciprocal: a * scale * reciprocal,
 }
 """What each operation is on NumPy arrays: how constants fold, and how scalars of the step are evaluated, in float64."""
 

@@ -103,9 +103,9 @@ def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
     sums = [s for p in plan.passes for s in p.sums]
     small = [n for part in plan.prologues for n in part]
-    for n in [*sums, *small]:
+    for n in [*sums, *small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
-            raise TraceError("complex values per row, column or tensor are not fused (grad_centralization makes some)")
+            raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
     for s in sums:
         if partial_kind(s, plan.element) == "batch" and s.axes not in (plan.element[:-2], "A"):
             raise TraceError(f"a sum that leaves the axes {s.axes} of {plan.element} is not fused")

@@ -60,6 +60,12 @@ def select(c, a, b):
     return a if c else b
 
 
+@nb.njit(error_model="numpy", nogil=True, fastmath={{"contract"}}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def over(a, scale, reciprocal):
+    """A division; in this order, for the product of the latter two may be infinite."""
+    return a * scale * reciprocal
+
+
 @inner
 def sign(a):
     return W(a > 0) - W(a < 0) if a == a else a
@@ -126,9 +132,11 @@ CALLS = {
     "maximum": "maximum",
     "where": "select",
     "sign": "sign",
+    "over": "over",
     "abs": "abs",
     "float": "W",
     "copy": "",
+    "complex": "complex",
 }
 CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}

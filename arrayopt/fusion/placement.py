@@ -132,7 +132,7 @@ class Placement:
 
     def _offers(self) -> Iterator[dict[Node, int]]:
         """Values that a pass could do with if they were spilled, and the first pass that computes each, or could."""
-        needed = {n for p in self.passes for n in p.nodes if n.dtype != "bool"}
+        needed = {n for p in self.passes for n in p.nodes if n.dtype != "bool" and n.axes == self.element}
         for k in range(1, self.count):
             there, roots = self._sources(k), self._roots(k)
             made = {n: n.level for n in needed if n.level < k}
@@ -163,8 +163,8 @@ class Placement:
         return [n for n in roots if self._is_element(n)]
 
     def _is_element(self, n: Node) -> bool:
-        """Whether a value is a pass's to read or to compute."""
-        return n.axes == self.element and not n.on_host and n.op != "sum"
+        """Whether a value is a pass's to read or to compute: an element, or a complex number, of parts that are not."""
+        return (n.axes == self.element or n.op == "complex") and not n.on_host and n.op != "sum"
 
     def _args(self, n: Node) -> list[Node]:
         """What a pass computes a value from; values over fewer axes come from a prologue."""

@@ -162,7 +162,7 @@ def _prologues(
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)
     for node in reachable([n for n in wanted if n.axes != element], stop=list(ready)):
-        if node in ready or node.on_host or node.axes == element:
+        if node in ready or node.on_host or node.axes == element or node.op == "complex":
             continue
         when[node] = max((when.get(a, 0) for a in node.args), default=0)
         if node.op != "input":

@@ -99,6 +99,18 @@ def _abs2(x: Any, out: Any) -> None:
     out += x.imag * x.imag
 
 
+def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
+    """A division; the scale is almost always one, and then is left out."""
+    unit = scale == 1.0
+    if not (unit if isinstance(unit, bool) else unit.all()):
+        a = np.multiply(a, scale, out=out)
+    np.multiply(a, reciprocal, out=out)
+
+
+def _complex(re: Any, im: Any, out: Any) -> None:
+    out.real, out.imag = re, im
+
+
 def _copy(x: Any, out: Any) -> None:
     np.copyto(out, x)
 
@@ -106,7 +118,9 @@ def _copy(x: Any, out: Any) -> None:
 CALLS: dict[str, Callable[..., Any]] = {
     "where": _where,
     "abs2": _abs2,
+    "complex": _complex,
     "float": _copy,
+    "over": _over,
     "real": lambda x, out: x.real,
     "imag": lambda x, out: x.imag,
     "conj": np.conjugate,

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
+
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import ELEMENT, SCRATCH, Graph, Node
 from arrayopt.fusion.namespace import NAMESPACE
@@ -78,13 +80,13 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         If the rule does not return every slot, or changes a shape.
     """
     element = "C" if flat else ELEMENT[max(1, min(rank, 4))]
-    graph = Graph(element=element, flat=flat)
+    working = WORKING[dtype]
+    real = REAL.get(working, working)
+    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny))
     if flat:
         dims = tuple(str(i) for i in range(rank))
     else:
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
-    working = WORKING[dtype]
-    real = REAL.get(working, working)
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
         axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))

@@ -1,0 +1,108 @@
+"""What the tests of errors share: making optimizers, and rows of what is done, the exception, and its words."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import arrayopt as ao
+
+
+def ones(*shape):
+    return np.ones(shape)
+
+
+def params():
+    return {"w": ones(2, 3), "b": ones(3)}
+
+
+def optimizer(rule=None, made=None, **options):
+    return ao.Optimizer(params() if made is None else made, rule or ao.LAMB(), **options)
+
+
+def raises(call, exception, *words):
+    """Call, and find the exception and every word; exactly that class, so that a KeyError is no LookupError."""
+    with pytest.raises(exception) as caught:
+        call()
+    assert type(caught.value) is exception
+    message = str(caught.value)
+    for word in words:
+        assert word in message, f"{word!r} is not in {message!r}"
+
+
+def row(name, call, exception, *words):
+    """A row of a table, under its name."""
+    return pytest.param(call, exception, words, id=name)
+
+
+# each field's interval, from the definition of the rules; values that are just outside, and some that are inside
+INTERVALS = {
+    "lr": ("[0, inf)", [-1e-300, -1.0], [0, 1e300]),
+    "beta1": ("[0, 1)", [-1e-9, 1.0, 1, 2], [0, 0.5, math.nextafter(1, 0)]),
+    "beta2": ("[0, 1)", [-1e-9, 1.0, 1, 2], [0, 0.5, math.nextafter(1, 0)]),
+    "beta3": ("[0, 1)", [-1e-9, 1.0, 1, 2], [0, 0.5, math.nextafter(1, 0)]),
+    "eps": ("(0, inf)", [0, 0.0, -1e-8], [1e-300, 1]),
+    "eps1": ("[0, inf)", [-1e-30], [0, 1]),
+    "eps2": ("[0, inf)", [-1e-30], [0, 1]),
+    "eps_scale": ("[0, inf)", [-1e-30], [0, 1]),
+    "weight_decay": ("[0, inf)", [-1e-9], [0, 1.5]),
+    "clip_value": ("(0, inf)", [0, -1], [1e-9, None]),
+    "min_norm": ("[0, inf)", [-1], [0, None]),
+    "max_norm": ("[0, inf)", [-1], [0, None]),
+    "min_ratio": ("[0, inf)", [-1], [0, None]),
+    "max_ratio": ("[0, inf)", [-1], [0, None]),
+    "clip_threshold": ("(0, inf)", [0, -1], [1e-9, None]),
+    "decay_rate": ("[0, 1]", [-0.1, 1.1], [0, 1]),
+    "momentum": ("[0, 1)", [-0.1, 1.0], [0, 0.9]),
+    "dampening": ("[0, 1]", [-0.1, 1.1], [0, 1]),
+    "trust_coefficient": ("(0, inf)", [0, -1e-3], [1e-9, 1]),
+}
+OPEN_END = {("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
+REQUIRED = {
+    "SGD": {"lr": 0.1},
+    "LARS": {"lr": 0.1},
+    "CAME": {"lr": 0.1},
+    "Adafactor": {"lr": 0.1, "relative_step": False},
+}
+RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
+
+
+def fields(rule, *, switches):
+    """The names of a rule's numbers, or of its switches."""
+    made = getattr(ao, rule)(**REQUIRED.get(rule, {}))
+    return [f.name for f in dataclasses.fields(made) if isinstance(getattr(made, f.name), bool) == switches]
+
+
+def build(rule, **options):
+    return getattr(ao, rule)(**REQUIRED.get(rule, {}) | options)
+
+
+NUMBERS = [(rule, field) for rule in RULES for field in fields(rule, switches=False)]
+each_number = pytest.mark.parametrize(("rule", "field"), NUMBERS, ids=[f"{rule} {field}" for rule, field in NUMBERS])
+A, B, C = ones(2), ones(2), ones(2)
+
+
+def state_of(opt):
+    """Every byte that a step could change."""
+
+    def exact(x):
+        host = x.detach() if isinstance(x, torch.Tensor) else x
+        return str(x.dtype), tuple(x.shape), np.asarray(host).tobytes(), id(x)
+
+    tensors = [(name, s["t"], {k: exact(x) for k, x in s.items() if k != "t"}) for name, s in opt.state.items()]
+    arrays = [exact(t.array) for g in opt.groups for t in g.tensors]
+    return opt.step_count, arrays, tensors, opt.rule, [(g.rule, g.overridden, g.names) for g in opt.groups]
+
+
+def fails_without_a_trace(opt, call, exception, *words):
+    """As `raises`, and the optimizer is byte for byte as before, each time that it is tried."""
+    before = state_of(opt)
+    for _ in range(2):
+        raises(call, exception, *words)
+        assert state_of(opt) == before
+
+
+def out_of_range(s):
+    return 0.1 if s == 0 else -0.1
