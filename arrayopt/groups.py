@@ -23,8 +23,8 @@ Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, 
 class Tensor:
     """One parameter with its state: its name, array, slots, and number of updates so far.
 
-    `form` is dtype and shape where the array is a plain NumPy array. The number of updates is ``counts[place]``, so that
-    those of many tensors can lie in one array.
+    `form` is dtype and shape where the array is a plain NumPy array. The number of updates is ``counts[place]``, so
+    that those of many tensors can lie in one array.
     """
 
     name: str

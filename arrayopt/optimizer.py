@@ -206,9 +206,9 @@ class Optimizer:
             kinds = set(map(type, given))
             if kinds == {np.ndarray} and all(map(operator.eq, map(_LOOK, given), forms)):
                 return given
-            if type(None) in kinds and kinds <= {np.ndarray, type(None)} and all(map(grads.__contains__, names)):
-                if all(g is None or _LOOK(g) == form for g, form in zip(given, forms, strict=True)):
-                    return given
+            some = type(None) in kinds and kinds <= {np.ndarray, type(None)} and all(map(grads.__contains__, names))
+            if some and all(g is None or _LOOK(g) == form for g, form in zip(given, forms, strict=True)):
+                return given
         named = [(tensor.name, tensor.array) for tensor in self._tensors]
         return list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
 

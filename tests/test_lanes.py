@@ -110,7 +110,9 @@ def test_reports_of_kernels(engine):
 def test_arrays_that_do_not_lie_in_order(engine):
     params, grads = problem(RANK_FOUR, steps=2)
     turned = {name: np.asfortranarray(p) for name, p in params.items()}
-    opts = [ao.Optimizer({k: p.copy("K") for k, p in x.items()}, RULES["CAME"], engine=engine) for x in (params, turned)]
+    opts = [
+        ao.Optimizer({k: p.copy("K") for k, p in x.items()}, RULES["CAME"], engine=engine) for x in (params, turned)
+    ]
     for g in grads:
         opts[0].step(g)
         opts[1].step({name: np.asfortranarray(x) for name, x in g.items()})
@@ -135,12 +137,17 @@ def odd(xp, p, g, s, h):
     r, c = (s["rows"] + xp.mean(g * g, axis=-1)) / 2, xp.mean(g, axis=-2)
     u = g / (1.0 + xp.expand_dims(r, axis=-1))
     u = u / xp.maximum(xp.mean(u * u), 1.0)
-    return p - h.lr * u * xp.expand_dims(s["rows"], axis=-1) - xp.expand_dims(s["columns"], axis=-2), {"rows": r, "columns": c + s["columns"]}
+    return p - h.lr * u * xp.expand_dims(s["rows"], axis=-1) - xp.expand_dims(s["columns"], axis=-2), {
+        "rows": r,
+        "columns": c + s["columns"],
+    }
 
 
 @each_engine
 def test_a_slot_is_written_when_nothing_reads_its_old_value_any_more(engine):
-    rule = made(odd, lambda xp, p: {"rows": xp.zeros_like(xp.sum(p, axis=-1)), "columns": xp.zeros_like(xp.sum(p, axis=-2))})()
+    rule = made(
+        odd, lambda xp, p: {"rows": xp.zeros_like(xp.sum(p, axis=-1)), "columns": xp.zeros_like(xp.sum(p, axis=-2))}
+    )()
     assert [sorted(s.writes) for s in split(rule).segments] == [[], ["columns", "rows"]]
     params, grads = problem((("k", (37, 5, 3, 3)),))
     agree(run(engine, rule, params, grads)[1], run("array_api", rule, params, grads)[1])

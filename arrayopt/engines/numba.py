@@ -67,7 +67,7 @@ class _Table(Batch):
                 f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
             ) from error
         except (EOFError, UnpicklingError):  # what Numba has kept is damaged
-            forget(module)
+            forget(self.module)
             self.module = load(lambda cache: self.emit(cache=cache))
             self._compile()
         self.shares: dict[Any, tuple[Ints, list[Ints], list[Any]]] = {}
@@ -112,7 +112,7 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, given = self.at["g"], list(map(grads.__getitem__, rows.tolist()))
+        column, given = self.at["g"], list[Any](map(grads.__getitem__, rows.tolist()))
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
         self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():

@@ -77,7 +77,7 @@ def suits(shape: tuple[int, ...]) -> bool:
 
 
 def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of matrices that take about `room` values with rows and columns."""
+    """A row of `GEOMETRY` for each shape, with units of matrices that take room for about so many values."""
     rows = geometry(shapes, element, LANES)
     col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
     batches, r, c = col["A"] * col["B"], col["R"], col["C"]
@@ -95,7 +95,9 @@ def lanes(plan: Plan) -> Lanes | None:
     made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
     writes = {name: n for name, n in plan.small.items() if n.axes and not (n.op == "input" and n.data == name)}
-    when = {name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()}
+    when = {
+        name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()
+    }
     if any(t > of[-1] for t in when.values()):
         return None
 

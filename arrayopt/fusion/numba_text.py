@@ -40,7 +40,7 @@ def pointer(typingctx, address):
 
 @inner
 def look(array):
-    """Where the elements of the NumPy array at an address lie; 0 if they are not one after the other, or not aligned."""
+    """Where the elements of the NumPy array at an address lie; 0 if not one after the other, or not aligned."""
     head = nb.carray(pointer(array), (9,), np.int64)  # count, type, data, ndim, shape, strides, base, dtype, flags
     return head[2] if head[8] & 0x101 == 0x101 else 0
 
