@@ -212,6 +212,23 @@ def test_reports_are_of_the_last_step_and_of_tensors_that_took_part(engine):
 
 
 @each_engine
+def test_gradients_that_are_scalars_not_in_order_or_not_aligned(engine):
+    """What lies otherwise than one aligned element after the other is copied first."""
+    params, (g, *_) = problem((("scalar", ()), ("turned", (7, 11)), ("shifted", (13,)), ("strided", (20,))), steps=1)
+    raw = np.zeros(13 * 4 + 1, np.uint8)
+    raw[1:] = g["shifted"].view(np.uint8)
+    odd = {
+        "scalar": g["scalar"][()],
+        "turned": np.asfortranarray(g["turned"]),
+        "shifted": raw[1:].view("float32"),
+        "strided": np.repeat(g["strided"], 2)[::2],
+    }
+    assert isinstance(odd["scalar"], np.float32)
+    assert not odd["shifted"].flags.aligned
+    same(run(engine, ao.LAMB(), params, [odd])[1], run(engine, ao.LAMB(), params, [g])[1])
+
+
+@each_engine
 @pytest.mark.parametrize("absent", [False, True], ids=["all", "some at a time"])
 def test_thousands_of_tiny_tensors(engine, absent):
     rng = np.random.default_rng(1)

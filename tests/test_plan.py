@@ -604,6 +604,6 @@ def test_units_cover_each_element_once(element):
         for unit in range(units):
             ct, rt, ab = unit % nc, unit // nc % nr, unit // nc // nr * g
             block = seen[ab : ab + g, rt * tr : (rt + 1) * tr, ct * tc : (ct + 1) * tc]
-            assert 0 < block.size <= 1 << 15
+            assert 0 < block.size <= 1 << 19
             block += 1
         assert (seen == 1).all()

@@ -113,8 +113,9 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column = self.at["g"]
-        given: list[Any] = list(map(grads.__getitem__, rows.tolist()))
+        column, given = self.at["g"], list[Any](map(grads.__getitem__, rows.tolist()))
+        if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
+            given = list(map(np.asarray, given))
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
         self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING, Array
-from arrayopt.engines import numpy_lanes
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
+from arrayopt.engines.numpy_lanes import Matrices
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import HOST, Node
-from arrayopt.fusion.lanes import Lanes, Segment
+from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import program
@@ -114,28 +114,13 @@ class _Blocks(Batch):
         """A tensor of small matrices side by side."""
         geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
         extents = geo["A"] * geo["B"], geo["R"], geo["C"], geo["G"]
-        tensor = numpy_lanes.Tensor(self.plan, split, arrays, known, extents, self.real)
-        sums: list[Node] = []
 
         def pass_(k: int, planes: dict[str, Any], env: dict[Node, Any]) -> dict[Node, Any]:
             shape = next(iter(planes.values())).shape
             buffers = _buffers(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
             return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
 
-        for s in split.segments:
-            tensor.before(s.before, sums)
-            sums = tensor.open(s)
-
-            def some(lo: int, hi: int, s: Segment = s) -> None:
-                for u in range(lo, hi):
-                    tensor.unit(s, u, pass_)
-
-            n = tensor.units
-            run([partial(some, n * i // threads, n * (i + 1) // threads) for i in range(threads)])
-        tensor.before(split.after, sums)
-        for name, node in self.plan.small.items():
-            if not self.plan.slots[name]:
-                arrays[name][...] = _lookup(node, known, arrays)
+        Matrices(self.plan, split, arrays, known, extents, self.real).run(pass_, threads)
 
     def _passes(self, row: int, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
         """A tensor pass by pass, in blocks."""

@@ -1,26 +1,29 @@
 """The NumPy engine on small matrices side by side: see `arrayopt.fusion.lanes`.
 
 Some matrices at a time are copied to an array of shape (R, C, matrices), all passes of a segment run on it, and what
-has changed is copied back. Values per row are of shape (R, 1, matrices), per column (1, C, matrices), per matrix (1, 1,
-matrices).
+has changed is copied back. Values per row are of shape (R, 1, matrices), per column (1, C, matrices), per matrix
+(1, 1, matrices).
 """
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import HOST, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.plan import Pass, Plan
 
-__all__ = ["Tensor"]
+__all__ = ["Matrices"]
 
 Run = Callable[[int, dict[str, Any], dict[Node, Any]], dict[Node, Any]]
 """Pass k on arrays by name, with values that are known: the values of the elements."""
 
 
-class Tensor:
+class Matrices:
     """One tensor that is worked through in segments.
 
     Parameters
@@ -61,22 +64,34 @@ class Tensor:
         """The shape of values over some axes, with all matrices in the first."""
         return self.count, self.rows if "R" in axes else 1, self.columns if "C" in axes else 1
 
-    def before(self, nodes: tuple[Node, ...], sums: list[Node]) -> None:
+    def run(self, pass_: Run, threads: int) -> None:
+        """All segments."""
+
+        def some(s: Segment, lo: int, hi: int) -> None:
+            for u in range(lo, hi):
+                self._unit(s, u, pass_)
+
+        sums: list[Node] = []
+        for s in self.split.segments:
+            self._between(s.before, sums)
+            sums = [x for k in s.passes for x in self.plan.passes[k].sums if not x.axes]
+            self.parts = {x: np.empty(self.units) for x in sums}
+            ends = [self.units * i // threads for i in range(threads + 1)]
+            run([partial(some, s, lo, hi) for lo, hi in pairwise(ends)])
+        self._between(self.split.after, sums)
+        for name, n in self.plan.small.items():
+            if not self.plan.slots[name]:
+                self.slots[name][...] = self._value(n, self.known)
+
+    def _between(self, nodes: tuple[Node, ...], sums: list[Node]) -> None:
         """Add partial sums up and compute values per tensor."""
         self.known |= {s: float(np.add.reduce(self.parts[s])) for s in sums}
         with np.errstate(all="ignore"):
             for n in nodes:
                 made = HOST[n.op](*(self._value(a, self.known) for a in n.args))
                 self.known[n] = made.item() if isinstance(made, np.ndarray | np.generic) else made
-        self.parts = {}
 
-    def open(self, s: Segment) -> list[Node]:
-        """Make room for a segment's partial sums, which are returned."""
-        totals = [x for k in s.passes for x in self.plan.passes[k].sums if not x.axes]
-        self.parts = {x: np.empty(self.units) for x in totals}
-        return totals
-
-    def unit(self, s: Segment, u: int, run: Run) -> None:
+    def _unit(self, s: Segment, u: int, pass_: Run) -> None:
         """A segment over some matrices."""
         ab = slice(u * self.group, min(self.count, (u + 1) * self.group))
         env = {n: self._take(self.arrays[name][ab]) for name, n in s.reads.items()}
@@ -91,7 +106,7 @@ class Tensor:
                 p = self.plan.passes[k]
                 for name in {*p.loads, *p.stores}.difference(planes):
                     planes[name] = self._take(self.arrays[name][ab])
-                self._sums(p, run(k, planes, env), env, u)
+                self._sums(p, pass_(k, planes, env), env, u)
         for k in s.passes:
             for name in self.plan.passes[k].stores:
                 self.arrays[name][ab] = planes[name].transpose(2, 0, 1)

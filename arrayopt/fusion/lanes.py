@@ -77,7 +77,7 @@ def suits(shape: tuple[int, ...]) -> bool:
 
 
 def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of matrices that take about `room` values in all."""
+    """A row of `GEOMETRY` for each shape, with units of matrices that take room for about so many values."""
     rows = geometry(shapes, element, LANES)
     col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
     batches, r, c = col["A"] * col["B"], col["R"], col["C"]

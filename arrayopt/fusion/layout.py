@@ -19,13 +19,16 @@ __all__ = ["GEOMETRY", "Layout", "geometry", "layout", "loops", "partial_kind"]
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
 
+TALL, MOST = 64, 1 << 19
+"""A unit of a wide matrix has so many rows, up to so many elements: each unit leaves sums for all of its columns."""
+
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
 """What describes one tensor: its elements and extents, rows and columns of a unit, batches of a unit, units of a batch
 along rows and along columns, and units in all."""
 
 
 def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of `chunk` elements, or four times that of a matrix."""
+    """A row of `GEOMETRY` for each shape, with units of `chunk` elements; of a matrix four times that, or `TALL`."""
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
         n = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
@@ -35,7 +38,7 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
     for row, s in zip(rows, shapes, strict=True):
         a, b, r, c = _extents(s, element)
         tc = min(c, chunk)
-        tr = min(r, max(1, 4 * chunk // tc))
+        tr = min(r, max(1, 4 * chunk // tc, min(TALL, MOST // tc)))
         whole = tr == r and tc == c
         g = min(a * b, max(1, 4 * chunk // (r * c))) if whole else 1
         nr, nc = -(-r // tr), -(-c // tc)
