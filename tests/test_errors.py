@@ -75,7 +75,13 @@ INTERVALS = {
     "momentum": ("[0, 1)", [-0.1, 1.0], [0, 0.9]),
     "dampening": ("[0, 1]", [-0.1, 1.1], [0, 1]),
     "trust_coefficient": ("(0, inf)", [0, -1e-3], [1e-9, 1]),
+    "clip_tensor_norm": ("(0, inf)", [0, -1], [1e-9, None]),
+    "clip_unit_ratio": ("(0, inf)", [0, -1], [1e-9, None]),
+    "lookahead_steps": ("(0, inf)", [0, -1], [1, 5, None]),
+    "lookahead_alpha": ("(0, 1]", [0, -0.5, 1.1], [0.5, 1]),
+    "ema_decay": ("[0, 1)", [-1e-9, 1.0], [0, 0.999, None]),
 }
+OPTIONS = {"master_weights": "'auto', True or False", "state_dtype": "None, 'float16' or 'bfloat16'"}
 OPEN_END = {("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
 REQUIRED = {
     "SGD": {"lr": 0.1},
@@ -89,7 +95,8 @@ RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
 def fields(rule, *, switches):
     """The names of a rule's numbers, or of its switches."""
     made = getattr(ao, rule)(**REQUIRED.get(rule, {}))
-    return [f.name for f in dataclasses.fields(made) if isinstance(getattr(made, f.name), bool) == switches]
+    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS]
+    return [name for name in plain if isinstance(getattr(made, name), bool) == switches]
 
 
 def build(rule, **options):
@@ -153,6 +160,20 @@ def test_sequences_and_arrays_that_are_no_hyper_parameter(lr, exception, words):
     raises(lambda: ao.SGD(lr=lr), exception, "SGD: `lr`", *words)
     words = [w.removeprefix("SGD: ").replace("lr", "clip_norm").replace("[0,", "(0,") for w in words]
     raises(lambda: optimizer(clip_norm=lr), exception, "Optimizer: `clip_norm`", *words)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("field", "options"), OPTIONS.items())
+def test_options_must_be_among_the_few(rule, field, options):
+    who = f"{rule}: `{field}` must be {options}; got "
+    for x in ("float32", "Auto", ""):
+        raises(lambda: build(rule, **{field: x}), ValueError, who + repr(x))  # noqa: B023 - called at once
+    for x in (1, 1.0, b"auto", np.float16, ["auto"]):
+        raises(lambda: build(rule, **{field: x}), TypeError, who)  # noqa: B023
+
+
+def test_lookahead_steps_must_be_whole():
+    raises(lambda: ao.LAMB(lookahead_steps=2.5), ValueError, "LAMB: `lookahead_steps` must be a whole number; got 2.5")
 
 
 @pytest.mark.parametrize(("rule", "field"), SWITCHES, ids=[f"{rule} {field}" for rule, field in SWITCHES])
