@@ -60,7 +60,7 @@ def optimizer(golden, row, backend):
     """An Optimizer over the first parameters of a golden file, and the names in the order of its params."""
     params = {name: backend.array(x, golden.dtype) for name, x in golden.p0.items()}
     if not isinstance(row.groups, list):
-        return ao.Optimizer(params, row.rule, groups=row.groups), golden.names
+        return ao.Optimizer(params, row.rule, groups=row.groups, loss_scale=row.loss_scale), golden.names
     grouped = {name for names, _ in row.groups if names != REST for name in names}
     rest = [name for name in golden.names if name not in grouped]
     members = [rest if names == REST else names for names, _ in row.groups]
@@ -80,7 +80,7 @@ def steps(golden, row, backend):
     skip = golden.meta.get("skip") or {}
     for step, gradients in enumerate(golden.g):
         grads = {
-            name: None if step in skip.get(name, ()) else backend.array(row.rescale * g, golden.dtype)
+            name: None if step in skip.get(name, ()) else backend.array(g, golden.dtype)
             for name, g in gradients.items()
         }
         if isinstance(row.groups, list):
