@@ -85,6 +85,12 @@ def _add_demo(commands: Any) -> None:
         "--seed", type=_natural, default=0, metavar="N", help="of initial weights and batches (default: %(default)s)"
     )
     demo.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="of parameters and gradients; float16 with masters and a dynamic loss scale (default: %(default)s)",
+    )
+    demo.add_argument(
         "--output",
         type=_figure_path,
         default=Path("arrayopt-demo.png"),
@@ -113,7 +119,7 @@ def _run_demo(given: argparse.Namespace) -> None:
         backend = digits.open_backend(given.backend)
     except digits.UnavailableError as error:
         given.parser.error(str(error))
-    report.show(given.rules, data, backend, given.steps, given.batch, given.seed, given.output)
+    report.show(given.rules, data, backend, given.steps, given.batch, given.seed, given.output, dtype=given.dtype)
 
 
 def _rules(text: str) -> tuple[str, ...]:

@@ -256,8 +256,8 @@ LEFT_OUT = {
 ELSEWHERE = {"ms_schedules/schedules": "tests/test_schedules.py"}
 
 # What a file holds besides: the slots that moments are compared with, what else is compared, and why the rest is not
-SLOTS = {"m": "m", "v": "v", "mean": "m", "var": "v", "w32": "master"}
-COUNTS_AND_RATES = ["global_step_after", "lr_after", "lr_used"]
+SLOTS = {"m": "m", "v": "v", "mean": "m", "var": "v"}
+OTHERS = ["w32", "global_step_after", "lr_after", "lr_used"]
 NOT_COMPARED = {
     "g_after": "MXNet's `step` writes into the gradients; here they stay as they are",
 }
