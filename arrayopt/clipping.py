@@ -82,7 +82,8 @@ def judge(norms: Sequence[Any], *, scale: Any = None, limit: Any = None, check: 
     norm = total if scale is None else total / scale
     factor = None if scale is None else 1.0 / scale
     if limit is not None:
-        clip = choose(norm > limit, limit / norm, 1.0)  # 1 also for NaN, which clipping is not to hide
+        larger = norm > limit  # not so for NaN, which clipping is not to hide
+        clip = choose(larger, limit / choose(larger, norm, 1.0), 1.0)
         factor = clip if factor is None else clip * factor
     finite = math.isfinite(total) if isinstance(total, float) else array_namespace(total).isfinite(total)
     skip = False if not check else not finite if isinstance(finite, bool) else ~finite

@@ -93,14 +93,13 @@ class Group:
         """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
         old, rule = rule, override(rule, changes, f"group {self.label!r}")
         for tensor in self.tensors if rule.structure != old.structure else ():
-            now, then = (
-                [f"{name} ({dtype_name(x)})" for name, x in slots.items()]
-                for slots in (tensor.slots, new_slots(rule, tensor.name, tensor.array))
-            )
-            if now != then:
+            slots = tensor.slots, new_slots(rule, tensor.name, tensor.array)
+            now, then = ({name: dtype_name(x) for name, x in made.items()} for made in slots)
+            if list(now.items()) != list(then.items()):
+                shown = (list(now), list(then)) if list(now) != list(then) else (now, then)
                 raise ValueError(
                     f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
-                    f" {tensor.name!r} would have to change from {', '.join(now)} to {', '.join(then)};"
+                    f" {tensor.name!r} would have to change from {shown[0]} to {shown[1]};"
                     " make a new Optimizer"
                 )
         return rule

@@ -9,6 +9,7 @@ CASES = {
         {"clip_value": 0.3, "min_norm": 0.2, "max_norm": 1.5},
         {"min_ratio": 0.1, "max_ratio": 1.0, "beta1": 0.0},
         {"adapt": False, "grad_centralization": True},
+        {"clip_unit_ratio": 0.3, "lookahead_steps": 2, "lookahead_alpha": 0.8, "ema_decay": 0.9, "lr": 0.05},
     ],
     "LANS": [
         {},
@@ -23,6 +24,7 @@ CASES = {
         {"lr": 0.02, "scale_parameter": True, "clip_threshold": 0.5, "eps1": 1e-20, "eps2": 1e-10, "eps_scale": 0.01},
         {"relative_step": True, "clip_threshold": None},
         {"relative_step": True, "warmup_init": True, "scale_parameter": True, "grad_centralization": True},
+        {"lr": 0.01, "clip_value": 0.5, "clip_tensor_norm": 1.0, "ema_decay": 0.5},
     ],
     "LARS": [
         {"lr": 0.1},
@@ -43,6 +45,7 @@ CASES = {
         {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
         {"lr": 0.1, "momentum": 0.9, "nesterov": True, "dampening": 0.5},
         {"lr": 0.1, "dampening": 0.5, "grad_centralization": True},
+        {"lr": 0.1, "clip_tensor_norm": 0.5, "clip_value": 0.5, "lookahead_steps": 3},
     ],
     "Adafactor": [
         {},

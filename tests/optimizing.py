@@ -51,8 +51,10 @@ OTHER = {
     "weight_decay": 0.3, "clip_value": 0.2, "min_norm": 9.0, "max_norm": 0.1, "min_ratio": 7.0, "max_ratio": 0.1,
     "clip_threshold": 0.1, "decay_rate": 0.4, "momentum": 0.3, "dampening": 0.25, "trust_coefficient": 0.4,
     "bias_correction": False, "adapt": False, "amsgrad": True, "sequential": True, "nesterov": True,
-    "decayed_norm": True, "grad_centralization": True,
+    "decayed_norm": True, "grad_centralization": True, "clip_tensor_norm": 0.5, "clip_unit_ratio": 0.01,
+    "lookahead_steps": 2,
 }  # fmt: skip
+ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/test_precision.py
 BASE = {
     "LAMB": {"lr": 0.1},
     "LANS": {"lr": 0.5, "weight_decay": 0.5},

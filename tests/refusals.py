@@ -58,7 +58,13 @@ INTERVALS = {
     "momentum": ("[0, 1)", [-0.1, 1.0], [0, 0.9]),
     "dampening": ("[0, 1]", [-0.1, 1.1], [0, 1]),
     "trust_coefficient": ("(0, inf)", [0, -1e-3], [1e-9, 1]),
+    "clip_tensor_norm": ("(0, inf)", [0, -1], [1e-9, None]),
+    "clip_unit_ratio": ("(0, inf)", [0, -1], [1e-9, None]),
+    "lookahead_steps": ("(0, inf)", [0, -1], [1, 5, None]),
+    "lookahead_alpha": ("(0, 1]", [0, -0.5, 1.1], [0.5, 1]),
+    "ema_decay": ("[0, 1)", [-1e-9, 1.0], [0, 0.999, None]),
 }
+OPTIONS = {"master_weights": "'auto', True or False", "state_dtype": "None, 'float16' or 'bfloat16'"}
 OPEN_END = {("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
 REQUIRED = {
     "SGD": {"lr": 0.1},
@@ -72,7 +78,8 @@ RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
 def fields(rule, *, switches):
     """The names of a rule's numbers, or of its switches."""
     made = getattr(ao, rule)(**REQUIRED.get(rule, {}))
-    return [f.name for f in dataclasses.fields(made) if isinstance(getattr(made, f.name), bool) == switches]
+    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS]
+    return [name for name in plain if isinstance(getattr(made, name), bool) == switches]
 
 
 def build(rule, **options):

@@ -136,6 +136,25 @@ def test_lamb_reaches_97_percent(data):
         assert min(ratios) > 0
 
 
+@pytest.mark.parametrize("rule", ["LAMB", "AdamW"])
+def test_float16_with_a_loss_scale_is_as_accurate_as_float32(data, rule):
+    options = {"data": data, "backend": digits.open_backend("numpy"), "steps": 150, "batch": 512, "seed": 0}
+    (wide,), (half,) = (digits.compare([rule], **options, dtype=dtype) for dtype in ("float32", "float16"))
+    assert wide.accuracies[-1] > 0.96
+    assert half.accuracies[-1] >= wide.accuracies[-1] - 0.01
+
+
+def test_without_a_loss_scale_gradients_underflow_in_float16(data):
+    params = network.init_params(host, digits.SIZES, seed=0, dtype="float16")
+    targets = np.eye(10, dtype="float32")[data.train_labels]
+    zeros = {}
+    for scale in (1.0, 1024.0):
+        _, grads = network.loss_and_grads(params, data.train_x, targets, scale=scale)
+        zeros[scale] = np.mean(grads["blocks"][0]["weight"] == 0)
+        assert grads["blocks"][0]["weight"].dtype == np.float16
+    assert zeros[1024.0] < zeros[1.0]
+
+
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_every_rule_learns_from_the_same_start(data, backend):
     if backend == "torch":

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.refusals import INTERVALS, OPEN_END, RULES, build, each_number, fields, optimizer, raises
+from tests.refusals import INTERVALS, OPEN_END, OPTIONS, RULES, build, each_number, fields, optimizer, raises
 
 SWITCHES = [(rule, field) for rule in RULES for field in fields(rule, switches=True)]
 
@@ -66,6 +66,20 @@ def test_sequences_and_arrays_that_are_no_hyper_parameter(lr, exception, words):
     raises(lambda: ao.SGD(lr=lr), exception, "SGD: `lr`", *words)
     words = [w.removeprefix("SGD: ").replace("lr", "clip_norm").replace("[0,", "(0,") for w in words]
     raises(lambda: optimizer(clip_norm=lr), exception, "Optimizer: `clip_norm`", *words)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("field", "options"), OPTIONS.items())
+def test_options_must_be_among_the_few(rule, field, options):
+    who = f"{rule}: `{field}` must be {options}; got "
+    for x in ("float32", "Auto", ""):
+        raises(lambda: build(rule, **{field: x}), ValueError, who + repr(x))  # noqa: B023 - called at once
+    for x in (1, 1.0, b"auto", np.float16, ["auto"]):
+        raises(lambda: build(rule, **{field: x}), TypeError, who)  # noqa: B023
+
+
+def test_lookahead_steps_must_be_whole():
+    raises(lambda: ao.LAMB(lookahead_steps=2.5), ValueError, "LAMB: `lookahead_steps` must be a whole number; got 2.5")
 
 
 @pytest.mark.parametrize(("rule", "field"), SWITCHES, ids=[f"{rule} {field}" for rule, field in SWITCHES])

@@ -147,6 +147,7 @@ def test_state_is_a_plain_tree():
     state = rule.init({"w": np.ones((2, 3), "float16"), "b": [np.ones(1)]})
     made = [("w", (2, 3), "float32"), ("b.0", (1,), "float64")]
     expected = {name: {"t": 0, "m": np.zeros(shape, x), "v": np.zeros(shape, x)} for name, shape, x in made}
+    expected["w"]["master"] = np.ones((2, 3), "float32")
     np.testing.assert_equal(state, {"step": 0, "tensors": expected})
     np.testing.assert_equal(ao.init(rule, {"w": np.ones((2, 3), "float16"), "b": [np.ones(1)]}), state)
     assert [state["tensors"][name]["v"].dtype for name, *_ in made] == [x for *_, x in made]

@@ -397,7 +397,7 @@ REFUSED = {
 REFUSED_SO = {
     "a transpose": lambda xp, p, g: p.T,
     "a matrix product": lambda xp, p, g: p @ g,
-    "a remainder": lambda xp, p, g: p % 2.0,
+    "a floor": lambda xp, p, g: p // 2.0,
     "the size": lambda xp, p, g: p / p.size,
     "len": lambda xp, p, g: p / len(g),
     "a decomposition": lambda xp, p, g: xp.linalg.qr(g)[0],

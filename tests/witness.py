@@ -7,12 +7,14 @@ clever: a line of code is a line of the rule's definition. `h` holds the options
 import math
 
 MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
-TRUST = {"adapt": True, "clip_value": None, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
+TRUST = {"adapt": True, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
 BUFFER = {"weight_decay": 0.0}  # and `lr`, which has no default
 FACTORED = {"lr": None, "eps1": 1e-30, "eps_scale": 1e-3, "clip_threshold": 1.0, "weight_decay": 0.0}
 CAME = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.9999, "eps2": 1e-16, "decay_rate": None}
 CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
+AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
+AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None}
 DEFAULTS = {
     "LAMB": MOMENTS | TRUST,
     "LANS": MOMENTS | TRUST | {"sequential": False},
@@ -29,8 +31,8 @@ class Options:
     """The options of one step, with the defaults of the rule where they are not given."""
 
     def __init__(self, rule_name: str, given: dict) -> None:
-        values = DEFAULTS[rule_name] | {"grad_centralization": False} | given
-        unknown = set(given) - set(DEFAULTS[rule_name]) - {"lr", "grad_centralization"}
+        values = DEFAULTS[rule_name] | AROUND | given
+        unknown = set(given) - set(DEFAULTS[rule_name]) - set(AROUND) - {"lr"}
         if unknown:
             raise TypeError(f"witness: {rule_name} has no option {sorted(unknown)}")
         self.__dict__.update(values)
@@ -41,12 +43,40 @@ def step(
 ) -> tuple[list, dict]:
     """One step of a rule on one tensor: (new p, new state). `state` is {} at first; `t` counts this update from 1."""
     h = Options(rule_name, options)
-    s = state or zero_slots(rule_name, h, shape)
+    s = state or zero_slots(rule_name, h, shape) | around_slots(h, p)
     if len(p) == 0:
         return p, s
     if h.grad_centralization and len(shape) >= 2:
         g = centralize(shape, g)
-    return RULES[rule_name](h, shape, p, g, s, t)
+    if rule_name != "LANS":
+        g = clip(g, h.clip_value)
+    if h.clip_tensor_norm is not None and norm(g) > h.clip_tensor_norm:
+        g = [x * (h.clip_tensor_norm / norm(g)) for x in g]
+    if h.clip_unit_ratio is not None:
+        g = clip_units(shape, g, p, h.clip_unit_ratio)
+    new_p, slots = RULES[rule_name](h, shape, p, g, s, t)
+    if h.lookahead_steps is not None:
+        slots["slow"] = s["slow"]
+        if t % h.lookahead_steps == 0:
+            new_p = slots["slow"] = [a + h.lookahead_alpha * (b - a) for a, b in zip(s["slow"], new_p, strict=True)]
+    if h.ema_decay is not None:
+        slots["ema"] = ema(s["ema"], new_p, h.ema_decay)
+    return new_p, slots
+
+
+def around_slots(h, p):
+    """The slots that are no rule's own: copies of the parameter."""
+    return {name: list(p) for name, on in (("slow", h.lookahead_steps), ("ema", h.ema_decay)) if on is not None}
+
+
+def clip_units(shape, g, p, limit):
+    """Each unit of g, one index of the first axis, with at most `limit` times the norm of p's, at least 1e-3."""
+    size = math.prod(shape[1:]) if len(shape) > 1 else len(g)
+    out = []
+    for i in range(0, len(g), size):
+        most, g_norm = limit * max(norm(p[i : i + size]), 1e-3), norm(g[i : i + size])
+        out += [x * (most / g_norm) if g_norm > most else x for x in g[i : i + size]]
+    return out
 
 
 def zero_slots(rule_name, h, shape):
@@ -134,7 +164,6 @@ def trust_ratio(h, p_norm, u_norm):
 def lamb(h, shape, p, g, s, t):
     n = range(len(p))
     c1, c2 = corrections(h, t)
-    g = clip(g, h.clip_value)
     m = ema(s["m"], g, h.beta1)
     v = ema(s["v"], [square(x) for x in g], h.beta2)
     u = [(m[i] / c1) / (math.sqrt(v[i] / c2) + h.eps) + h.weight_decay * p[i] for i in n]

@@ -45,6 +45,12 @@ def add(commands: Any) -> None:
         "--seed", type=natural, default=0, metavar="N", help="of initial weights and batches (default: %(default)s)"
     )
     demo.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="of parameters and gradients; float16 with masters and a dynamic loss scale (default: %(default)s)",
+    )
+    demo.add_argument(
         "--output",
         type=output_path(*FIGURES),
         default=Path("arrayopt-demo.png"),
@@ -75,5 +81,5 @@ def run(given: argparse.Namespace) -> int:
         backend = open_library(given.backend)
     except UnavailableError as error:
         given.parser.error(f"backend {error}")
-    report.show(given.rules, data, backend, given.steps, given.batch, given.seed, given.output)
+    report.show(given.rules, data, backend, given.steps, given.batch, given.seed, given.output, dtype=given.dtype)
     return 0

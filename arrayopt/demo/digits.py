@@ -121,6 +121,7 @@ def compare(
     steps: int,
     batch: int,
     seed: int,
+    dtype: str = "float32",
     on_step: Callable[[str, int], object] = lambda rule, step: None,
 ) -> list[Run]:
     """Train the same network once with each rule.
@@ -137,6 +138,9 @@ def compare(
         Updates, and images per update, at most the number of training images.
     seed : int
         For the initial weights and the order of the images.
+    dtype : str
+        What parameters, activations and gradients are stored in: ``"float32"``, or ``"float16"`` with a dynamic loss
+        scale and masters.
     on_step : callable
         Called as ``on_step(rule, steps_done)`` after each step.
 
@@ -149,12 +153,20 @@ def compare(
 
     # On matrices this small more threads gain little, stand in each other's way where cores are busy, and would make
     # sums, and so the results, depend on the number of cores.
-    with threadpool_limits(1, user_api="blas" if backend.name == "numpy" else None):
-        return [_train(rule, data, backend, steps, batch, seed, on_step) for rule in rules]
+    one_thread = threadpool_limits(1, user_api="blas" if backend.name == "numpy" else None)
+    with one_thread, np.errstate(over="ignore", invalid="ignore"):  # float16 overflows; the loss scale is for that
+        return [_train(rule, data, backend, steps, batch, seed, dtype, on_step) for rule in rules]
 
 
 def _train(
-    name: str, data: Digits, backend: Library, steps: int, batch: int, seed: int, on_step: Callable[[str, int], object]
+    name: str,
+    data: Digits,
+    backend: Library,
+    steps: int,
+    batch: int,
+    seed: int,
+    dtype: str,
+    on_step: Callable[[str, int], object],
 ) -> Run:
     xp, contender = backend.xp, CONTENDERS[name]
     rule = contender.rule(lr=_schedule(contender.lr, steps), weight_decay=contender.weight_decay)
@@ -167,10 +179,11 @@ def _train(
         return (step + 1) % every == 0 or step + 1 == steps
 
     def optimizer() -> ao.Optimizer:
-        params = network.init_params(xp, SIZES, seed=seed)
+        params = network.init_params(xp, SIZES, seed=seed, dtype=dtype)
+        scale = ao.LossScale() if dtype == "float16" else None
         plain: dict[str, Any] = {"weight_decay": 0.0} | ({"adapt": False} if adapts else {})
         groups: dict[Any, Any] = {"*.gain": plain, "*.bias": plain}
-        return ao.Optimizer(params, rule, groups=groups)
+        return ao.Optimizer(params, rule, groups=groups, loss_scale=scale)
 
     _, grads = network.loss_and_grads(optimizer().params, x, targets)
     step_seconds = _time_step(optimizer(), grads, backend)
@@ -184,7 +197,8 @@ def _train(
     begin = time.perf_counter()
     for step, rows in enumerate(_batches(len(data.train_x), batch, steps, seed), start=1):
         chosen = xp.asarray(rows)
-        loss, grads = network.loss_and_grads(params, xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0))
+        images, wanted = xp.take(x, chosen, axis=0), xp.take(targets, chosen, axis=0)
+        loss, grads = network.loss_and_grads(params, images, wanted, scale=opt.loss_scale)
         params = opt.step(grads)
         losses.append(loss)  # kept on the device: reading it here would wait for the step
         if evaluates(step - 1):

@@ -10,6 +10,9 @@ The namespace is taken from the arrays, so the same lines run on NumPy, CuPy, Py
 
 Parameters are a tree, ``{"blocks": [{"weight", "gain", "bias"}, ...], "head": {"weight", "bias"}}``: an optimizer names
 its leaves ``blocks.0.weight``, ``blocks.0.gain``, and so on.
+
+With parameters in float16, activations and their own gradients are stored in float16 too; sums and products are made in
+float32, as on the matrix units of a GPU. Small gradients underflow then, unless the loss is scaled.
 """
 
 from collections.abc import Sequence
@@ -77,8 +80,8 @@ def scores(params: Params, x: Array) -> Array:
     return _forward(params, x)[0]
 
 
-def loss_and_grads(params: Params, x: Array, targets: Array) -> tuple[Array, Params]:
-    """Return the mean cross-entropy and its gradient.
+def loss_and_grads(params: Params, x: Array, targets: Array, *, scale: float = 1.0) -> tuple[Array, Params]:
+    """Return the mean cross-entropy, and the gradient of `scale` times it.
 
     Parameters
     ----------
@@ -88,6 +91,8 @@ def loss_and_grads(params: Params, x: Array, targets: Array) -> tuple[Array, Par
         A batch.
     targets : array, shape (n, classes)
         The wanted probabilities; a row with a single 1 for a known class.
+    scale : float
+        The loss scale.
 
     Returns
     -------
@@ -102,10 +107,10 @@ def loss_and_grads(params: Params, x: Array, targets: Array) -> tuple[Array, Par
     surprise = xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True)) - shifted
     loss = xp.sum(targets * surprise) / x.shape[0]
 
-    d = (xp.exp(-surprise) - targets) / x.shape[0]
-    head_input = saved[-1].y if saved else x
-    head = {"weight": d.T @ head_input, "bias": xp.sum(d, axis=0)}
-    d = d @ params["head"]["weight"]
+    d = (xp.exp(-surprise) - targets) * (scale / x.shape[0])
+    head_input, head_weight = _wide(saved[-1].y if saved else x), params["head"]["weight"]
+    head = _like({"weight": d.T @ head_input, "bias": xp.sum(d, axis=0)}, head_weight)
+    d = d @ _wide(head_weight)
     blocks = []
     for block, kept in zip(reversed(params["blocks"]), reversed(saved), strict=True):
         grads, d = _block_backward(xp, block, kept, d)
@@ -118,22 +123,37 @@ def _forward(params: Params, x: Array) -> tuple[Array, list[_Saved]]:
     xp = array_namespace(x)
     saved = []
     for block in params["blocks"]:
-        z = x @ block["weight"].T
+        weight, gain, bias = (_wide(block[name]) for name in ("weight", "gain", "bias"))
+        z = _wide(x) @ weight.T
         centred = z - xp.mean(z, axis=1, keepdims=True)
         inverse_deviation = 1.0 / xp.sqrt(xp.mean(centred * centred, axis=1, keepdims=True) + _EPS)
         normed = centred * inverse_deviation
-        y = xp.tanh(block["gain"] * normed + block["bias"])
-        saved.append(_Saved(x, normed, inverse_deviation, y))
-        x = y
-    return x @ params["head"]["weight"].T + params["head"]["bias"], saved
+        y = xp.tanh(gain * normed + bias)
+        kept = {"x": x, "normed": normed, "inverse_deviation": inverse_deviation, "y": y}
+        saved.append(_Saved(**_like(kept, block["weight"])))
+        x = saved[-1].y
+    return _wide(x) @ _wide(params["head"]["weight"]).T + _wide(params["head"]["bias"]), saved
 
 
 def _block_backward(xp: Any, block: Params, kept: _Saved, dy: Array) -> tuple[Params, Array]:
     """Gradient of one block's parameters, and of its input, from the gradient `dy` of its output."""
+    kept = _Saved(*map(_wide, kept))
     da = dy * (1.0 - kept.y * kept.y)
-    dn = da * block["gain"]
+    dn = da * _wide(block["gain"])
     # The normalisation takes out the mean and the scale of each row: so must its gradient.
     along = kept.normed * xp.mean(dn * kept.normed, axis=1, keepdims=True)
     dz = kept.inverse_deviation * (dn - xp.mean(dn, axis=1, keepdims=True) - along)
     grads = {"weight": dz.T @ kept.x, "gain": xp.sum(da * kept.normed, axis=0), "bias": xp.sum(da, axis=0)}
-    return grads, dz @ block["weight"]
+    return _like(grads, block["weight"]), dz @ _wide(block["weight"])
+
+
+def _wide(x: Array) -> Array:
+    """An array as it is computed with: half precision in float32."""
+    xp = array_namespace(x)
+    return xp.astype(x, xp.float32) if "float16" in str(x.dtype) else x
+
+
+def _like(arrays: Params, like: Array) -> Params:
+    """Arrays as they are stored beside another one: in its dtype."""
+    xp = array_namespace(like)
+    return {name: xp.astype(x, like.dtype, copy=False) for name, x in arrays.items()}

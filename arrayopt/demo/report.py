@@ -44,17 +44,26 @@ STYLE: Any = {
 
 
 def show(
-    rules: Sequence[str], data: Digits, backend: Library, steps: int, batch: int, seed: int, output: Path
+    rules: Sequence[str],
+    data: Digits,
+    backend: Library,
+    steps: int,
+    batch: int,
+    seed: int,
+    output: Path,
+    *,
+    dtype: str = "float32",
 ) -> list[Run]:
     """Run the comparison (see `arrayopt.demo.digits.compare`) before the user's eyes, and draw it to `output`."""
     console = Console(highlight=False)
     plain = console.options.ascii_only
     console.print(
         f"{len(data.train_x)} training and {len(data.test_x)} test images; "
-        f"{steps} steps of {batch} images, {backend.name}, seed {seed}"
+        f"{steps} steps of {batch} images, {backend.name}, {dtype}, seed {seed}"
     )
+    run: Any = {"data": data, "backend": backend, "steps": steps, "batch": batch, "seed": seed, "dtype": dtype}
     with progress(console, rules, steps) as on_step:
-        runs = compare(rules, data=data, backend=backend, steps=steps, batch=batch, seed=seed, on_step=on_step)
+        runs = compare(rules, **run, on_step=on_step)
     console.print(table(runs, plain=plain))
     figure(runs, output)
     console.print(f"figure: {output}", soft_wrap=True, markup=False)

@@ -41,7 +41,7 @@ class Rule(ABC):
         is above this, in (0, inf), times the norm of the unit's parameters, which counts as 1e-3 at least. A unit is
         one index of the first axis; a tensor of rank < 2 is one unit.
     lookahead_steps : number, schedule or sequence, optional
-        Every so many updates of a tensor, a whole number in [1, inf), slow weights go to the parameters, and these back
+        Every so many updates of a tensor, a whole number, slow weights go to the parameters, and these back
         to them (Zhang et al., arXiv:1907.08610). They are the slot ``slow``.
     lookahead_alpha : number, schedule or sequence, default 0.5
         The part of the way that the slow weights go, in (0, 1].
@@ -77,7 +77,7 @@ class Rule(ABC):
     clip_value: Hyper | None = real("(0, inf)", None)
     clip_tensor_norm: Hyper | None = real("(0, inf)", None)
     clip_unit_ratio: Hyper | None = real("(0, inf)", None)
-    lookahead_steps: Hyper | None = real("[1, inf)", None)
+    lookahead_steps: Hyper | None = real("(0, inf)", None)
     lookahead_alpha: Hyper = real("(0, 1]", 0.5)
     ema_decay: Hyper | None = real("[0, 1)", None)
     master_weights: bool | str = choice("auto", True, False)
