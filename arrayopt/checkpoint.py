@@ -76,8 +76,6 @@ def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tens
 
 def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
     """A part of the document as what JSON knows; its arrays are described, and added to `arrays`."""
-    if node is None or isinstance(node, bool | int | float | str):
-        return node
     if is_array(node):
         if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
             raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
@@ -85,6 +83,8 @@ def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any],
         about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": _digest(b"")}
         arrays.append((about, node))
         return about
+    if node is None or isinstance(node, bool | int | float | str):  # np.float64, which is a float too, is an array
+        return node
     if isinstance(node, Listed):
         return {VALUES: list(node.values)}
     if _is_ours(type(node)):
