@@ -20,6 +20,7 @@ from arrayopt import schedules
 from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, size, store, to_host
 from arrayopt.groups import Tensor
 from arrayopt.hyper import Listed
+from arrayopt.paths import checked_path
 
 __all__ = ["FORMAT", "load", "save"]
 
@@ -53,6 +54,7 @@ LONGEST = 100_000_000
 
 def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tensor] | None) -> None:
     """Write a state dict, and the tensors' parameters where given; see `Optimizer.save`."""
+    path = checked_path("Optimizer.save", path)
     document = {"checkpoint": FORMAT, "arrayopt": arrayopt.__version__, "state": state}
     if tensors is not None:
         document["params"] = {tensor.name: tensor.array for tensor in tensors}
@@ -142,7 +144,8 @@ def load(
         import safetensors
     except ImportError as error:
         raise ImportError("Optimizer.load: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
-    who = f"Optimizer.load: {os.fspath(path)}"
+    path = checked_path("Optimizer.load", path)
+    who = f"Optimizer.load: {path}"
     with open(path, "rb"):  # the system's own words for what is missing, or a folder
         pass
     try:

@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name, dtype_of, kind, size, working_dtype
+from arrayopt.arrays import (
+    NARROW,
+    Array,
+    array_namespace,
+    detached,
+    dtype_name,
+    dtype_of,
+    is_array,
+    kind,
+    size,
+    working_dtype,
+)
 from arrayopt.rules.base import Rule
 
 __all__ = ["Group", "Groups", "Tensor", "assign", "new_slots", "override"]
@@ -168,8 +179,8 @@ def assign(
     TypeError
         For a pattern that is neither a glob, a compiled regular expression nor a function.
     """
-    given: Any = groups.items() if isinstance(groups, Mapping) else groups or ()
-    pairs: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    given: Any = groups.items() if isinstance(groups, Mapping) else () if groups is None else groups
+    pairs: list[Any] = list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise TypeError(f"groups: must map patterns to dicts of hyper-parameters, or list such pairs; got {groups!r}")
     made: list[tuple[str, Mapping[str, Any], list[str]]] = []
@@ -201,7 +212,7 @@ def _matches(pattern: Pattern, name: str, array: Array) -> bool:
         return fnmatchcase(name, pattern)
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
-    if callable(pattern):
+    if callable(pattern) and not isinstance(pattern, type):
         return bool(pattern(name, array))
     raise TypeError(
         f"groups: a pattern must be a glob, a compiled regular expression or f(name, array); got {pattern!r}"

@@ -18,7 +18,6 @@ from arrayopt.trees import flatten
 from tests.model import Model
 from tests.problems import STEPS, problems
 
-PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
 REAL = {"complex64": "float32", "complex128": "float64"}
 SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf")
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")
@@ -37,7 +36,9 @@ def contents(opt):
 
 def frozen(opt):
     """The bytes of everything that there is."""
-    tensors = [{k: (str(x.dtype), x.shape, x.tobytes()) if k != "t" else x for k, x in c.items()} for c in contents(opt)]
+    tensors = [
+        {k: (str(x.dtype), x.shape, x.tobytes()) if k != "t" else x for k, x in c.items()} for c in contents(opt)
+    ]
     saved = opt.state_dict()
     rest = {k: saved[k] for k in ("step", "clip_norm", "extra", "rule", "groups")}
     sums = {n: x["slots"]["accumulated"].tobytes() for n, x in saved["tensors"].items() if "accumulated" in x["slots"]}
@@ -162,8 +163,27 @@ def assert_averaged(opt):
         assert average.tobytes() == s.get("ema", p).astype(p.dtype).tobytes()
 
 
+def settled(examples):
+    """So many examples, the same in each run; or, to search, what ``EXAMPLES`` says, new ones in each run."""
+    wanted = os.environ.get("EXAMPLES")
+    return settings(
+        max_examples=int(wanted or examples),
+        derandomize=not wanted,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )
+
+
 @given(problems(), st.sampled_from(["array_api", "numpy"]), st.integers(1, 4), st.booleans())
-@settings(max_examples=int(os.environ.get("N", 60)), derandomize="N" not in os.environ, deadline=None, database=None, report_multiple_bugs="MULTI" in os.environ, phases=PHASES)
-def test_random(problem, engine, threads, small):
+@settled(150)
+def test_any_problem(problem, engine, threads, small):
     with tempfile.TemporaryDirectory() as tmp:
         holds(problem, engine, threads, small, tmp)
+
+
+@given(problems(), st.integers(1, 4), st.booleans())
+@settled(1)
+def test_any_problem_with_numba(problem, threads, small):
+    with tempfile.TemporaryDirectory() as tmp:
+        holds(problem, "numba", threads, small, tmp)

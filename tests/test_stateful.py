@@ -1,7 +1,6 @@
 """An optimizer used in any order of calls, beside the plain model: steps, changes, groups, saving, loading, failing."""
 
 import copy
-import os
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import arrayopt as ao
 from tests.model import Model
-from tests.test_random import PHASES, frozen
+from tests.test_random import frozen, settled
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (0, 2), "n0": (2, 3), "n1": (4,)}
 RULES = {
@@ -217,11 +216,4 @@ class Training(RuleBasedStateMachine):
 
 
 TestTraining = Training.TestCase
-TestTraining.settings = settings(
-    max_examples=int(os.environ.get("N", 30)),
-    stateful_step_count=25,
-    derandomize="N" not in os.environ,
-    deadline=None,
-    database=None,
-    phases=PHASES,
-)
+TestTraining.settings = settings(settled(30), stateful_step_count=25)
