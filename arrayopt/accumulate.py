@@ -33,9 +33,9 @@ class Accumulator:
         self.every, self.done = every, 0
         self.tensors: dict[str, Tensor] = {}
 
-    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], scale: float | None) -> None:
+    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], scale: Any) -> None:
         """Take in the gradients of one micro-step, divided by the scale and by the number of micro-steps."""
-        rule = Accumulate(factor=1.0 / (self.every * (scale or 1.0)), master_weights=False)
+        rule = Accumulate(factor=1.0 / (self.every * (1.0 if scale is None else float(scale))), master_weights=False)
         launches = []
         for bucket in buckets:
             mine = beside(bucket, rule, partial(self._tensor, rule))

@@ -21,6 +21,7 @@ __all__ = [
     "kind",
     "library",
     "like",
+    "memory",
     "overlapping",
     "place",
     "size",
@@ -131,6 +132,14 @@ def store(target: Array, value: Array) -> Array:
         detached(target)[...] = value
         return target
     return value
+
+
+def memory(x: Array) -> "np.ndarray[Any, Any]":
+    """A view of the memory of a NumPy array or of a PyTorch tensor on the CPU; bfloat16 as integers."""
+    if isinstance(x, np.ndarray) or not array_api_compat.is_torch_array(x):
+        return np.asarray(x)
+    x = x.detach()
+    return np.asarray((x.view(array_namespace(x).int16) if dtype_name(x) == "bfloat16" else x).numpy())
 
 
 def to_host(x: Array) -> "np.ndarray[Any, Any]":

@@ -19,19 +19,54 @@ Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, 
 """Overrides by pattern; a mapping's keys are patterns too (typed as anything, for a mapping's keys cannot vary)."""
 
 
+class Counts:
+    """Numbers of updates of some tensors; where a device counts, they are fetched when somebody looks.
+
+    Attributes
+    ----------
+    values : array of int64
+        The numbers as far as they are known here.
+    there : dict
+        Functions that fetch what is not, by who keeps it; each brings `values` up to date.
+    """
+
+    __slots__ = ("there", "values")
+
+    def __init__(self, values: Iterable[int] = (0,)) -> None:
+        self.values = np.array(list(values), np.int64)
+        self.there: dict[Any, Callable[[], None]] = {}
+
+    def _settle(self) -> None:
+        """Fetch what a device has counted."""
+        while self.there:
+            self.there.popitem()[1]()
+
+    def __getitem__(self, at: Any) -> Any:
+        self._settle()
+        return self.values[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._settle()
+        self.values[at] = value
+
+    def __getstate__(self) -> Any:
+        self._settle()
+        return None, {"values": self.values, "there": {}}
+
+
 @dataclass(eq=False, slots=True)
 class Tensor:
     """One parameter with its state: its name, array, slots, and number of updates so far.
 
     `form` is dtype and shape where the array is a plain NumPy array. The number of updates is ``counts[place]``, so
-    that those of many tensors can lie in one array.
+    that those of many tensors can lie together.
     """
 
     name: str
     array: Array
     slots: dict[str, Array] = field(default_factory=dict)
     form: tuple[Any, tuple[int, ...]] | None = field(init=False)
-    counts: "np.ndarray[Any, np.dtype[np.int64]]" = field(default_factory=lambda: np.zeros(1, np.int64))
+    counts: Counts = field(default_factory=Counts)
     place: int = 0
 
     def __post_init__(self) -> None:

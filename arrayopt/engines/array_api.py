@@ -78,6 +78,7 @@ class ArrayAPI:
     """Whole arrays, one operation after the other: slow, obvious, and what all else is compared with."""
 
     name = "array_api"
+    defers = False
 
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
@@ -90,6 +91,7 @@ class ArrayAPI:
         *,
         clip: Array | None,
         stats: bool,
+        skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
@@ -110,6 +112,9 @@ class ArrayAPI:
             return reports
 
         return launch
+
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+        """Nothing is captured."""
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
