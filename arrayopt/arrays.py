@@ -1,6 +1,7 @@
 """What is asked of an array beyond the array API standard, in one place: dtype names, working precision, writing."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import array_api_compat
@@ -22,6 +23,7 @@ __all__ = [
     "library",
     "like",
     "memory",
+    "on_its_device",
     "overlapping",
     "place",
     "size",
@@ -132,6 +134,12 @@ def store(target: Array, value: Array) -> Array:
         detached(target)[...] = value
         return target
     return value
+
+
+def on_its_device(x: Array) -> AbstractContextManager[Any]:
+    """For a ``with`` statement, in which new arrays of CuPy are on the device of x; other libraries see to it themselves."""
+    made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
+    return made
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":

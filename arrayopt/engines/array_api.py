@@ -6,7 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name, is_array, size, store, working_dtype
+from arrayopt.arrays import (
+    NARROW,
+    Array,
+    array_namespace,
+    detached,
+    dtype_name,
+    is_array,
+    on_its_device,
+    size,
+    store,
+    working_dtype,
+)
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.groups import Tensor
 from arrayopt.rules.base import Rule
@@ -105,8 +116,9 @@ class ArrayAPI:
             reports = {}
             for tensor, p, slots, report in done:
                 if size(p):
-                    tensor.array = store(tensor.array, p)
-                    tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
+                    with on_its_device(p):
+                        tensor.array = store(tensor.array, p)
+                        tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
                 tensor.t += 1
                 reports[tensor.name] = report
             return reports
@@ -126,4 +138,5 @@ def _update(
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
-    return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+    with on_its_device(p):
+        return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)

@@ -179,7 +179,7 @@ class _Table(Batch):
             return 0
         shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
         sizes = self.geo[rows, GEOMETRY.index("SIZE")]
-        held = sizes * shared <= cupy.cuda.Device().attributes["L2CacheSize"]
+        held = sizes * shared <= _cache()
         return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
 
     # ---- a step -----------------------------------------------------------------------------------------------------
@@ -232,6 +232,11 @@ class _Table(Batch):
 
         columns = {name: column(node) for name, node in self.plan.reports.items()}
         return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.tolist()}
+
+
+def _cache() -> int:
+    """Bytes of the device's L2 cache."""
+    return int(cupy.cuda.Device().attributes["L2CacheSize"])
 
 
 def _resident() -> int:

@@ -234,7 +234,7 @@ class _Blocks(Batch):
         block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
         given: list[Any] = [grads[row] for row in chosen]
         block["g"] = np.concatenate(given, axis=None)
-        block |= self._spilled(block["p"].size)
+        block |= self._spilled(block["g"].size)
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
             column = self.scalars[rows, i]

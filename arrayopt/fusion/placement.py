@@ -82,9 +82,8 @@ class Placement:
         self.scratch = {f"{SCRATCH}{i}": n for i, n in enumerate(spilled)}
         needed = reachable([*outputs.values(), *summed])
         self.inputs = [n for n in needed if n.op == "input" and n.axes == element]
-        self.stored = late = {name: x.level for name, x in outputs.items()}
+        self.stored, late = {name: x.level for name, x in outputs.items()}, {"": 0}
         while late:
-            self.stored |= late
             self.passes = [self._pass(k) for k in range(count)]
             late = (
                 {}
@@ -99,6 +98,7 @@ class Placement:
                     and self.stored.get(name, k) < k
                 }
             )
+            self.stored |= late
 
     def but(self, **changes: Any) -> "Placement":
         """The same with another `summed`, `spilled` or `hasty`."""
