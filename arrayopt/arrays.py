@@ -137,7 +137,7 @@ def store(target: Array, value: Array) -> Array:
 
 
 def on_its_device(x: Array) -> AbstractContextManager[Any]:
-    """For a ``with`` statement, in which new arrays of CuPy are on the device of x; other libraries see to it themselves."""
+    """For a ``with`` statement, in which new arrays of CuPy are on the device of x."""
     made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
     return made
 

@@ -37,6 +37,9 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     chosen = pieces[rows]
     # how many passes lie before a stage, or before the pass that it prepares
     depth = np.cumsum([0, *(stage.kind == "pass" for stage in made)])[:-1]
+    depth = np.minimum(
+        depth, max(0, sum(stage.kind == "pass" for stage in made) - 1)
+    )  # what ends a step needs no launch
     whole = (chosen == 1).all(axis=1)
     small = np.zeros(int(whole.sum()), TICKET)
     small["tensor"], small["stop"] = rows[whole], len(made)
