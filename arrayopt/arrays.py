@@ -63,12 +63,12 @@ def dtype_name(x: Array) -> str:
 
 def dtype_of(xp: Any, name: str) -> Any:
     """A library's dtype by its plain name; ValueError where the library has none."""
+    who = xp.__name__.removeprefix("array_api_compat.")
     if hasattr(xp, name):
         return getattr(xp, name)
-    try:
-        return np.dtype(name)  # bfloat16, once ml_dtypes has been imported
-    except TypeError:
-        raise ValueError(f"{xp.__name__.removeprefix('array_api_compat.')} has no dtype {name}") from None
+    if who == "numpy" and name in np.sctypeDict:  # bfloat16, once ml_dtypes has been imported
+        return np.dtype(name)
+    raise ValueError(f"{who} has no dtype {name}{'; import ml_dtypes, which has' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:

@@ -203,7 +203,11 @@ class _Blocks(Batch):
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
             column = self.scalars[rows, i]
-            known[n] = _scalar(n, column[0]) if (column == column[0]).all() else column
+            known[n] = (
+                _scalar(n, column[0])
+                if (column == column[0]).all()
+                else column.astype(bool if n.dtype == "bool" else float)
+            )
         for k in range(len(self.plan.prologues)):
             with np.errstate(all="ignore"):
                 for n in self.plan.prologues[k]:
