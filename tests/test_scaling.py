@@ -110,7 +110,7 @@ def test_a_scale_that_is_given_wrongly_changes_nothing():
         ("2", TypeError),
         (True, TypeError),
     ):
-        with pytest.raises(exception, match="Optimizer.step: `loss_scale` must be"):
+        with pytest.raises(exception, match=r"Optimizer\.step: `loss_scale` must be"):
             opt.step(gradients(), loss_scale=scale)
     with pytest.raises(ValueError, match="`loss_scale` is given, but the Optimizer has one"):
         held.step(gradients(), loss_scale=2.0)
@@ -176,7 +176,7 @@ def test_without_being_asked_for_nothing_is_hidden(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("dtype", "size"), [("float32", 1e30), ("float32", 3e38), ("float64", 1e300), ("float16", 6e4)]
+    ("dtype", "size"), [("float32", 1e30), ("float32", 1e38), ("float64", 1e300), ("float16", 6e4)]
 )
 def test_norms_whose_squares_overflow_are_right(engine, dtype, size):
     grads = {"w": np.full((3, 2), size, dtype), "b": np.full(5, -size, dtype)}
