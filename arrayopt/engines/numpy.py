@@ -202,12 +202,8 @@ class _Blocks(Batch):
         block["g"] = np.concatenate(given, axis=None)
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
-            column = self.scalars[rows, i]
-            known[n] = (
-                _scalar(n, column[0])
-                if (column == column[0]).all()
-                else column.astype(bool if n.dtype == "bool" else float)
-            )
+            column = self.scalars[rows, i] != 0 if n.dtype == "bool" else self.scalars[rows, i]
+            known[n] = _scalar(n, column[0]) if (column == column[0]).all() else column
         for k in range(len(self.plan.prologues)):
             with np.errstate(all="ignore"):
                 for n in self.plan.prologues[k]:
