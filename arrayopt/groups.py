@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name, dtype_of, kind, size, working_dtype
+from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, dtype_of, kind, size, working_dtype
 from arrayopt.rules.base import Rule
 
 __all__ = ["Group", "Groups", "Tensor", "assign", "new_slots", "override"]
@@ -144,7 +144,7 @@ def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
         raise ValueError(f"{who} is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
     if narrow and kind(array) == "complex":
         raise ValueError(f"{type(rule).__name__}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
-    slots = rule.all_slots(xp, xp.astype(detached(array), working_dtype(xp, array), copy=False), dtype)
+    slots = rule.all_slots(xp, xp.astype(array, working_dtype(xp, array), copy=False), dtype)
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
     return {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
 
