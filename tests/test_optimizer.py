@@ -478,8 +478,6 @@ def test_fields_are_read_and_set_on_the_optimizer_and_on_groups():
 SETTABLE = [(rule, field, x) for rule, change in FIELDS for field, x in change.items() if len(change) == 1]
 ANOTHER_STATE = ("amsgrad", "lookahead_steps")
 SETTABLE = [row for row in SETTABLE if row[1] not in ANOTHER_STATE and row[:2] != ("Adafactor", "beta1")]
-    row for row in SETTABLE if row[1] not in ("amsgrad", "lookahead_steps") and row[:2] != ("Adafactor", "beta1")
-]
 
 
 @pytest.mark.parametrize(("rule", "name", "value"), SETTABLE, ids=[f"{rule} {name}" for rule, name, _ in SETTABLE])
