@@ -25,7 +25,6 @@ __all__ = [
     "size",
     "store",
     "working_dtype",
-    "working_name",
     "writable",
 ]
 
@@ -81,11 +80,6 @@ def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
     name = WORKING[dtype_name(x)]
     return getattr(xp, REAL.get(name, name) if real else name)
-
-
-def working_name(x: Array) -> str:
-    """The name of the dtype that arithmetic on x is done in."""
-    return WORKING[dtype_name(x)]
 
 
 def place(x: Array) -> tuple[Any, Any]:
