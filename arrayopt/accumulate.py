@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, detached
 from arrayopt.engines import Bucket, beside, select
 from arrayopt.groups import Tensor, new_slots
 from arrayopt.rules.gradients import Accumulate
@@ -75,6 +75,6 @@ class Accumulator:
         """The tensor that holds the sum for a parameter."""
         mine = self.tensors.get(tensor.name)
         if mine is None:
-            slots = new_slots(rule, tensor.name, tensor.array)
+            slots = new_slots(rule, tensor.name, detached(tensor.array))
             mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots)
         return mine

@@ -30,7 +30,6 @@ __all__ = [
     "store",
     "to_host",
     "working_dtype",
-    "working_name",
     "writable",
 ]
 
@@ -68,12 +67,12 @@ def dtype_name(x: Array) -> str:
 
 def dtype_of(xp: Any, name: str) -> Any:
     """A library's dtype by its plain name; ValueError where the library has none."""
+    who = xp.__name__.removeprefix("array_api_compat.")
     if hasattr(xp, name):
         return getattr(xp, name)
-    try:
-        return np.dtype(name)  # bfloat16, once ml_dtypes has been imported
-    except TypeError:
-        raise ValueError(f"{xp.__name__.removeprefix('array_api_compat.')} has no dtype {name}") from None
+    if who == "numpy" and name in np.sctypeDict:  # bfloat16, once ml_dtypes has been imported
+        return np.dtype(name)
+    raise ValueError(f"{who} has no dtype {name}{'; import ml_dtypes, which has' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:
@@ -86,11 +85,6 @@ def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
     name = WORKING[dtype_name(x)]
     return getattr(xp, REAL.get(name, name) if real else name)
-
-
-def working_name(x: Array) -> str:
-    """The name of the dtype that arithmetic on x is done in."""
-    return WORKING[dtype_name(x)]
 
 
 def place(x: Array) -> tuple[Any, Any]:

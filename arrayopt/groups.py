@@ -13,7 +13,6 @@ from arrayopt.arrays import (
     NARROW,
     Array,
     array_namespace,
-    detached,
     dtype_name,
     dtype_of,
     kind,
@@ -199,7 +198,7 @@ def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
         raise ValueError(f"{type(rule).__name__}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
     with on_its_device(array):
-        slots = rule.all_slots(xp, xp.astype(detached(array), working_dtype(xp, array), copy=False), dtype)
+        slots = rule.all_slots(xp, xp.astype(array, working_dtype(xp, array), copy=False), dtype)
         return {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
 
 
