@@ -237,8 +237,8 @@ class _Blocks(Batch):
         block |= self._spilled(block["g"].size)
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
-            column = self.scalars[rows, i] != 0 if n.dtype == "bool" else self.scalars[rows, i]
-            known[n] = _scalar(n, column[0]) if (column == column[0]).all() else column
+            column = self.scalars[rows, i].astype(bool if n.dtype == "bool" else float)
+            known[n] = column[0].item() if (column == column[0]).all() else column
         for k in range(len(self.plan.prologues)):
             with np.errstate(all="ignore"):
                 for n in self.plan.prologues[k]:

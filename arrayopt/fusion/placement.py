@@ -82,23 +82,23 @@ class Placement:
         self.scratch = {f"{SCRATCH}{i}": n for i, n in enumerate(spilled)}
         needed = reachable([*outputs.values(), *summed])
         self.inputs = [n for n in needed if n.op == "input" and n.axes == element]
-        self.stored, late = {name: x.level for name, x in outputs.items()}, {"": 0}
-        while late:
-            self.passes = [self._pass(k) for k in range(count)]
-            late = (
-                {}
-                if hasty
-                else {
-                    name: k
-                    for k, p in enumerate(self.passes)
-                    for name, n in p.loads.items()
-                    if n.op == "input"
-                    and n.data == name
-                    and n is not outputs.get(name)
-                    and self.stored.get(name, k) < k
-                }
-            )
+        self.stored = {name: x.level for name, x in outputs.items()}
+        self.passes = [self._pass(k) for k in range(count)]
+        while late := {} if hasty else self._late():
             self.stored |= late
+            self.passes = [self._pass(k) for k in range(count)]
+
+    def _late(self) -> dict[str, int]:
+        """Stores that are before a pass which reads the old value, and the last such pass."""
+        return {
+            name: k
+            for k, p in enumerate(self.passes)
+            for name, n in p.loads.items()
+            if n.op == "input"
+            and n.data == name
+            and n is not self.outputs.get(name)
+            and self.stored.get(name, k) < k
+        }
 
     def but(self, **changes: Any) -> "Placement":
         """The same with another `summed`, `spilled` or `hasty`."""
