@@ -70,7 +70,7 @@ def dtype_of(xp: Any, name: str) -> Any:
     who = xp.__name__.removeprefix("array_api_compat.")
     if hasattr(xp, name):
         return getattr(xp, name)
-    if who == "numpy" and name in np.sctypeDict:  # bfloat16, once ml_dtypes has been imported
+    if who in ("numpy", "cupy") and name in np.sctypeDict:  # bfloat16, once ml_dtypes has been imported
         return np.dtype(name)
     raise ValueError(f"{who} has no dtype {name}{'; import ml_dtypes, which has' if who == 'numpy' else ''}")
 

@@ -181,7 +181,7 @@ class Fused(ABC):
                     reports |= batch.report(rows)
             empty = [i for i in bucket.kept["empty"] if grads[i] is not None]
             if empty:
-                bucket.counts[empty] += 1 if skip is None else 1 - int(skip)
+                bucket.counts.values[empty] += 1 if skip is None else 1 - int(skip)
             return reports
 
         return launch

@@ -94,10 +94,7 @@ class Placement:
             name: k
             for k, p in enumerate(self.passes)
             for name, n in p.loads.items()
-            if n.op == "input"
-            and n.data == name
-            and n is not self.outputs.get(name)
-            and self.stored.get(name, k) < k
+            if n.op == "input" and n.data == name and n is not self.outputs.get(name) and self.stored.get(name, k) < k
         }
 
     def but(self, **changes: Any) -> "Placement":
