@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, detached
 from arrayopt.engines import Bucket, beside, select
 from arrayopt.groups import Tensor, new_slots
 from arrayopt.rules.gradients import Accumulate
@@ -33,9 +33,9 @@ class Accumulator:
         self.every, self.done = every, 0
         self.tensors: dict[str, Tensor] = {}
 
-    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], scale: float | None) -> None:
+    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], scale: Any) -> None:
         """Take in the gradients of one micro-step, divided by the scale and by the number of micro-steps."""
-        rule = Accumulate(factor=1.0 / (self.every * (scale or 1.0)), master_weights=False)
+        rule = Accumulate(factor=1.0 / (self.every * (1.0 if scale is None else float(scale))), master_weights=False)
         launches = []
         for bucket in buckets:
             mine = beside(bucket, rule, partial(self._tensor, rule))
@@ -75,6 +75,6 @@ class Accumulator:
         """The tensor that holds the sum for a parameter."""
         mine = self.tensors.get(tensor.name)
         if mine is None:
-            slots = new_slots(rule, tensor.name, tensor.array)
+            slots = new_slots(rule, tensor.name, detached(tensor.array))
             mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots)
         return mine

@@ -1,6 +1,7 @@
 """What is asked of an array beyond the array API standard, in one place: dtype names, working precision, writing."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import array_api_compat
@@ -21,13 +22,14 @@ __all__ = [
     "kind",
     "library",
     "like",
+    "memory",
+    "on_its_device",
     "overlapping",
     "place",
     "size",
     "store",
     "to_host",
     "working_dtype",
-    "working_name",
     "writable",
 ]
 
@@ -65,12 +67,12 @@ def dtype_name(x: Array) -> str:
 
 def dtype_of(xp: Any, name: str) -> Any:
     """A library's dtype by its plain name; ValueError where the library has none."""
+    who = xp.__name__.removeprefix("array_api_compat.")
     if hasattr(xp, name):
         return getattr(xp, name)
-    try:
-        return np.dtype(name)  # bfloat16, once ml_dtypes has been imported
-    except TypeError:
-        raise ValueError(f"{xp.__name__.removeprefix('array_api_compat.')} has no dtype {name}") from None
+    if who in ("numpy", "cupy") and name in np.sctypeDict:  # bfloat16, once ml_dtypes has been imported
+        return np.dtype(name)
+    raise ValueError(f"{who} has no dtype {name}{'; import ml_dtypes, which has' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:
@@ -83,11 +85,6 @@ def working_dtype(xp: Any, x: Array, *, real: bool = False) -> Any:
     """The dtype that arithmetic on x is done in: at least float32; with `real`, its real counterpart."""
     name = WORKING[dtype_name(x)]
     return getattr(xp, REAL.get(name, name) if real else name)
-
-
-def working_name(x: Array) -> str:
-    """The name of the dtype that arithmetic on x is done in."""
-    return WORKING[dtype_name(x)]
 
 
 def place(x: Array) -> tuple[Any, Any]:
@@ -131,6 +128,20 @@ def store(target: Array, value: Array) -> Array:
         detached(target)[...] = value
         return target
     return value
+
+
+def on_its_device(x: Array) -> AbstractContextManager[Any]:
+    """For a ``with`` statement, in which new arrays of CuPy are on the device of x."""
+    made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
+    return made
+
+
+def memory(x: Array) -> "np.ndarray[Any, Any]":
+    """A view of the memory of a NumPy array or of a PyTorch tensor on the CPU; bfloat16 as integers."""
+    if isinstance(x, np.ndarray) or not array_api_compat.is_torch_array(x):
+        return np.asarray(x)
+    x = x.detach()
+    return np.asarray((x.view(array_namespace(x).int16) if dtype_name(x) == "bfloat16" else x).numpy())
 
 
 def to_host(x: Array) -> "np.ndarray[Any, Any]":

@@ -60,8 +60,8 @@ def joint_norm(norms: Sequence[Any]) -> Any:
     xp, widest = home[0], max((x.dtype for x in norms), key=str)
     every = xp.stack([xp.astype(x, widest) for x in norms])
     largest = xp.max(every)
-    total = largest * xp.sqrt(xp.sum((every / nonzero(xp, largest)) ** 2))
-    return xp.where(xp.isfinite(largest), total, largest)
+    divisor = xp.where(xp.isfinite(largest), nonzero(xp, largest), 1.0)
+    return xp.where(xp.isfinite(largest), largest * xp.sqrt(xp.sum((every / divisor) ** 2)), largest)
 
 
 def judge(norms: Sequence[Any], *, scale: Any = None, limit: Any = None, check: bool = False) -> Verdict:

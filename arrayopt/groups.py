@@ -13,11 +13,11 @@ from arrayopt.arrays import (
     NARROW,
     Array,
     array_namespace,
-    detached,
     dtype_name,
     dtype_of,
     is_array,
     kind,
+    on_its_device,
     size,
     working_dtype,
 )
@@ -30,19 +30,54 @@ Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, 
 """Overrides by pattern; a mapping's keys are patterns too (typed as anything, for a mapping's keys cannot vary)."""
 
 
+class Counts:
+    """Numbers of updates of some tensors; where a device counts, they are fetched when somebody looks.
+
+    Attributes
+    ----------
+    values : array of int64
+        The numbers as far as they are known here.
+    there : dict
+        Functions that fetch what is not, by who keeps it; each brings `values` up to date.
+    """
+
+    __slots__ = ("there", "values")
+
+    def __init__(self, values: Iterable[int] = (0,)) -> None:
+        self.values = np.array(list(values), np.int64)
+        self.there: dict[Any, Callable[[], None]] = {}
+
+    def _settle(self) -> None:
+        """Fetch what a device has counted."""
+        while self.there:
+            self.there.popitem()[1]()
+
+    def __getitem__(self, at: Any) -> Any:
+        self._settle()
+        return self.values[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._settle()
+        self.values[at] = value
+
+    def __getstate__(self) -> Any:
+        self._settle()
+        return None, {"values": self.values, "there": {}}
+
+
 @dataclass(eq=False, slots=True)
 class Tensor:
     """One parameter with its state: its name, array, slots, and number of updates so far.
 
     `form` is dtype and shape where the array is a plain NumPy array. The number of updates is ``counts[place]``, so
-    that those of many tensors can lie in one array.
+    that those of many tensors can lie together.
     """
 
     name: str
     array: Array
     slots: dict[str, Array] = field(default_factory=dict)
     form: tuple[Any, tuple[int, ...]] | None = field(init=False)
-    counts: "np.ndarray[Any, np.dtype[np.int64]]" = field(default_factory=lambda: np.zeros(1, np.int64))
+    counts: Counts = field(default_factory=Counts)
     place: int = 0
 
     def __post_init__(self) -> None:
@@ -162,9 +197,10 @@ def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
         raise ValueError(f"{who} is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
     if narrow and kind(array) == "complex":
         raise ValueError(f"{type(rule).__name__}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
-    slots = rule.all_slots(xp, xp.astype(detached(array), working_dtype(xp, array), copy=False), dtype)
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
-    return {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
+    with on_its_device(array):
+        slots = rule.all_slots(xp, xp.astype(array, working_dtype(xp, array), copy=False), dtype)
+        return {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
 
 
 def assign(

@@ -82,6 +82,11 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
     -------
     dataclasses.Field
         To be used as the class-level value of a dataclass field.
+
+    Raises
+    ------
+    ValueError
+        If that is no interval.
     """
     if not isinstance(interval, str) or not re.fullmatch(r"[\[(]\S+, \S+[\])]", interval):
         raise ValueError(f"real: `interval` must be such as '[0, 1)'; got {interval!r}")
@@ -154,8 +159,9 @@ def scalar(where: str, value: Any, interval: str, *, optional: bool = False) -> 
 
 def listed(where: str, names: Any) -> list[str]:
     """A list of strings; TypeError for what is none."""
-    made = list(names) if isinstance(names, Iterable) and not isinstance(names, str) and not is_array(names) else [None]
-    if not all(isinstance(name, str) for name in made):
+    several = isinstance(names, Iterable) and not isinstance(names, str) and not is_array(names)
+    made = list(names) if several else []
+    if not several or not all(isinstance(name, str) for name in made):
         raise TypeError(f"{where} must be a list of strings; got {names!r}")
     return made
 

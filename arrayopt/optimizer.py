@@ -7,7 +7,7 @@ from typing import Any
 
 from arrayopt import checkpoint
 from arrayopt.arrays import Array, array_namespace, detached, is_array, size
-from arrayopt.engines import explain_bucket, select
+from arrayopt.engines import Bucket, explain_bucket, select
 from arrayopt.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.hooks import attach
 from arrayopt.hyper import Hyper, coerce, evaluate
@@ -63,7 +63,7 @@ class Optimizer:
         The groups, in order; their fields can be set too: ``opt.groups[0].lr = 0.1``.
     step_count : int
         Steps made, skipped ones too: what schedules see in the next step.
-    loss_scale : float
+    loss_scale : float or 0-d array
         What to multiply the loss by for the next step; 1.0 where the Optimizer was made without.
     state : mapping of str to mapping
         For each tensor its number of updates ``t`` and its slots, by name.
@@ -172,11 +172,21 @@ class Optimizer:
         if waiting:
             return self.params
         verdict = prologue.judge(self._engine, buckets, matched, scale=scale, limit=limit, check=check)
-        skip, launches = bool(verdict.skip), []
-        for bucket, values in () if skip else zip(buckets, hypers, strict=True):
-            engine, _ = select(self._engine, bucket)
-            given = list(map(matched.__getitem__, bucket.places))
-            launches.append(engine.prepare(bucket, given, values, clip=verdict.factor, stats=self._stats.wanted))
+        engines = [select(self._engine, bucket)[0] for bucket in buckets]
+        deferred = is_array(verdict.skip) and all(engine.defers for engine in engines)
+        skip = verdict.skip if deferred else bool(verdict.skip)
+        launches = [
+            engine.prepare(
+                bucket,
+                list(map(matched.__getitem__, bucket.places)),
+                values,
+                clip=verdict.factor,
+                stats=self._stats.wanted,
+                skip=skip if deferred else None,
+            )
+            for engine, bucket, values in zip(engines, buckets, hypers, strict=True)
+            if deferred or not skip
+        ]
         reports: dict[str, dict[str, Array]] = {}
         for launch in launches:
             reports |= launch()
@@ -187,6 +197,72 @@ class Optimizer:
         for after in list(self._after):
             after(self)
         return self.params
+
+    def advance(self) -> None:
+        """The host's half of a step: schedules move on, and hyper-parameters go where `launch` finds them.
+
+        A step that was captured in a CUDA graph is replayed after it, with new learning rates and step counts; see the
+        documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with hooks, statistics and
+        what `clip_norm`, loss scale, `skip_nonfinite` and `accumulate` ask for.
+
+        Raises
+        ------
+        ValueError
+            If a schedule's value is out of range or its sequence has run out.
+        RuntimeError
+            If the Optimizer does one of the above.
+        """
+        buckets = self._plain_buckets("advance")
+        hypers = [[group.rule.at(self.step_count) for group in bucket.groups] for bucket in buckets]
+        for bucket, values in zip(buckets, hypers, strict=True):
+            select(self._engine, bucket)[0].advance(bucket, values)
+            bucket.kept["hypers"] = values
+        self.step_count += 1
+
+    def launch(self, grads: Any) -> Any:
+        """The device's half of a step: parameters and state are updated, with what `advance` has said.
+
+        On a GPU it can be captured in a CUDA graph, after one step with the same arrays.
+
+        Parameters
+        ----------
+        grads : tree of arrays and None
+            As for `step`.
+
+        Returns
+        -------
+        params
+            As `step` returns them.
+
+        Raises
+        ------
+        ValueError
+            As `step`; or if arrays are not those of a captured step, which has their addresses.
+        RuntimeError
+            If `advance` has not been called, or groups have changed since; or as `advance`.
+        """
+        buckets = self._plain_buckets("launch")
+        if any("hypers" not in bucket.kept for bucket in buckets):
+            raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
+        matched = self._tensors.match(grads)
+        launches = []
+        for bucket in buckets:
+            given = list(map(matched.__getitem__, bucket.places))
+            engine, _ = select(self._engine, bucket)
+            launches.append(engine.prepare(bucket, given, bucket.kept["hypers"], clip=None, stats=False))
+        for launch in launches:
+            launch()
+        self._tensors.settle()
+        return self.params
+
+    def _plain_buckets(self, who: str) -> list[Bucket]:
+        """The buckets, for a step that has nothing to do before them."""
+        if not self._prologue.idle or self.clip_norm is not None:
+            raise RuntimeError(
+                f"Optimizer.{who}: clip_norm, loss_scale, skip_nonfinite and accumulate look at all gradients before a"
+                " step; use `step`"
+            )
+        return self._tensors.buckets()
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
 
@@ -211,9 +287,12 @@ class Optimizer:
         return self._stats
 
     @property
-    def loss_scale(self) -> float:
-        """What to multiply the loss by for the next step; 1.0 where the Optimizer was made without."""
-        return float(self._prologue.scale["scale"])
+    def loss_scale(self) -> Any:
+        """What to multiply the loss by for the next step; 1.0 where the Optimizer was made without.
+
+        A float; where a GPU decides if a step is skipped, a 0-d array that is there, without a wait.
+        """
+        return self._prologue.scale["scale"]
 
     def nonfinite(self) -> list[str]:
         """The names of the tensors whose gradients were not finite in the last step; waits for the device.

@@ -42,7 +42,7 @@ class Prologue:
         self.norms: dict[str, Any] | None = None
         self.skipped = 0
 
-    def scale_of(self, given: Any) -> float | None:
+    def scale_of(self, given: Any) -> Any:
         """The loss scale of one call: the one that is given, or the Optimizer's own, or None.
 
         Raises
@@ -51,10 +51,15 @@ class Prologue:
             If what is given is no positive number, or there is one already.
         """
         if given is None:
-            return None if self.scaling is None else float(self.scale["scale"])
+            return None if self.scaling is None else self.scale["scale"]
         if self.scaling is not None:
             raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
         return float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do before a step."""
+        return self.scaling is None and not self.skip_nonfinite and self.accumulator.every == 1
 
     @property
     def waiting(self) -> bool:
@@ -62,8 +67,8 @@ class Prologue:
         return self.accumulator.done + 1 < self.accumulator.every
 
     def gather(
-        self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], scale: float | None
-    ) -> tuple[list[Array | None], float | None]:
+        self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], scale: Any
+    ) -> tuple[list[Array | None], Any]:
         """Take the gradients of one call in; those of the step so far, and the scale that is still in them."""
         if self.accumulator.every == 1:
             return grads, scale
@@ -78,9 +83,9 @@ class Prologue:
         self.norms = gradient_norms(engine, buckets, grads)
         return judge(list(self.norms.values()), **options)
 
-    def end(self, skip: bool) -> None:
-        """The step is made, or skipped."""
-        self.skipped += skip
+    def end(self, skip: Any) -> None:
+        """The step is made, or skipped, which a 0-d array may say."""
+        self.skipped = self.skipped + skip
         self.accumulator.clear()
         if self.scaling is not None:
             self.scale = self.scaling.next(self.scale, skip)
@@ -105,8 +110,8 @@ class Prologue:
     def dump(self) -> dict[str, Any]:
         """Its state but for arrays, as plain numbers."""
         return {
-            "skipped": self.skipped,
-            "loss_scale": None if self.scaling is None else dict(self.scale),
+            "skipped": int(self.skipped),
+            "loss_scale": None if self.scaling is None else _plain(self.scale),
             "accumulate": self.accumulator.every,
             "micro_steps": self.accumulator.done,
         }
@@ -129,6 +134,11 @@ class Prologue:
         self.skipped, self.scale = was["skipped"], dict(was["loss_scale"] or self.scale)
         self.accumulator.done = was["micro_steps"]
         self.norms = None
+
+
+def _plain(scale: dict[str, Any]) -> dict[str, Any]:
+    """The state of a loss scale as Python numbers; waits for the device."""
+    return {"scale": float(scale["scale"]), "good": int(scale["good"])}
 
 
 def is_count(x: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, writable
+from arrayopt.arrays import Array, detached, writable
 from arrayopt.engines import Bucket, bucketed
 from arrayopt.groups import Group, Groups, Tensor, assign, new_slots, override
 from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
@@ -123,4 +123,4 @@ class Tensors:
 def _start(group: Group) -> None:
     """Give a group's tensors their first state."""
     for tensor in group.tensors:
-        tensor.slots = new_slots(group.rule, tensor.name, tensor.array)
+        tensor.slots = new_slots(group.rule, tensor.name, detached(tensor.array))

@@ -61,7 +61,6 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
             if (stage > ticket.stage) __syncthreads();
             piece(step, stage, ticket.tensor, ticket.piece);
         }
-        finish(done + ticket.tensor);
-        __syncthreads();  // `next` may be written again
+        finish(done + ticket.tensor);  // here all threads meet, so `next` may be written again
     }
 }

@@ -65,12 +65,15 @@ def _backends():
 BACKENDS = {backend.name: backend for backend in _backends()}
 
 
-@pytest.fixture(params=["numpy:array_api", "numpy:numpy", "numpy:numba", "array_api_strict", "torch", "jax"])
+CHOICES = ["numpy:array_api", "numpy:numpy", "numpy:numba", "array_api_strict", "torch:array_api", "torch:numba", "jax"]
+
+
+@pytest.fixture(params=CHOICES)
 def backend(request, monkeypatch):
-    """Each library that everything must hold on, in turn; NumPy with each of its engines as the one that is chosen."""
+    """Each library that everything must hold on, in turn, with each of its engines as the one that is chosen."""
     name, _, engine = request.param.partition(":")
     if engine:
-        monkeypatch.setitem(engines.FUSED, "numpy", () if engine == "array_api" else (engine,))
+        monkeypatch.setitem(engines.FUSED, name, () if engine == "array_api" else (engine,))
     return BACKENDS[name]
 
 

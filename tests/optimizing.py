@@ -65,11 +65,12 @@ BASE = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "Adafactor": {"lr": 0.1, "relative_step": False},
 }
+NOT_SEEN = ("LANS", "clip_tensor_norm")  # it divides the gradient by its norm
 FIELDS = [
     (rule, {f.name: OTHER[f.name]})
     for rule, base in BASE.items()
     for f in dataclasses.fields(getattr(ao, rule))
-    if f.name in OTHER
+    if f.name in OTHER and (rule, f.name) != NOT_SEEN
 ]
 FIELDS += [
     (rule, change)

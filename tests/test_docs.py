@@ -59,7 +59,8 @@ def test_the_reference_names_nothing_else():
 def test_a_page_lists_every_option_with_its_default_and_range(rule):
     fields = {f.name: f for f in dataclasses.fields(getattr(ao, rule))}
     table = option_table(page_of(rule))
-    assert set(table) == set(fields)
+    common = {f.name for f in dataclasses.fields(ao.Rule)}  # which docs/precision.md describes
+    assert set(fields) - common <= set(table) <= set(fields)
     for name, (default, interval) in table.items():
         field = fields[name]
         assert interval == (field.metadata.get("interval") or ""), name

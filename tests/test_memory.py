@@ -71,6 +71,17 @@ def test_clipping_by_the_global_norm_allocates_little(engine):
 
 
 @pytest.mark.parametrize("engine", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    "options", [{"loss_scale": ao.LossScale(init=1.0)}, {"accumulate": 2}], ids=["loss scale", "accumulation"]
+)
+def test_mixed_precision_with_all_around_it_allocates_little(engine, options, monkeypatch):
+    monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "1")
+    rule = ao.LAMB(ema_decay=0.9, lookahead_steps=2, clip_tensor_norm=1.0, clip_value=1.0, state_dtype="float16")
+    opt, grads, total = made(engine, rule, "float16", **options)
+    assert peak_of_a_step(opt, grads) < 0.1 * total
+
+
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
 @pytest.mark.parametrize("shape", [(1024, 512, 3, 3), (2048, 1024, 1, 1), (100, 9000, 1, 5)])
 def test_small_kernels_allocate_little(engine, shape):
     """Their rows and columns are as many as their elements, or nearly; what is kept of them is state alone."""

@@ -20,6 +20,7 @@ BYTES = {
     "LAMB-2": (40, 40),
     "LAMB-3": (40, 40),
     "LAMB-4": (28, 32),  # without the ratio; centralization reads the gradient of a matrix once more
+    "LAMB-5": (64, 64),  # two more slots; norms of the units of p and g; the gradient once more
     "LANS-0": (48, 48),
     "LANS-1": (64, 64),  # one part after the other: a norm of what the first part leaves
     "LANS-2": (48, 48),
@@ -30,6 +31,7 @@ BYTES = {
     "CAME-2": (40, 36),  # reads the parameter once more for its scale
     "CAME-3": (28, 28),  # no threshold, no norm of u
     "CAME-4": (40, 40),
+    "CAME-5": (48, 44),
     "LARS-0": (28, 28),
     "LARS-1": (28, 28),
     "LARS-2": (28, 28),
@@ -45,6 +47,7 @@ BYTES = {
     "SGD-1": (20, 20),
     "SGD-2": (20, 20),
     "SGD-3": (12, 16),
+    "SGD-4": (24, 24),
     "Adafactor-0": (32, 24),
     "Adafactor-1": (28, 20),
     "Adafactor-2": (36, 28),

@@ -18,7 +18,7 @@ ELEMENTWISE = ("minimum", "maximum", "clip", "sqrt", "abs", "sign", "exp", "log"
 PARTS = ("real", "imag", "conj")
 OTHERS = ("where", "astype", "sum", "mean", "expand_dims", "zeros_like")
 SCALAR_ONLY = ("expm1",)  # for bias correction without cancellation, where t or beta is traced
-ARITHMETIC = ("add", "sub", "mul", "truediv", "pow")
+ARITHMETIC = ("add", "sub", "mul", "truediv", "mod", "pow")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 SHAPES = {"scalar": (), "vector": (5,), "matrix": (3, 2), "deep": (2, 3, 2), "zero": (3, 2), "silent": (3, 2)}
@@ -139,7 +139,7 @@ def test_a_rule_passes_opaque_arrays(row, dtype, arrays):
     opt = ao.Optimizer({name: p.copy() for name, p in params.items()}, rule, engine="array_api")
     xp = Recorder()
     opaque = {name: Opaque(p, xp) for name, p in params.items()}
-    slots = {name: rule.slots(xp, p) for name, p in opaque.items()}
+    slots = {name: rule.all_slots(xp, p, str(p.dtype)) for name, p in opaque.items()}
     recorded = {}
     for step, g in enumerate(grads):
         opt.step(g)

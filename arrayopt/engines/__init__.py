@@ -1,9 +1,10 @@
 """Engines: how an update is run. `select` is the one place where one is chosen."""
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from arrayopt.arrays import dtype_name, library, place, size
+from arrayopt.arrays import Array, dtype_name, library, place, size
 from arrayopt.engines.base import Bucket, Engine, beside, bucketed
 from arrayopt.fusion.trace import TraceError
 
@@ -31,7 +32,9 @@ def _numpy() -> Engine:
 
 
 def _cupy() -> Engine:
-    from arrayopt.engines.cupy import CuPy  # its arrays are there already, so CuPy is
+    if "cupy" not in sys.modules and find_spec("cupy") is None:
+        raise ValueError("it needs CuPy, which is not installed; pip install 'arrayopt[cuda12]' or 'arrayopt[cuda13]'")
+    from arrayopt.engines.cupy import CuPy
 
     return CuPy()
 
@@ -42,8 +45,13 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "numba": _numba,
     "cupy": _cupy,
 }
-FUSED: dict[str, tuple[str, ...]] = {"numpy": ("numba", "numpy"), "cupy": ("cupy",)}
-"""The fused engines for a library's arrays, best first."""
+FUSED: dict[str, tuple[str, ...]] = {
+    "numpy": ("numba", "numpy"),
+    "cupy": ("cupy",),
+    "torch": ("numba",),
+    "torch on cuda": ("cupy",),
+}
+"""The fused engines for arrays, best first; PyTorch's are worked on where they lie, without copying."""
 
 
 def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
@@ -70,7 +78,7 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
 
 def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     """See `select`."""
-    arrays = library(bucket.tensors[0].array)
+    arrays = _kind(bucket.tensors[0].array)
     if name != "auto":
         if name not in ENGINES:
             raise ValueError(
@@ -87,6 +95,13 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
         except ValueError as error:
             reasons.append(f"{fused}: {error}")
     return _array_api(), "; ".join(reasons) or f"the only engine for {arrays} arrays"
+
+
+def _kind(x: Array) -> str:
+    """An array's library, and for PyTorch the kind of device where that is not the CPU."""
+    name, device = library(x), getattr(x, "device", None)
+    kind = getattr(device, "type", "cpu")
+    return f"{name} on {kind}" if name == "torch" and kind != "cpu" else name
 
 
 def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:

@@ -6,7 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array, array_namespace, detached, dtype_name, is_array, size, store, working_dtype
+from arrayopt.arrays import (
+    NARROW,
+    Array,
+    array_namespace,
+    detached,
+    dtype_name,
+    is_array,
+    on_its_device,
+    size,
+    store,
+    working_dtype,
+)
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.groups import Tensor
 from arrayopt.rules.base import Rule
@@ -78,6 +89,7 @@ class ArrayAPI:
     """Whole arrays, one operation after the other: slow, obvious, and what all else is compared with."""
 
     name = "array_api"
+    defers = False
 
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
@@ -90,6 +102,7 @@ class ArrayAPI:
         *,
         clip: Array | None,
         stats: bool,
+        skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
@@ -103,13 +116,17 @@ class ArrayAPI:
             reports = {}
             for tensor, p, slots, report in done:
                 if size(p):
-                    tensor.array = store(tensor.array, p)
-                    tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
+                    with on_its_device(p):
+                        tensor.array = store(tensor.array, p)
+                        tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
                 tensor.t += 1
                 reports[tensor.name] = report
             return reports
 
         return launch
+
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+        """Nothing is captured."""
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
@@ -121,4 +138,5 @@ def _update(
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
-    return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+    with on_its_device(p):
+        return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)

@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from arrayopt.arrays import Array, dtype_name, place
-from arrayopt.groups import Group, Tensor
+from arrayopt.groups import Counts, Group, Tensor
 from arrayopt.rules.base import Rule
 
 __all__ = ["Bucket", "Engine", "Report", "beside", "bucketed"]
@@ -41,13 +39,13 @@ class Bucket:
     kept: dict[Any, Any] = field(default_factory=dict)
 
     @property
-    def counts(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """The tensors' numbers of updates, in one array that they all look into."""
+    def counts(self) -> Counts:
+        """The tensors' numbers of updates, together, where they all look."""
         if "counts" not in self.kept:
-            self.kept["counts"] = counts = np.array([tensor.t for tensor in self.tensors], np.int64)
+            self.kept["counts"] = counts = Counts(tensor.t for tensor in self.tensors)
             for i, tensor in enumerate(self.tensors):
                 tensor.counts, tensor.place = counts, i
-        made: np.ndarray[Any, np.dtype[np.int64]] = self.kept["counts"]
+        made: Counts = self.kept["counts"]
         return made
 
     @property
@@ -93,6 +91,10 @@ class Engine(Protocol):
     def name(self) -> str:
         """What the engine is called."""
 
+    @property
+    def defers(self) -> bool:
+        """Whether a device decides if a step is skipped, and the host need not know."""
+
     def check(self, bucket: Bucket) -> None:
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
@@ -104,6 +106,7 @@ class Engine(Protocol):
         *,
         clip: Array | None,
         stats: bool,
+        skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """Make a step ready, raising whatever there is to raise.
 
@@ -119,6 +122,8 @@ class Engine(Protocol):
             What to multiply all gradients by first.
         stats : bool
             Whether norms and what the rule reports are wanted.
+        skip : 0-d array of bool, optional
+            Whether to change nothing after all, which only the device knows; for engines that `defers`.
 
         Returns
         -------
@@ -126,6 +131,9 @@ class Engine(Protocol):
             Called once, it updates the tensors (arrays, slots and counts) and returns the reports by tensor name, as
             arrays that later steps leave alone.
         """
+
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+        """Have the hyper-parameters of the next step where a captured step will look for them."""
 
     def explain(self, bucket: Bucket) -> str:
         """Say in a few lines how these tensors' updates are run."""

@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, size, store
+from arrayopt.arrays import Array, dtype_name, memory, size, store
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
@@ -65,6 +66,17 @@ class Batch(ABC):
         for i, node in enumerate(self.plan.scalars):
             self.scalars[:, i] = known[node]
 
+    def ready(
+        self,
+        rows: Ints,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        clip: Array | None,
+        skip: Array | None,
+    ) -> None:
+        """Make a step over some of the tensors ready, raising whatever there is to raise."""
+        self.evaluate(hypers, None if clip is None else float(clip))
+
     def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """Update some of the tensors."""
         self.run(rows, grads, threads)
@@ -80,8 +92,10 @@ class Batch(ABC):
 
     def replace(self, row: int, name: str, value: Array) -> None:
         """Write a parameter or slot, or put another array in its place where it cannot be written."""
-        tensor = self.tensors[row]
-        if name == "p":
+        tensor, old = self.tensors[row], self.stored(row, name)
+        if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
+            memory(old)[...] = value
+        elif name == "p":
             tensor.array = store(tensor.array, value)
         else:
             tensor.slots[name] = store(tensor.slots[name], value)
@@ -111,6 +125,8 @@ class Fused(ABC):
     name: ClassVar[str]
     batch: ClassVar[type[Any]]
     """The kind of `Batch` that the engine runs."""
+    defers: ClassVar[bool] = False
+    """See `Engine.defers`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
 
@@ -123,6 +139,9 @@ class Fused(ABC):
         for plan in _plans(bucket, stats=True):  # the most that can be asked for
             layout(plan)
 
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
+        """Nothing is captured."""
+
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
         plans, lines = _plans(bucket, stats=False), list[str]()
@@ -130,7 +149,7 @@ class Fused(ABC):
             if len(plans) > 1:
                 lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}:")
             lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
-        return "\n    ".join([f"{self.describe()}, {thread_count()} threads", *lines])
+        return "\n    ".join([self.describe(), *lines])
 
     def prepare(
         self,
@@ -140,6 +159,7 @@ class Fused(ABC):
         *,
         clip: Array | None,
         stats: bool,
+        skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
         threads, work = thread_count(), []
@@ -150,7 +170,7 @@ class Fused(ABC):
             given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
             rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
             if len(rows):
-                batch.evaluate(hypers, None if clip is None else float(clip))
+                batch.ready(rows, given, hypers, clip, skip)
                 work.append((batch, rows, given))
 
         def launch() -> dict[str, Report]:
@@ -159,8 +179,9 @@ class Fused(ABC):
                 batch.step(rows, given, threads)
                 if stats:
                     reports |= batch.report(rows)
-            for i in bucket.kept["empty"]:
-                bucket.tensors[i].t += grads[i] is not None
+            empty = [i for i in bucket.kept["empty"] if grads[i] is not None]
+            if empty:
+                bucket.counts.values[empty] += 1 if skip is None else 1 - int(skip)
             return reports
 
         return launch
@@ -177,7 +198,7 @@ class Fused(ABC):
                     plan = plan_for(bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats)
                     small = self.side_by_side and suits(tensor.array.shape) and not plan.spilled
                     split = lanes(plan) if small else None
-                    grad = str(common) if common is not None else dtype_name(g)
+                    grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                     found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
             bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
         made: list[Batch] = bucket.kept[key]

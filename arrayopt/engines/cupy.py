@@ -1,16 +1,18 @@
 """The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import REAL, WORKING, Array, detached, is_array
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.batches import Batch, Fused, Ints
+from arrayopt.engines.device import access
 from arrayopt.engines.queue import tickets
 from arrayopt.engines.upload import Upload
 from arrayopt.fusion.cuda_between import hypers as hypers_of
@@ -31,10 +33,12 @@ STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
+_ARRAY, _SLOTS = operator.attrgetter("array"), operator.attrgetter("slots")
+
 
 @lru_cache(maxsize=256)
-def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...]) -> tuple[Any, Any]:
-    """The compiled kernels of a plan: `prepare` and `run`."""
+def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int) -> tuple[Any, Any]:
+    """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
     module = cupy.RawModule(code=emit(plan, dtype, grad_dtype), options=("-std=c++17", *options))
     return module.get_function("prepare"), module.get_function("run")
 
@@ -46,10 +50,10 @@ class _Table(Batch):
         self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
     ) -> None:
         super().__init__(plan, split, bucket, members)
+        self.access, self.device = access(self.tensors[0].array)
         tiles(self.geo, plan.element)
         self.stages = stages(plan)
         self.pieces = pieces(self.stages, self.geo)
-        self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options)
         self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
         lengths = self.where.lengths(plan, self.geo)
         n, first = len(members), len(COLUMNS)
@@ -58,83 +62,97 @@ class _Table(Batch):
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
         self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        real = np.float64 if dtype in ("float64", "complex128") else np.float32
-        self.scratch = {name: self._scratch(name, np.dtype(real)) for name in plan.spilled}
-        self.work = cupy.empty(max(1, int(lengths.sum())), real)
-        self.scalars_there = cupy.empty((n, max(1, len(plan.scalars))), np.float64)
+        with self._here():
+            self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
+            self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
+        self.held: list[Any] = []
+        self.staged: dict[tuple[int, str], Any] = {}
+        self.queues: dict[bytes, Any] = {}
+        self.alive: list[Any] = []
+        self.skip: Any = NOTHING
+        self.captured = False
+
+    @contextmanager
+    def _here(self) -> Iterator[None]:
+        """On the tensors' device, and the current stream of their library."""
+        with cupy.cuda.Device(self.device), self.access.stream():
+            yield
+
+    def _allocate(self, real: Any, work: int, groups: int) -> None:
+        """Make all that lasts in device memory."""
+        n, wide = len(self.tensors), np.result_type(real, np.complex64)
+        sizes = -(-self.geo[:, GEOMETRY.index("SIZE")] // 4) * 4
+        self.scratch = []
+        for name, kind in self.plan.spilled.items():
+            self.scratch.append(cupy.empty(int(sizes.sum()), wide if kind == "complex" else real))
+            starts = (np.cumsum(sizes) - sizes) * self.scratch[-1].dtype.itemsize
+            self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts
+        self.work = cupy.empty(max(1, work), real)
+        self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
         self.table, self.counts_there = Upload(self.host.shape, np.int64), Upload((n,), np.int64)
-        self.hypers_there = Upload((len(bucket.groups), max(1, len(self.hyper_names))), np.float64)
-        self.factor = Upload((1,), np.float64)
+        self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
+        self.factor, self.skip_there = Upload((1,), np.float64), cupy.zeros(1, np.int32)
         self.step_there = np.zeros((), STEP)
         there = (self.table.array, self.scalars_there, self.values_there, self.work)
         for name, x in zip(STEP.names or (), there, strict=True):
             self.step_there[name] = x.data.ptr
-        self.held: list[Any] = []
-        self.staged: dict[tuple[int, str], Any] = {}
-        self.queues: dict[bytes, Any] = {}
 
-    def _scratch(self, name: str, real: Any) -> Any:
-        """Room for a spilled value of all tensors."""
-        wide = np.result_type(real, np.complex64) if self.plan.spilled[name] == "complex" else real
-        sizes = -(-self.geo[:, GEOMETRY.index("SIZE")] // 4) * 4
-        room = cupy.empty(int(sizes.sum()), wide)
-        self.host[:, self.at[name]] = room.data.ptr + (np.cumsum(sizes) - sizes) * wide.itemsize
-        return room
+    # ---- before a step ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
-        """Send this step's hyper-parameters; what follows from them is computed there."""
+    def ready(
+        self,
+        rows: Ints,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        clip: Array | None,
+        skip: Array | None,
+    ) -> None:
+        """See `Batch.ready`."""
+        with self._here():
+            self.send(hypers)
+            if is_array(clip):
+                self.factor.array[...] = clip
+                self.factor.known = None
+            else:
+                self.factor.put(np.array([1.0 if clip is None else float(clip)]))
+            self.skip = NOTHING if skip is None else self.skip_there
+            if skip is not None:
+                self.skip_there[...] = skip
+            self.alive = self._bind(rows, grads)
+            if self.captured and not self.table.holds(self.host):
+                moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
+                names = ", ".join(self.tensors[i].name for i in moved[:5])
+                raise ValueError(
+                    f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                    " write into the same arrays, or make a new Optimizer"
+                )
+            self.table.put(self.host)
+            if id(self) not in self.updates.there:  # else the device knows better
+                self.counts_there.put(self.updates[self.places])
+
+    def send(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Send hyper-parameters to the device; what follows from them is computed there."""
         self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
-        self.factor.put(np.array([1.0 if clip is None else float(clip)]))
-
-    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.run`."""
-        kept = self._bind(rows, grads)
-        self.counts_there.put(self.updates[self.places])
-        self.table.put(self.host)
-        for (row, name), copy in self.staged.items():
-            copy[...] = self.stored(row, name)
-        self._launch(rows)
-        self.counts_there.advance(rows)
-        for (row, name), copy in self.staged.items():
-            self.replace(row, name, copy)
-        del kept
-
-    def _launch(self, rows: Ints) -> None:
-        """All kernels of a step."""
-        there, queue, ends, counters = self._queue(rows)
-        taken, done = counters[: len(ends)], counters[len(ends) :]
-        given = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts_there.array)
-        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor.array, NOTHING)
-        self.prepare_kernel((-(-max(len(rows), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
-        first = 0
-        for i, last in enumerate(ends):
-            if last > first:
-                part = (queue, np.int32(first), np.int32(last), taken[i:], done, NOTHING)
-                self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
-            first = last
 
     def _bind(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
         """Put addresses into the table; what is returned must live until the launch."""
-        now: list[Any] = [x.array for x in self.tensors]
-        now += [x.slots for x in self.tensors]
+        address, contiguous = self.access.address, self.access.contiguous
+        now: list[Any] = [*map(_ARRAY, self.tensors), *map(_SLOTS, self.tensors)]
         if not (len(now) == len(self.held) and all(map(operator.is_, now, self.held))):
             self.held, self.staged = now, {}
-            for name in ("p", *self.plan.slots):
+            for name in self.plan.touched:
                 for row in range(len(self.tensors)):
                     x = self.stored(row, name)
-                    if not x.flags.c_contiguous:
-                        x = self.staged[row, name] = cupy.empty(x.shape, x.dtype)
-                    self.host[row, self.at[name]] = x.data.ptr
-        kept = []
-        for row in rows.tolist():
-            g: Any = grads[row]
-            if not g.flags.c_contiguous:
-                g = cupy.ascontiguousarray(g)
-                kept.append(g)
-            self.host[row, self.at["g"]] = g.data.ptr
+                    if not contiguous(x):
+                        x = self.staged[row, name] = self.access.like(x)
+                    self.host[row, self.at[name]] = address(x)
+        given: list[Any] = list(map(grads.__getitem__, rows.tolist()))
+        if not all(map(contiguous, given)):
+            given = [g if contiguous(g) else self.access.packed(g) for g in given]
+        self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
         self.host[:, COLUMNS.index("ALIGNED")] = self._aligned()
-        return kept
+        return given
 
     def _aligned(self) -> Any:
         """Which tensors can be read in words."""
@@ -161,12 +179,51 @@ class _Table(Batch):
             return 0
         shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
         sizes = self.geo[rows, GEOMETRY.index("SIZE")]
-        held = sizes * shared <= cupy.cuda.Device().attributes["L2CacheSize"]
+        held = sizes * shared <= _cache()
         return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.step`."""
+        with self._here():
+            self.run(rows, grads, threads)
+            self.captured |= cupy.cuda.get_current_stream().is_capturing()
+        if self.captured or self.skip is not NOTHING:
+            self.updates.there[id(self)] = self._fetch
+        else:
+            self.counts_there.advance(rows)
+            self.updates[self.places[rows]] += 1
+        self.alive = []
+
+    def _fetch(self) -> None:
+        """Bring the numbers of updates up to date; waits for the device."""
+        with self._here():
+            self.counts_there.known = self.counts_there.array.get()
+        self.updates.values[self.places] = self.counts_there.known
+
+    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.run`."""
+        for (row, name), copy in self.staged.items():
+            copy[...] = detached(self.stored(row, name))
+        there, queue, ends, counters = self._queue(rows)
+        taken, done = counters[: len(ends)], counters[len(ends) :]
+        given = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts_there.array)
+        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor.array, self.skip)
+        self.prepare_kernel((-(-max(len(rows), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
+        first = 0
+        for i, last in enumerate(ends):
+            if last > first:
+                part = (queue, np.int32(first), np.int32(last), taken[i:], done, self.skip)
+                self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
+            first = last
+        for (row, name), copy in self.staged.items():
+            self.replace(row, name, copy)
 
     def report(self, rows: Ints) -> dict[str, Report]:
         """See `Batch.report`."""
-        values, scalars = self.values_there.copy(), self.scalars_there.copy()
+        with self._here():
+            values, scalars = self.values_there.copy(), self.scalars_there.copy()
 
         def column(n: Any) -> Any:
             if n in self.where.tensor:
@@ -175,6 +232,11 @@ class _Table(Batch):
 
         columns = {name: column(node) for name, node in self.plan.reports.items()}
         return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.tolist()}
+
+
+def _cache() -> int:
+    """Bytes of the device's L2 cache."""
+    return int(cupy.cuda.Device().attributes["L2CacheSize"])
 
 
 def _resident() -> int:
@@ -187,10 +249,17 @@ class CuPy(Fused):
 
     name = "cupy"
     batch = _Table
-    side_by_side = False
+    side_by_side, defers = False, True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 
     def describe(self) -> str:
         """See `Fused.describe`."""
-        return "CUDA kernels over all tensors"
+        return "CUDA kernels over all tensors at once"
+
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+        """See `Engine.advance`."""
+        for key, batches in bucket.kept.items():
+            for batch in batches if key[0] == self.name else ():
+                with batch._here():
+                    batch.send(hypers)

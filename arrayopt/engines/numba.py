@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numba.core.errors import NumbaError
 
-from arrayopt.arrays import Array, dtype_name
+from arrayopt.arrays import Array, dtype_name, memory
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.compiled import converts_float16, forget, load
-from arrayopt.engines.threads import run
+from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.emit_numba import emit
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
@@ -90,7 +90,7 @@ class _Table(Batch):
         chosen, copies = set(rows.tolist()), []
         for row, name in self.staged:
             if row in chosen:
-                copies.append((row, name, np.array(self.stored(row, name), order="C", copy=True)))
+                copies.append((row, name, np.array(memory(self.stored(row, name)), order="C", copy=True)))
                 self.table[row, self.at[name]] = copies[-1][2].ctypes.data
         self._loop(rows, threads)
         for row, name, copy in copies:
@@ -105,7 +105,7 @@ class _Table(Batch):
         self.held, self.staged = now, []
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
-                x = self.stored(row, name)
+                x = memory(self.stored(row, name))
                 if plain(x):
                     self.table[row, self.at[name]] = x.ctypes.data
                 else:
@@ -115,9 +115,13 @@ class _Table(Batch):
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
         column, given = self.at["g"], list[Any](map(grads.__getitem__, rows.tolist()))
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
-            given = list(map(np.asarray, given))
+            given = list(map(memory, given))
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
         self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+        if self.table[rows[0], column] not in (0, given[0].ctypes.data):
+            raise RuntimeError(
+                "engine 'numba': NumPy's arrays are not laid out in memory as it knows them; use another"
+            )
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])
             self.table[rows[i], column] = given[i].ctypes.data
@@ -189,4 +193,4 @@ class Numba(Fused):
 
     def describe(self) -> str:
         """See `Fused.describe`."""
-        return "fused loops"
+        return f"fused loops, {thread_count()} threads"

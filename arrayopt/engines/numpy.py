@@ -12,7 +12,7 @@ from arrayopt.arrays import NARROW, REAL, WORKING, Array
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.numpy_lanes import Matrices
-from arrayopt.engines.threads import run
+from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import HOST, Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
@@ -310,4 +310,4 @@ class NumPy(Fused):
 
     def describe(self) -> str:
         """See `Fused.describe`."""
-        return "NumPy on blocks that stay in cache"
+        return f"NumPy on blocks that stay in cache, {thread_count()} threads"

@@ -37,6 +37,8 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     chosen = pieces[rows]
     # how many passes lie before a stage, or before the pass that it prepares
     depth = np.cumsum([0, *(stage.kind == "pass" for stage in made)])[:-1]
+    last = max(0, sum(stage.kind == "pass" for stage in made) - 1)
+    launch = np.minimum(depth, last)  # what ends a step needs none of its own
     whole = (chosen == 1).all(axis=1)
     small = np.zeros(int(whole.sum()), TICKET)
     small["tensor"], small["stop"] = rows[whole], len(made)
@@ -54,7 +56,7 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     passes = np.array([s.kind == "pass" for s in made])
     if lag is None:
         order = np.lexsort((at, owner[each], stage[each]))
-        ends = np.cumsum(np.bincount(depth[stage[each]], minlength=int(depth[-1]) + 1))
+        ends = np.cumsum(np.bincount(launch[stage[each]], minlength=last + 1))
         return np.concatenate([small, queue[order]]), (ends + len(small)).tolist()
     own = counts[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
     begin = np.zeros(len(rows), np.int64)  # in tickets of the first pass, all tensors one after the other

@@ -30,6 +30,7 @@ CALLS = {
     "maximum": "maximum",
     "sign": "sign",
     "abs": "magnitude",
+    "mod": "modulo",
     "copy": "",
     "isfinite": "finite",
 }

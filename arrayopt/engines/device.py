@@ -1,0 +1,69 @@
+"""Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they are worked on."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import array_api_compat
+import cupy
+
+from arrayopt.arrays import Array, detached
+
+__all__ = ["Access", "access"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a library's arrays are reached.
+
+    Attributes
+    ----------
+    address : callable
+        Where an array lies.
+    contiguous : callable
+        Whether its elements lie one after the other.
+    packed : callable
+        An array of the same values whose elements do.
+    like : callable
+        A new array like another, its elements one after the other.
+    stream : callable
+        The library's current stream, as CuPy's, for a ``with`` statement.
+    """
+
+    address: Callable[[Array], int]
+    contiguous: Callable[[Array], bool]
+    packed: Callable[[Array], Array]
+    like: Callable[[Array], Array]
+    stream: Callable[[], AbstractContextManager[Any]]
+
+
+def _torch() -> Access:
+    import torch
+
+    def stream() -> AbstractContextManager[Any]:
+        made: AbstractContextManager[Any] = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        return made
+
+    return Access(
+        address=lambda x: x.data_ptr(),
+        contiguous=lambda x: x.is_contiguous(),
+        packed=lambda x: x.detach().contiguous(),
+        like=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        stream=stream,
+    )
+
+
+def access(x: Array) -> tuple[Access, int]:
+    """How an array's library is reached, and the number of the device that it is on."""
+    if array_api_compat.is_torch_array(x):
+        return _torch(), x.device.index or 0
+    made = Access(
+        address=attrgetter("data.ptr"),
+        contiguous=attrgetter("flags.c_contiguous"),
+        packed=cupy.ascontiguousarray,
+        like=lambda x: cupy.empty(x.shape, x.dtype),
+        stream=nullcontext,
+    )
+    return made, detached(x).device.id
