@@ -22,13 +22,15 @@ RULES = {
 }
 """Few structures of rules, for each takes a module with Numba."""
 
+SEEDS = st.integers(0, 99)
+
 
 def drawn(seed, shape):
     return np.asarray(np.random.default_rng(seed).standard_normal(shape))
 
 
 class Training(RuleBasedStateMachine):
-    """An optimizer, and the model that it has to agree with."""
+    """An optimizer, and the model that it has to agree with; what changes something goes on with a step."""
 
     @initialize(
         engine=st.sampled_from(["array_api", "numpy", "numba"]),
@@ -85,12 +87,12 @@ class Training(RuleBasedStateMachine):
         if self.monitor is not None and self.opt.step_count > steps:
             self.watched.append(steps)
 
-    @rule(seed=st.integers(0, 99), absent=st.sets(st.sampled_from(["w", "b", "s", "e"])))
+    @rule(seed=SEEDS, absent=st.sets(st.sampled_from(["w", "b", "s", "e"])))
     def steps(self, seed, absent):
         self.step(self.grads(seed, absent))
 
     @precondition(lambda self: self.checks)
-    @rule(seed=st.integers(0, 99), bad=st.sampled_from([np.inf, -np.inf, np.nan]))
+    @rule(seed=SEEDS, bad=st.sampled_from([np.inf, -np.inf, np.nan]))
     def overflows(self, seed, bad):
         self.step(self.grads(seed, bad=bad))
 
@@ -113,36 +115,41 @@ class Training(RuleBasedStateMachine):
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
-    @rule(lr=st.sampled_from([0.0, 0.01, 0.2, ao.schedules.Warmup(0.1, 4)]))
-    def sets_lr(self, lr):
+    @rule(lr=st.sampled_from([0.0, 0.01, 0.2, ao.schedules.Warmup(0.1, 4)]), seed=SEEDS)
+    def sets_lr(self, lr, seed):
         self.opt.lr = lr
         for options in self.model.options.values():
             options["lr"] = lr
+        self.step(self.grads(seed))
 
-    @rule(weight_decay=st.sampled_from([0.0, 0.3]))
-    def sets_a_groups_weight_decay(self, weight_decay):
+    @rule(weight_decay=st.sampled_from([0.0, 0.3]), seed=SEEDS)
+    def sets_a_groups_weight_decay(self, weight_decay, seed):
         self.opt.groups[0].weight_decay = weight_decay
         self.model.options["b"]["weight_decay"] = weight_decay
+        self.step(self.grads(seed))
 
-    @rule(weight_decay=st.sampled_from([0.0, 0.2]))
-    def sets_weight_decay(self, weight_decay):
+    @rule(weight_decay=st.sampled_from([0.0, 0.2]), seed=SEEDS)
+    def sets_weight_decay(self, weight_decay, seed):
         self.opt.weight_decay = weight_decay
         for name, options in self.model.options.items():
             if name != "b":
                 options["weight_decay"] = weight_decay
+        self.step(self.grads(seed))
 
-    @rule(clip_norm=st.sampled_from([None, 0.1, 100.0]))
-    def sets_clip_norm(self, clip_norm):
+    @rule(clip_norm=st.sampled_from([None, 0.1, 100.0]), seed=SEEDS)
+    def sets_clip_norm(self, clip_norm, seed):
         self.opt.clip_norm = self.model.clip_norm = clip_norm
+        self.step(self.grads(seed))
 
     @precondition(lambda self: len(self.added) < 2)
-    @rule()
-    def adds_a_group(self):
+    @rule(seed=SEEDS)
+    def adds_a_group(self, seed):
         name = f"n{len(self.added)}"
         self.added.append(name)
         self.opt.add_group({name: drawn(9, SHAPES[name])})
         self.model.add(name, drawn(9, SHAPES[name]), dict(self.model.options["w"]))
         self.kept = None
+        self.step(self.grads(seed))
 
     # ---- saving and watching ----------------------------------------------------------------------------------------
 
@@ -151,20 +158,22 @@ class Training(RuleBasedStateMachine):
         self.unwatch()
         self.opt = opt
 
-    @rule()
-    def goes_on_from_a_snapshot(self):
+    @rule(seed=SEEDS)
+    def goes_on_from_a_snapshot(self, seed):
         opt = self.fresh()
         opt.load_state_dict(self.opt.state_dict())
         for name, p in opt.params.items():
             p[...] = self.opt.params[name]
         self.replaced(opt)
+        self.step(self.grads(seed))
 
-    @rule()
-    def goes_on_from_a_file(self):
+    @rule(seed=SEEDS)
+    def goes_on_from_a_file(self, seed):
         opt = self.fresh()
         self.opt.save(Path(self.folder.name, "now"))
         assert opt.load(Path(self.folder.name, "now")) is opt.params
         self.replaced(opt)
+        self.step(self.grads(seed))
 
     @rule()
     def keeps_a_file(self):
@@ -172,12 +181,13 @@ class Training(RuleBasedStateMachine):
         self.kept = copy.deepcopy(self.model), frozen(self.opt)
 
     @precondition(lambda self: self.kept is not None)
-    @rule()
-    def goes_back_to_the_file(self):
+    @rule(seed=SEEDS)
+    def goes_back_to_the_file(self, seed):
         self.unwatch()
         self.opt.load(Path(self.folder.name, "kept"))
         self.model = copy.deepcopy(self.kept[0])
         assert frozen(self.opt) == self.kept[1]
+        self.step(self.grads(seed))
 
     @rule()
     def watches(self):
@@ -216,4 +226,4 @@ class Training(RuleBasedStateMachine):
 
 
 TestTraining = Training.TestCase
-TestTraining.settings = settings(settled(30), stateful_step_count=25)
+TestTraining.settings = settings(settled(50), stateful_step_count=25)
