@@ -20,6 +20,7 @@ from arrayopt import schedules
 from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, size, store, to_host
 from arrayopt.groups import Tensor
 from arrayopt.hyper import Listed
+from arrayopt.paths import checked_path
 
 __all__ = ["FORMAT", "load", "save"]
 
@@ -53,6 +54,7 @@ LONGEST = 100_000_000
 
 def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tensor] | None) -> None:
     """Write a state dict, and the tensors' parameters where given; see `Optimizer.save`."""
+    path = checked_path("Optimizer.save", path)
     document = {"checkpoint": FORMAT, "arrayopt": arrayopt.__version__, "state": state}
     if tensors is not None:
         document["params"] = {tensor.name: tensor.array for tensor in tensors}
@@ -76,8 +78,6 @@ def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tens
 
 def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
     """A part of the document as what JSON knows; its arrays are described, and added to `arrays`."""
-    if node is None or isinstance(node, bool | int | float | str):
-        return node
     if is_array(node):
         if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
             raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
@@ -85,6 +85,8 @@ def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any],
         about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": _digest(b"")}
         arrays.append((about, node))
         return about
+    if node is None or isinstance(node, bool | int | float | str):  # np.float64, which is a float too, is an array
+        return node
     if isinstance(node, Listed):
         return {VALUES: list(node.values)}
     if _is_ours(type(node)):
@@ -142,7 +144,8 @@ def load(
         import safetensors
     except ImportError as error:
         raise ImportError("Optimizer.load: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
-    who = f"Optimizer.load: {os.fspath(path)}"
+    path = checked_path("Optimizer.load", path)
+    who = f"Optimizer.load: {path}"
     with open(path, "rb"):  # the system's own words for what is missing, or a folder
         pass
     try:

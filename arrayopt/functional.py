@@ -4,16 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import array_namespace, dtype_name, size, working_dtype
+from arrayopt.arrays import array_namespace, dtype_name, is_array, size, working_dtype
 from arrayopt.clipping import Verdict, judge
 from arrayopt.engines.array_api import apply
 from arrayopt.groups import Groups, assign, new_slots, override
-from arrayopt.hyper import concrete
+from arrayopt.hyper import concrete, scalar
 from arrayopt.params import match_grads, named_params
+from arrayopt.prologue import is_count
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.rules.words import choose
-from arrayopt.scaling import LossScale
+from arrayopt.scaling import LOSS_SCALE, LossScale
+from arrayopt.state import CLIP_NORM
 from arrayopt.trees import rebuild
 
 __all__ = ["init", "update"]
@@ -53,6 +55,8 @@ def init(
     {'step': 0, 'tensors': {'w': {'t': 0, 'buf': array([0., 0.])}}}
     """
     _check_rule("init", rule)
+    if loss_scale is not None and not isinstance(loss_scale, LossScale):
+        raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
     named = named_params(params, "init")
     rules = _rules(rule, groups, named)
     state = {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
@@ -118,15 +122,19 @@ def update(
     ({'w': array([0.9, 0.9])}, 1)
     """
     _check_rule("update", rule)
-    if not isinstance(state, dict) or not {"step", "tensors"} <= set(state):
-        raise TypeError(f"update: `state` must be what init or update returned; got {type(state).__name__}")
+    _check_state(state)
+    if not isinstance(skip_nonfinite, bool):
+        raise TypeError(f"update: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
+    clip_norm = scalar("update: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     named = named_params(params, "update")
     matched = match_grads("update", named, grads, devices=False)
     if set(state["tensors"]) != {name for name, _ in named}:
         raise ValueError(f"update: state holds {sorted(state['tensors'])}, params {sorted(name for name, _ in named)}")
     if isinstance(loss_scale, LossScale) and "loss_scale" not in state:
         raise ValueError("update: `loss_scale` is a LossScale, but state has none; give it to init too")
-    scale = state["loss_scale"]["scale"] if isinstance(loss_scale, LossScale) else loss_scale
+    own = isinstance(loss_scale, LossScale)
+    given = state["loss_scale"]["scale"] if own else loss_scale
+    scale = scalar("update: `loss_scale`", given, LOSS_SCALE, optional=not own)
     verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite)
     rules = _rules(rule, groups, named)
     hypers = {id(r): r.at(state["step"]) for r in rules.values()}
@@ -170,6 +178,22 @@ def _check_rule(who: str, rule: Any) -> None:
     """Raise TypeError for what is no rule."""
     if not isinstance(rule, Rule):
         raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+
+
+def _check_state(state: Any) -> None:
+    """Raise TypeError for what is no state."""
+
+    def counts(x: Any) -> bool:
+        return is_count(x) or (is_array(x) and x.ndim == 0 and "int" in dtype_name(x))
+
+    tensors = state.get("tensors") if isinstance(state, dict) else None
+    if not (
+        isinstance(tensors, dict)
+        and counts(state.get("step"))
+        and all(isinstance(x, dict) and counts(x.get("t")) for x in tensors.values())
+        and all(is_array(y) for x in tensors.values() for slot, y in x.items() if slot != "t")
+    ):
+        raise TypeError(f"update: `state` must be what init or update returned; got {state!r}")
 
 
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:

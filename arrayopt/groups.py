@@ -15,6 +15,7 @@ from arrayopt.arrays import (
     array_namespace,
     dtype_name,
     dtype_of,
+    is_array,
     kind,
     on_its_device,
     size,
@@ -214,8 +215,8 @@ def assign(
     TypeError
         For a pattern that is neither a glob, a compiled regular expression nor a function.
     """
-    given: Any = groups.items() if isinstance(groups, Mapping) else groups or ()
-    pairs: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    given: Any = groups.items() if isinstance(groups, Mapping) else () if groups is None else groups
+    pairs: list[Any] = list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise TypeError(f"groups: must map patterns to dicts of hyper-parameters, or list such pairs; got {groups!r}")
     made: list[tuple[str, Mapping[str, Any], list[str]]] = []
@@ -247,7 +248,7 @@ def _matches(pattern: Pattern, name: str, array: Array) -> bool:
         return fnmatchcase(name, pattern)
     if isinstance(pattern, re.Pattern):
         return pattern.search(name) is not None
-    if callable(pattern):
+    if callable(pattern) and not isinstance(pattern, type):
         return bool(pattern(name, array))
     raise TypeError(
         f"groups: a pattern must be a glob, a compiled regular expression or f(name, array); got {pattern!r}"

@@ -1,6 +1,7 @@
 """Hyper-parameters: numbers in an interval, schedules of the step, and sequences indexed by it."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field
 from numbers import Real
@@ -10,7 +11,19 @@ import numpy as np
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array
 
-__all__ = ["Hyper", "Listed", "choice", "coerce", "concrete", "evaluate", "flag", "is_number", "real"]
+__all__ = [
+    "Hyper",
+    "Listed",
+    "choice",
+    "coerce",
+    "concrete",
+    "evaluate",
+    "flag",
+    "is_number",
+    "listed",
+    "real",
+    "scalar",
+]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
 """What may be given for a number: a float, a function of the step (from 0), or a sequence indexed by the step."""
@@ -69,7 +82,14 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
     -------
     dataclasses.Field
         To be used as the class-level value of a dataclass field.
+
+    Raises
+    ------
+    ValueError
+        If that is no interval.
     """
+    if not isinstance(interval, str) or not re.fullmatch(r"[\[(]\S+, \S+[\])]", interval):
+        raise ValueError(f"real: `interval` must be such as '[0, 1)'; got {interval!r}")
     _contains(interval, 0.0)  # a malformed interval shows at import
     said = {"interval": interval, "optional": optional or default is None, "zero_is_off": zero_is_off}
     made: Any = field(default=default, metadata=said)
@@ -106,7 +126,7 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if is_number(value):
-        return _checked(where, float(value), interval)
+        return _checked(where, _float(value), interval)
     if callable(value) and not isinstance(value, type):
         return value
     if _is_real_array(value) and value.ndim == 0:
@@ -122,16 +142,41 @@ def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> A
         for i, x in enumerate(values):
             if not is_number(x):
                 raise TypeError(f"{where}[{i}] must be a number; got {x!r}")
-        return Listed(tuple(_checked(f"{where}[{i}]", float(x), interval) for i, x in enumerate(values)))
+        return Listed(tuple(_checked(f"{where}[{i}]", _float(x), interval) for i, x in enumerate(values)))
     raise TypeError(
         f"{where} must be a number, a schedule (a function of the step) or a sequence of numbers"
         f"{', or None' if optional else ''}; got {value!r}"
     )
 
 
+def scalar(where: str, value: Any, interval: str, *, optional: bool = False) -> Any:
+    """As `coerce`, but neither a schedule nor a sequence: a float, a 0-d array or None."""
+    made = coerce(where, value, interval, optional=optional)
+    if callable(made):
+        raise TypeError(f"{where} must be a number; got {value!r}")
+    return made
+
+
+def listed(where: str, names: Any) -> list[str]:
+    """A list of strings; TypeError for what is none."""
+    several = isinstance(names, Iterable) and not isinstance(names, str) and not is_array(names)
+    made = list(names) if several else []
+    if not several or not all(isinstance(name, str) for name in made):
+        raise TypeError(f"{where} must be a list of strings; got {names!r}")
+    return made
+
+
 def is_number(x: Any) -> bool:
     """Whether x is a real number, and not a bool."""
     return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _float(x: Any) -> float:
+    """A real number as a float, infinite where it is too large for one."""
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
 
 
 def _is_real_array(x: Any) -> bool:
@@ -150,7 +195,7 @@ def evaluate(where: str, value: Any, step: Any, interval: str | None) -> Any:
     if not (is_number(result) or (_is_real_array(result) and result.ndim == 0)):
         raise TypeError(f"{where}: a schedule must return a number; got {result!r} at step {step}")
     if isinstance(step, int):
-        return _checked(f"{where} at step {step}", float(result), interval)
+        return _checked(f"{where} at step {step}", _float(result), interval)
     return result
 
 

@@ -132,7 +132,9 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
         raise TypeError(f"load_torch: `opt` must be an Optimizer under AdamW, Adam, SGD or LAMB; got {opt!r}")
     try:
         saved = _translated(opt, source, state["param_groups"], state["state"], names)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if str(error).startswith("load_torch:"):
+            raise
         raise TypeError(
             f"load_torch: needs what state_dict() of PyTorch's {type(opt.rule).__name__} returned; {error!r}"
         ) from error

@@ -5,13 +5,16 @@ import json
 import math
 import operator
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from arrayopt.arrays import Array
+from arrayopt.hyper import listed
 from arrayopt.optimizer import Optimizer
+from arrayopt.paths import checked_path
 
 __all__ = ["Monitor"]
 
@@ -70,7 +73,9 @@ class Monitor:
             raise TypeError(f"Monitor: `steps` must be a function of the step; got {steps!r}")
         self._every = _positive("every", every)
         self._steps = steps
-        self._records: deque[_Record] = deque(maxlen=None if keep is None else _positive("keep", keep))
+        self._records: deque[_Record] = deque(
+            maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize)
+        )
         self._sent = -1
         self._opt = opt
         self._remove = opt.before_step(self._before)
@@ -130,6 +135,8 @@ class Monitor:
         ValueError
             If no tensor has the quantity.
         """
+        if not isinstance(quantity, str):
+            raise TypeError(f"Monitor: a quantity must be a string; got {quantity!r}")
         rows = self.read()
         found: dict[str, tuple[list[int], list[float]]] = {}
         for row in rows:
@@ -151,7 +158,7 @@ class Monitor:
         path : path-like
             The file, which is replaced. Numbers can be read back without loss; ``nan`` and ``inf`` are written so.
         """
-        rows = self.read()
+        path, rows = checked_path("Monitor.to_csv", path), self.read()
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["step", "tensor", *_quantities(rows)])
             writer.writeheader()
@@ -165,7 +172,7 @@ class Monitor:
         path : path-like
             The file, which is replaced. Values that are not finite are null, for JSON has no others.
         """
-        with open(path, "w", encoding="utf-8") as file:
+        with open(checked_path("Monitor.to_jsonl", path), "w", encoding="utf-8") as file:
             for row in self.read():
                 finite = {k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in row.items()}
                 file.write(json.dumps(finite, allow_nan=False) + "\n")
@@ -178,6 +185,8 @@ class Monitor:
         sink : callable
             Called as ``sink(step, {"layer/trust_ratio": value, ...})``, with the tensor's name for ``layer``.
         """
+        if not callable(sink):
+            raise TypeError(f"Monitor.send: `sink` must be a function; got {sink!r}")
         for record in self._records:
             if record.step > self._sent:
                 reports = record.read().items()
@@ -208,8 +217,11 @@ class Monitor:
         """
         from arrayopt.monitor_figure import heat_maps
 
-        names = [quantities] if isinstance(quantities, str) else quantities
-        chosen = list(_quantities(self.read()) if names is None else names)
+        path = None if path is None else checked_path("Monitor.plot", path)
+        if quantities is None:
+            chosen = _quantities(self.read())
+        else:
+            chosen = [quantities] if isinstance(quantities, str) else listed("Monitor.plot: `quantities`", quantities)
         if not chosen:
             raise ValueError("Monitor: nothing has been kept yet that could be drawn")
         figure = heat_maps({name: self.series(name) for name in chosen})

@@ -11,7 +11,7 @@ from arrayopt.engines import Bucket, explain_bucket, select
 from arrayopt.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.hooks import attach
 from arrayopt.hyper import Hyper, coerce, evaluate
-from arrayopt.prologue import Prologue
+from arrayopt.prologue import Prologue, checked_count
 from arrayopt.rules.base import Rule
 from arrayopt.scaling import LossScale
 from arrayopt.state import CLIP_NORM, dump, load
@@ -121,6 +121,8 @@ class Optimizer:
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+        if not isinstance(engine, str):
+            raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
         object.__setattr__(self, "_rule", rule)
         self._engine, self._tensors = engine, Tensors(params, rule, groups)
         self._prologue, self.clip_norm = Prologue(loss_scale, skip_nonfinite, accumulate), clip_norm
@@ -332,7 +334,9 @@ class Optimizer:
             self._rule = self._tensors.follow(self._rule, {name: value})
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
-        elif name == "step_count" or name.startswith("_"):
+        elif name == "step_count":
+            object.__setattr__(self, name, checked_count("Optimizer: `step_count`", value))
+        elif name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
             raise AttributeError(f"Optimizer: {unknown_key(self._rule, name)}")
@@ -457,6 +461,8 @@ class Optimizer:
         >>> bool(np.all(params["w"] == opt.params["w"])), resumed.step_count, resumed.lr
         (True, 1, 0.1)
         """
+        if not isinstance(params, bool):
+            raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
         checkpoint.save(path, self._dump(copies=False), self._tensors.all if params else None)
 
     def load(self, path: str | os.PathLike[str]) -> Any:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from arrayopt.accumulate import Accumulator
-from arrayopt.arrays import Array, is_array
+from arrayopt.arrays import Array
 from arrayopt.clipping import Verdict, gradient_norms, judge
 from arrayopt.engines import Bucket
-from arrayopt.hyper import coerce, is_number
+from arrayopt.hyper import is_number, scalar
 from arrayopt.scaling import LOSS_SCALE, LossScale, as_loss_scale
 
 __all__ = ["Prologue"]
@@ -54,10 +54,7 @@ class Prologue:
             return None if self.scaling is None else self.scale["scale"]
         if self.scaling is not None:
             raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
-        given = float(given) if is_array(given) and given.ndim == 0 else given
-        if not is_number(given):
-            raise TypeError(f"Optimizer.step: `loss_scale` must be a number; got {given!r}")
-        return float(coerce("Optimizer.step: `loss_scale`", given, LOSS_SCALE, optional=False))
+        return float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
 
     @property
     def idle(self) -> bool:
@@ -145,5 +142,13 @@ def _plain(scale: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_count(x: Any) -> bool:
-    """Whether x is a natural number."""
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+    """Whether x is a natural number of 64 bits, as engines hold it."""
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**63
+
+
+def checked_count(where: str, x: Any) -> int:
+    """x, if `is_count`; else TypeError or ValueError."""
+    if not is_count(x):
+        wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
+        raise wrong(f"{where} must be a whole number from 0; got {x!r}")
+    return int(x)

@@ -17,7 +17,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.groups import Group, Tensor, fields_of, override
 from arrayopt.hyper import coerce
-from arrayopt.prologue import Prologue
+from arrayopt.prologue import Prologue, is_count
 from arrayopt.rules.base import Rule, hypers, is_flag
 
 __all__ = ["CLIP_NORM", "dump", "load"]
@@ -98,13 +98,13 @@ def load(
     """
     if not isinstance(saved, dict) or "format" not in saved:
         raise TypeError(f"{who}: needs what state_dict() returned; got {type(saved).__name__}")
-    if saved["format"] != FORMAT:
+    if type(saved["format"]) is not int or saved["format"] != FORMAT:
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
         sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
         wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"]), *wrong]
         clip_norm, step = saved["clip_norm"], saved["step"]
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
     if wrong:
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
@@ -162,9 +162,8 @@ def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list
 
 
 def _count_differences(who: str, n: Any) -> list[str]:
-    """What is wrong with a number of steps or updates, which engines hold in 64 bits."""
-    whole = isinstance(n, int) and not isinstance(n, bool)
-    return [] if whole and 0 <= n < 2**63 else [f"{who} must be a whole number from 0; got {n!r}"]
+    """What is wrong with a number of steps or updates."""
+    return [] if is_count(n) else [f"{who} must be a whole number from 0; got {n!r}"]
 
 
 def _describe(rule: Rule) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     """
 
     def __init__(self, *, enabled: bool) -> None:
+        if not isinstance(enabled, bool):
+            raise TypeError(f"Optimizer: `stats` must be True or False; got {enabled!r}")
         self.enabled = enabled
         self.global_norm: Any = None
         self.skipped = 0

@@ -4,6 +4,9 @@ from arrayopt.rules.base import Rule
 
 __all__ = ["source"]
 
+MOST = 64
+"""The dimensions that an array of NumPy can have."""
+
 
 def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: int = 2) -> str:
     """The code that a fused engine runs for a rule; it needs neither parameters nor the engine's library.
@@ -17,7 +20,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     dtype : str, default "float32"
         What parameters and gradients are stored in.
     rank : int, default 2
-        The tensors' number of dimensions. It matters for rules that look at rows and columns, such as `CAME`.
+        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and columns, such as `CAME`.
 
     Returns
     -------
@@ -28,9 +31,9 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     Raises
     ------
     TypeError
-        If the rule does something that cannot be traced.
+        If the rule is none, or does something that cannot be traced, or the rank is not an integer.
     ValueError
-        If there is no such engine or dtype.
+        If there is no such engine, dtype or rank.
 
     Examples
     --------
@@ -43,9 +46,14 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     from arrayopt.fusion.plan import plan_for
 
     emitters = {"numba": emit_numba.emit, "cupy": emit_cuda.emit}
-    if engine not in emitters:
-        raise ValueError(f"source: `engine` must be {' or '.join(map(repr, emitters))}; got {engine!r}")
-    if dtype not in WORKING:
-        raise ValueError(f"source: `dtype` must be one of {', '.join(WORKING)}; got {dtype!r}")
+    if not isinstance(rule, Rule):
+        raise TypeError(f"source: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+    for name, value, known in (("engine", engine, emitters), ("dtype", dtype, WORKING)):
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"source: `{name}` must be one of {', '.join(map(repr, known))}; got {value!r}")
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise TypeError(f"source: `rank` must be an integer; got {rank!r}")
+    if not 0 <= rank <= MOST:
+        raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
     plan = plan_for(rule, rank, dtype)
     return emitters[engine](plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")

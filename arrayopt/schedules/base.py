@@ -59,6 +59,8 @@ class Schedule(ABC):
         if isinstance(step, int | np.integer) and not isinstance(step, bool):
             if step < 0:
                 raise ValueError(f"{who} must be at least 0; got {step}")
+            if step >= 2**63:
+                raise ValueError(f"{who} must be below 2**63; got a number of {int(step).bit_length()} bits")
             return float(self._value(np, np.int64(step)))
         if not is_array_api_obj(step):
             raise TypeError(f"{who} must be an integer; got {step!r}")

@@ -50,9 +50,13 @@ def _is_part(value: object) -> bool:
 def _real(what: str, value: Any) -> float:
     if not _is(value, Real):
         raise TypeError(f"{what} must be a number; got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{what} must be finite; got {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{what} must be finite; got {number}")
+    return number
 
 
 def _optional_real(what: str, value: Any) -> float | None:
@@ -71,6 +75,8 @@ def _steps(what: str, value: Any) -> int:
         raise TypeError(f"{what} must be an integer; got {value!r}")
     if value < 1:
         raise ValueError(f"{what} must be at least 1; got {value}")
+    if value >= 2**63:
+        raise ValueError(f"{what} must be below 2**63; got a number of {int(value).bit_length()} bits")
     return int(value)
 
 
@@ -81,7 +87,7 @@ def _flag(what: str, value: Any) -> bool:
 
 
 def _shape(what: str, value: Any) -> str:
-    if value not in ("cos", "linear"):
+    if not isinstance(value, str) or value not in ("cos", "linear"):
         raise ValueError(f'{what} must be "cos" or "linear"; got {value!r}')
     return str(value)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from arrayopt.arrays import Array
 from arrayopt.functional import init, update
+from arrayopt.hyper import listed
 from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library, to_numpy
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules.base import Rule
@@ -81,7 +82,7 @@ def choose(names: Iterable[str] | None = None) -> list[Backend]:
     UnavailableError
         If a named library cannot be used, with the reason.
     """
-    wanted = None if names is None else list(names)
+    wanted = None if names is None else listed("choose: backends", names)
     for name in wanted or ():
         if not any(_is_named(library, engine, name) for library in LIBRARIES for engine in _engines(library)):
             raise ValueError(f"there is no backend {name!r}; there are {', '.join(backend_names())}, or parts of these")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, detached, dtype_name
+from arrayopt.hyper import is_number
 from arrayopt.libraries import UnavailableError, library_name, to_numpy
 from arrayopt.optimizer import Optimizer
 from arrayopt.params import match_grads, named_params
@@ -135,6 +136,10 @@ def assert_equivalent(
     True
     """
     limits = [LIMITS[dtype_name(x)] for _, x in named_params(params, "assert_equivalent")]
+    if max_ulp is not None and not is_number(max_ulp):
+        raise TypeError(f"assert_equivalent: `max_ulp` must be a number; got {max_ulp!r}")
+    if max_ulp is not None and not max_ulp >= 0:
+        raise ValueError(f"assert_equivalent: `max_ulp` must be at least 0; got {max_ulp}")
     limit = min(limits) if max_ulp is None else max_ulp
     found = compare(rule, params, grads_fn, engines=engines, steps=steps, **options)
     if all(outcome.skipped for outcome in found.values()):
@@ -179,6 +184,8 @@ def compare(
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ValueError(f"compare: `steps` must be an integer of at least 1; got {steps!r}")
+    if not callable(grads_fn):
+        raise TypeError(f"compare: `grads_fn` must be a function; got {grads_fn!r}")
     named = named_params(params, "compare")
     reference = Optimizer(_copies(params), rule, engine="array_api", **options)
     scales = {name: Scale(to_numpy(x)) for name, x in named}

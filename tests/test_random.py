@@ -1,0 +1,189 @@
+"""Random problems: every engine against the rule as it is written in double precision, and against what always holds."""
+
+import dataclasses
+import importlib
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import arrayopt as ao
+from arrayopt.trees import flatten
+from tests.model import Model
+from tests.problems import STEPS, problems
+
+REAL = {"complex64": "float32", "complex128": "float64"}
+SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf")
+SECOND = ("v", "v_max", "r", "c", "ir", "ic")
+NEAR = {"float64": 1e-8, "float32": 2e-3, "float16": 0.05, "bfloat16": 0.3}
+"""How far from exact values may be, relative to the largest of a tensor: enough to tell wrong from rounded."""
+
+
+def arrays_of(opt):
+    return [x for _, x in flatten(opt.params) if x is not None]
+
+
+def contents(opt):
+    """Everything that a step changes."""
+    return [{"p": p, **s} for p, s in zip(arrays_of(opt), opt.state.values(), strict=True)]
+
+
+def frozen(opt):
+    """The bytes of everything that there is."""
+    tensors = [
+        {k: (str(x.dtype), x.shape, x.tobytes()) if k != "t" else x for k, x in c.items()} for c in contents(opt)
+    ]
+    saved = opt.state_dict()
+    rest = {k: saved[k] for k in ("step", "clip_norm", "extra", "rule", "groups")}
+    sums = {n: x["slots"]["accumulated"].tobytes() for n, x in saved["tensors"].items() if "accumulated" in x["slots"]}
+    return tensors, repr(rest), sums
+
+
+@contextmanager
+def surroundings(threads, small):
+    """So many threads; with `small`, blocks and limits such that little tensors are of several blocks and shared."""
+    with mock.patch.dict(os.environ, ARRAYOPT_NUM_THREADS=str(threads)):
+        if not small:
+            yield
+            return
+        numpy, numba = (importlib.import_module(f"arrayopt.engines.{name}") for name in ("numpy", "numba"))
+        with (
+            mock.patch.object(numpy, "SHARED", 8),
+            mock.patch.object(numpy, "PACKED", 4),
+            mock.patch.object(numpy._Blocks, "chunk", 5),
+            mock.patch.object(numba, "SHARED", 8),
+            mock.patch.object(numba, "ALONE", 4),
+            mock.patch.object(numba._Table, "chunk", 16),
+        ):
+            yield
+
+
+def run(problem, engine, until=STEPS):
+    opt = problem.optimizer(engine)
+    for step in range(until):
+        opt.step(problem.step_grads(step))
+    return opt
+
+
+def model_of(problem, opt):
+    """The plain model of a problem, with the names of an optimizer."""
+    rules = {name: group.rule for group in opt.groups for name in group.names}
+    around = ("master_weights", "state_dtype")
+    fields = [f.name for f in dataclasses.fields(problem.rule) if f.name not in around]
+    options = {name: {field: getattr(rules[name], field) for field in fields} for name in opt.state}
+    params = {name: x.wide() for name, x in zip(opt.state, problem.params, strict=True)}
+    scale, given = problem.options["loss_scale"], problem.options
+    if isinstance(scale, ao.LossScale):
+        scale = {"scale": scale.init, "factor": scale.factor, "window": scale.window}
+    return Model(
+        type(problem.rule).__name__,
+        params,
+        options,
+        clip_norm=given["clip_norm"],
+        accumulate=given["accumulate"],
+        skip_nonfinite=given["skip_nonfinite"],
+        scale={"scale": scale} if isinstance(scale, float) else scale,
+    )
+
+
+def assert_near(opt, model, rule, where):
+    """That what an engine computed is what it should be, but for rounding."""
+    for (name, exact), found in zip(model.tensors().items(), contents(opt), strict=True):
+        dtypes = {str(x.dtype) for key, x in found.items() if key != "t"} | {rule.state_dtype or "float64"}
+        near = max(NEAR[REAL.get(dtype, dtype)] for dtype in dtypes)
+        for key, x in found.items():
+            if key == "t":
+                assert x == exact[key], (where, name)
+                continue
+            y = exact.get(key, np.zeros(x.shape) if key in SLOTS else exact["p"]).reshape(x.shape)
+            x = x.astype(complex if x.dtype.kind == "c" else float)
+            if key in SECOND:
+                roots = rule.state_dtype and found[key].dtype.itemsize == 2
+                x, y = x if roots else np.sqrt(x), np.sqrt(y)
+            scale = max(1.0, np.abs(y).max(initial=0.0))
+            np.testing.assert_allclose(x, y, rtol=near, atol=near * scale, err_msg=f"{where}, {name}, {key}")
+
+
+def holds(problem, engine, threads, small, tmp):
+    with surroundings(1, small):
+        opt = problem.optimizer(engine)
+        model = model_of(problem, opt)
+        for step in range(STEPS):
+            before = frozen(opt)
+            grads = problem.step_grads(step)
+            bytes_of = [None if g is None else g.tobytes() for _, g in flatten(grads)]
+            opt.step(grads)
+            model.step({n: None if g is None else g.wide() for n, g in zip(model.p, problem.grads[step], strict=True)})
+            assert bytes_of == [None if g is None else g.tobytes() for _, g in flatten(grads)]
+            for i, g in enumerate(problem.grads[step]):
+                if g is None and problem.options["accumulate"] == 1:
+                    assert frozen(opt)[0][i] == before[0][i], "a tensor without a gradient has changed"
+            assert opt.step_count == model.step_count
+            assert opt.loss_scale == (model.scale["scale"] if model.scale else 1.0)
+            assert opt.stats.skipped == model.skipped
+            assert_near(opt, model, problem.rule, f"step {step}")
+        assert_averaged(opt)
+        straight = frozen(opt)
+    with surroundings(threads, small):
+        first = run(problem, engine, until=STEPS // 2)
+        before = frozen(first)
+        bad = [(n, g) for n, g in flatten(problem.step_grads(2))]
+        name = bad[-1][0]
+        wrong = {**dict(bad), name: np.ones((2, 2, 2, 2, 2))}
+        with pytest.raises(ValueError, match="grads do not match"):
+            first.step(wrong)
+        assert frozen(first) == before
+        second, third = problem.optimizer(engine), problem.optimizer(engine)
+        path = Path(tmp, "x")
+        first.save(path)
+        second.load(path)
+        assert frozen(second) == before
+        third.load(path)
+        state = first.state_dict()
+        third.load_state_dict(state)
+        assert frozen(third) == before
+        for step in range(STEPS // 2, STEPS):
+            for opt in (first, second, third):
+                opt.step(problem.step_grads(step))
+        for opt in (first, second, third):
+            assert frozen(opt) == straight
+
+
+def assert_averaged(opt):
+    for p, average, s in zip(
+        arrays_of(opt), [x for _, x in flatten(opt.averaged()) if x is not None], opt.state.values(), strict=True
+    ):
+        assert (average.dtype, average.shape) == (p.dtype, p.shape)
+        assert average.tobytes() == s.get("ema", p).astype(p.dtype).tobytes()
+
+
+def settled(examples):
+    """So many examples, the same in each run; or, to search, what ``EXAMPLES`` says, new ones in each run."""
+    wanted = os.environ.get("EXAMPLES")
+    return settings(
+        max_examples=int(wanted or examples),
+        derandomize=not wanted,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )
+
+
+@given(problems(), st.sampled_from(["array_api", "numpy"]), st.integers(1, 4), st.booleans())
+@settled(150)
+def test_any_problem(problem, engine, threads, small):
+    with tempfile.TemporaryDirectory() as tmp:
+        holds(problem, engine, threads, small, tmp)
+
+
+@given(problems(), st.integers(1, 4), st.booleans())
+@settled(1)
+def test_any_problem_with_numba(problem, threads, small):
+    with tempfile.TemporaryDirectory() as tmp:
+        holds(problem, "numba", threads, small, tmp)
