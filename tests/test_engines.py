@@ -443,7 +443,7 @@ def test_parameters_of_several_dtypes_in_one_optimizer(engine):
     params = {kind: drawn(rng, (20011,), kind) for kind in kinds}
     grads = [{kind: drawn(rng, (20011,), kind) for kind in kinds} for _ in range(2)]
     (opt, found), (_, expected) = (run(e, ao.AdamW(lr=0.1), params, grads) for e in (engine, REFERENCE))
-    assert opt.explain().count(f"engine {engine} ") == len(opt._buckets()) == len(kinds)
+    assert opt.explain().count(f"engine {engine} ") == len(opt._tensors.buckets()) == len(kinds)
     for kind in kinds:
         parts = [[{k: x for k, x in step.items() if k.startswith(f"{kind}.")} for step in y] for y in (found, expected)]
         if kind in NARROW:
@@ -693,7 +693,7 @@ def test_groups_that_differ_in_numbers_are_one_bucket(engine):
     before = fused_modules()
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
-    assert len(opt._buckets()) == 1
+    assert len(opt._tensors.buckets()) == 1
     assert opt.explain().count("engine ") == 1
     assert opt.explain().count("LAMB(") == 4
     assert len(fused_modules() - before) <= (engine == "numba")
@@ -704,7 +704,7 @@ def test_groups_that_differ_in_structure_are_buckets_of_their_own(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     groups = {"prime": {"adapt": False}, "matrix": {"adapt": False, "weight_decay": 0.0}}
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
-    assert [[x.name for x in bucket.tensors] for bucket in opt._buckets()] == [["prime", "matrix"], ["several chunks"]]
+    assert [[x.name for x in bucket.tensors] for bucket in opt._tensors.buckets()] == [["prime", "matrix"], ["several chunks"]]
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
 
 
@@ -717,7 +717,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt = ao.Optimizer(copied(params), rule, groups=groups, engine=e, clip_norm=9.0, stats=True)
         opt.step(grads[0])
         before = fused_modules()
-        buckets = list(opt._buckets())
+        buckets = list(opt._tensors.buckets())
         opt.step(grads[1])
         opt.lr = 0.5
         opt.groups[0].beta2 = 0.9
@@ -728,7 +728,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt.weight_decay = 0.0
         opt.step(grads[4])
         histories.append([contents(opt)])
-        assert opt._buckets() == buckets
+        assert opt._tensors.buckets() == buckets
         assert fused_modules() == before
     agree(*histories)
 
