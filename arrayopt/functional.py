@@ -193,7 +193,7 @@ def _check_state(state: Any) -> None:
         and all(isinstance(x, dict) and counts(x.get("t")) for x in tensors.values())
         and all(is_array(y) for x in tensors.values() for slot, y in x.items() if slot != "t")
     ):
-        raise TypeError(f"update: `state` must be what init or update returned; got {state!r}")
+        raise TypeError(f"update: `state` must be what init or update returned; got {type(state).__name__}")
 
 
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:

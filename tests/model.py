@@ -1,4 +1,4 @@
-"""What an Optimizer does, once more and in the plainest way: the witness, with what stands around a step, in float64."""
+"""What an Optimizer does, once more in the plainest way: the witness, with what stands around a step, in float64."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Random problems: every engine against the rule as it is written in double precision, and against what always holds."""
+"""Random problems: every engine against plain loops in double precision, and against what always holds."""
 
 import dataclasses
 import importlib
@@ -182,8 +182,22 @@ def test_any_problem(problem, engine, threads, small):
         holds(problem, engine, threads, small, tmp)
 
 
-@given(problems(), st.integers(1, 4), st.booleans())
-@settled(1)
-def test_any_problem_with_numba(problem, threads, small):
+FEW = [
+    ao.SGD(lr=0.1, momentum=0.9, weight_decay=0.01, clip_tensor_norm=0.5, ema_decay=0.9),
+    ao.LANS(lr=0.1, lookahead_steps=2, state_dtype="bfloat16"),
+    ao.CAME(lr=0.01, clip_unit_ratio=10.0),
+]
+"""Few structures, for each takes modules of some seconds with Numba."""
+
+
+@pytest.mark.parametrize("rule", FEW)
+@given(st.data(), st.integers(1, 4), st.booleans())
+@settled(12)
+def test_some_problems_with_numba(rule, data, threads, small):
+    """A search tries any rule."""
+    if "EXAMPLES" in os.environ:
+        problem = data.draw(problems())
+    else:
+        problem = data.draw(problems(rule, dtypes=("float32",), plain=True))
     with tempfile.TemporaryDirectory() as tmp:
         holds(problem, "numba", threads, small, tmp)

@@ -20,7 +20,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     dtype : str, default "float32"
         What parameters and gradients are stored in.
     rank : int, default 2
-        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and columns, such as `CAME`.
+        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and columns, as `CAME`.
 
     Returns
     -------

@@ -1,0 +1,84 @@
+"""What random problems found, each in its smallest form."""
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt import schedules
+from arrayopt.fusion.plan import plan_for
+from arrayopt.rules.gradients import GradientNorms
+from tests.test_random import frozen
+
+every_engine = pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+
+
+def test_a_rule_that_stores_nothing_has_a_plan():
+    assert plan_for(GradientNorms(master_weights=False), 1, "float32", stats=True).passes
+
+
+@every_engine
+def test_small_tensors_take_micro_steps_together(engine):
+    """A plan that loads the gradient and nothing else."""
+    opt = ao.Optimizer({"a": np.ones(2), "b": np.ones(())}, ao.SGD(lr=1.0), engine=engine, accumulate=2)
+    for factor in (1.0, 3.0):
+        opt.step({"a": np.full(2, factor), "b": np.asarray(factor)})
+    assert opt.params["a"].tolist() == [-1.0, -1.0]
+    assert opt.params["b"] == -1.0
+
+
+@every_engine
+def test_small_tensors_with_counts_of_their_own(engine):
+    """What is due for one tensor and not for another is a truth value of each."""
+    rule = ao.SGD(lr=1.0, lookahead_steps=2)
+    opt = ao.Optimizer({"a": np.ones(2), "b": np.ones(3)}, rule, engine=engine)
+    opt.step({"a": np.ones(2), "b": None})
+    opt.step({"a": np.ones(2), "b": np.ones(3)})
+    assert opt.params["a"].tolist() == [0.0, 0.0]  # half of the way from 1 to -1
+    assert opt.params["b"].tolist() == [0.0] * 3
+
+
+@every_engine
+@pytest.mark.parametrize("shape", [(0,), (3,)])
+def test_a_joint_norm_of_zero_is_not_divided_by(engine, shape):
+    opt = ao.Optimizer(np.ones(shape), ao.SGD(lr=1.0), engine=engine, clip_norm=0.5)
+    assert np.all(opt.step(np.zeros(shape)) == 1.0)
+
+
+@pytest.mark.parametrize("rule", [ao.SGD(lr=0.5), ao.SGD(lr=0.5, ema_decay=0.5, lookahead_steps=2)])
+def test_a_parameter_that_became_a_numpy_scalar_can_be_loaded(rule, tmp_path):
+    """np.float64 is a float too, and was written as a number."""
+    p = np.asarray(1.0)
+    p.flags.writeable = False
+    opt, other = (ao.Optimizer({"p": p}, rule, engine="array_api") for _ in range(2))
+    opt.step({"p": np.asarray(1.0)})
+    opt.save(tmp_path / "x")
+    other.load(tmp_path / "x")
+    assert frozen(other) == frozen(opt)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda huge: ao.SGD(lr=huge),
+        lambda huge: ao.SGD(lr=[0.1, huge]),
+        lambda huge: ao.SGD(lr=lambda step: huge).at(0),
+        lambda huge: ao.LossScale(init=huge),
+        lambda huge: schedules.Constant(huge),
+        lambda huge: schedules.Warmup(1.0, huge),
+        lambda huge: schedules.Constant(1.0)(huge),
+        lambda huge: ao.source(ao.SGD(lr=0.1), rank=huge),
+    ],
+)
+def test_a_number_that_no_float_holds_is_out_of_range(call):
+    with pytest.raises(ValueError, match=r"must be (in|finite|below)"):
+        call(10**400)
+
+
+@pytest.mark.parametrize("value", [1.5, True, "1", None, -1, 2**63])
+def test_the_step_count_is_a_whole_number(value):
+    opt = ao.Optimizer(np.ones(2), ao.SGD(lr=0.1))
+    with pytest.raises((TypeError, ValueError), match="Optimizer: `step_count` must be a whole number from 0"):
+        opt.step_count = value
+    assert opt.step_count == 0
+    opt.step_count = 7
+    assert opt.step_count == 7
