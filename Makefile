@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test bench check format docs clean
+.PHONY: demo test bench test-gpu bench-gpu check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
@@ -15,6 +15,14 @@ test: check docs
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# On a machine with a CUDA device. CUPY=cupy-cuda13x for CUDA 13; COMPUTE_SANITIZER="compute-sanitizer --tool racecheck".
+CUPY ?= cupy-cuda12x
+test-gpu: $(VENV)/.gpu
+	ARRAYOPT_TEST_GPU=1 $(COMPUTE_SANITIZER) $(BIN)/python -m pytest -q tests/test_gpu.py tests/test_cupy.py tests/test_cupy_steps.py
+
+bench-gpu: $(VENV)/.gpu
+	$(BIN)/python benchmarks/gpu.py $(BENCH)
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -41,6 +49,10 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[checkpoint]' '$(CUPY)[ctk]' matplotlib pytest hypothesis ml_dtypes
+	touch $@
 
 # timm asks for torchvision, which has to be of the same build as PyTorch and is not used here.
 $(VENV)/.bench: pyproject.toml | $(VENV)/bin/python

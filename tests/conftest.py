@@ -1,18 +1,15 @@
 """What all tests share: the backends, and how values go into them and come out."""
 
+import importlib
+import os
 import re
 from types import SimpleNamespace
 
-import array_api_strict
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from arrayopt import engines
-
-jax.config.update("jax_enable_x64", True)
 
 
 def pytest_make_parametrize_id(val):
@@ -32,7 +29,7 @@ class Backend(SimpleNamespace):
         if dtype == "bfloat16":
             host = host.astype(ml_dtypes.bfloat16)
             if self.name == "torch":
-                return torch.from_numpy(host.astype(np.float32)).to(torch.bfloat16)
+                return self.xp.from_numpy(host.astype(np.float32)).to(self.xp.bfloat16)
         else:
             host = host.astype(dtype)
         if self.name == "numpy":
@@ -42,7 +39,8 @@ class Backend(SimpleNamespace):
     def numpy(self, x):
         if self.name == "torch":
             x = x.detach()
-            return x.to(torch.float32).numpy().astype(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
+            wide = x.to(self.xp.float32) if x.dtype == self.xp.bfloat16 else x
+            return wide.numpy() if wide is x else wide.numpy().astype(ml_dtypes.bfloat16)
         return np.asarray(x)
 
     def has(self, dtype):
@@ -50,16 +48,23 @@ class Backend(SimpleNamespace):
         return not (dtype in ("float16", "bfloat16") and self.name == "array_api_strict")
 
 
-def _backends():
-    import dask.array
+LIBRARIES = {
+    "numpy": "numpy",
+    "array_api_strict": "array_api_strict",
+    "torch": "torch",
+    "jax": "jax.numpy",
+    "dask": "dask.array",
+}
 
-    return [
-        Backend(name="numpy", xp=np),
-        Backend(name="array_api_strict", xp=array_api_strict),
-        Backend(name="torch", xp=torch),
-        Backend(name="jax", xp=jax.numpy),
-        Backend(name="dask", xp=dask.array),
-    ]
+
+def _backends():
+    for name, module in LIBRARIES.items():
+        try:
+            yield Backend(name=name, xp=importlib.import_module(module))
+        except ImportError:  # as on a machine that has CuPy alone
+            continue
+        if name == "jax":
+            importlib.import_module("jax").config.update("jax_enable_x64", True)
 
 
 BACKENDS = {backend.name: backend for backend in _backends()}
@@ -74,12 +79,15 @@ def backend(request, monkeypatch):
     name, _, engine = request.param.partition(":")
     if engine:
         monkeypatch.setitem(engines.FUSED, name, () if engine == "array_api" else (engine,))
-    return BACKENDS[name]
+    return BACKENDS[name] if name in BACKENDS else pytest.skip(f"{name} is not installed")
 
 
 @pytest.fixture
 def cupy():
-    """The stand-in for CuPy, in its place."""
+    """The stand-in for CuPy, in its place; with ``ARRAYOPT_TEST_GPU=1`` CuPy itself, on a device."""
+    if os.environ.get("ARRAYOPT_TEST_GPU"):
+        yield pytest.importorskip("cupy")
+        return
     from tests.cudacpu import standin
 
     with standin.installed() as cupy:

@@ -138,7 +138,7 @@ def test_lamb_reaches_97_percent(data):
 
 @pytest.mark.parametrize("rule", ["LAMB", "AdamW"])
 def test_float16_with_a_loss_scale_is_as_accurate_as_float32(data, rule):
-    options = {"data": data, "backend": digits.open_backend("numpy"), "steps": 150, "batch": 512, "seed": 0}
+    options = {"data": data, "backend": open_library("numpy"), "steps": 150, "batch": 512, "seed": 0}
     (wide,), (half,) = (digits.compare([rule], **options, dtype=dtype) for dtype in ("float32", "float16"))
     assert wide.accuracies[-1] > 0.96
     assert half.accuracies[-1] >= wide.accuracies[-1] - 0.01

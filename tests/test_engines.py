@@ -443,7 +443,7 @@ def test_parameters_of_several_dtypes_in_one_optimizer(engine):
     params = {kind: drawn(rng, (20011,), kind) for kind in kinds}
     grads = [{kind: drawn(rng, (20011,), kind) for kind in kinds} for _ in range(2)]
     (opt, found), (_, expected) = (run(e, ao.AdamW(lr=0.1), params, grads) for e in (engine, REFERENCE))
-    assert opt.explain().count(f"engine {engine} ") == len(opt._buckets()) == len(kinds)
+    assert opt.explain().count(f"engine {engine} ") == len(opt._tensors.buckets()) == len(kinds)
     for kind in kinds:
         parts = [[{k: x for k, x in step.items() if k.startswith(f"{kind}.")} for step in y] for y in (found, expected)]
         if kind in NARROW:
@@ -693,7 +693,7 @@ def test_groups_that_differ_in_numbers_are_one_bucket(engine):
     before = fused_modules()
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
-    assert len(opt._buckets()) == 1
+    assert len(opt._tensors.buckets()) == 1
     assert opt.explain().count("engine ") == 1
     assert opt.explain().count("LAMB(") == 4
     assert len(fused_modules() - before) <= (engine == "numba")
@@ -704,7 +704,10 @@ def test_groups_that_differ_in_structure_are_buckets_of_their_own(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     groups = {"prime": {"adapt": False}, "matrix": {"adapt": False, "weight_decay": 0.0}}
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
-    assert [[x.name for x in bucket.tensors] for bucket in opt._buckets()] == [["prime", "matrix"], ["several chunks"]]
+    assert [[x.name for x in bucket.tensors] for bucket in opt._tensors.buckets()] == [
+        ["prime", "matrix"],
+        ["several chunks"],
+    ]
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
 
 
@@ -717,7 +720,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt = ao.Optimizer(copied(params), rule, groups=groups, engine=e, clip_norm=9.0, stats=True)
         opt.step(grads[0])
         before = fused_modules()
-        buckets = list(opt._buckets())
+        buckets = list(opt._tensors.buckets())
         opt.step(grads[1])
         opt.lr = 0.5
         opt.groups[0].beta2 = 0.9
@@ -728,7 +731,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt.weight_decay = 0.0
         opt.step(grads[4])
         histories.append([contents(opt)])
-        assert opt._buckets() == buckets
+        assert opt._tensors.buckets() == buckets
         assert fused_modules() == before
     agree(*histories)
 
@@ -771,15 +774,13 @@ def test_an_engine_of_no_such_name():
 
 
 @each_engine
-@pytest.mark.parametrize(
-    ("library", "array"), [("jax.numpy", jnp.ones(3)), ("torch", torch.ones(3))], ids=["jax", "torch"]
-)
-def test_arrays_of_another_library_are_refused(engine, library, array):
-    with pytest.raises(ValueError, match=f"engine '{engine}' cannot run LAMB: it takes numpy arrays; got {library}"):
-        ao.Optimizer({"w": array}, ao.LAMB(), engine=engine)
-    assert "engine array_api" in ao.Optimizer({"w": array}, ao.LAMB()).explain()
+def test_arrays_of_another_library_are_refused(engine):
+    takes = {"numpy": "numpy arrays", "numba": "numpy and torch arrays"}[engine]
+    with pytest.raises(ValueError, match=f"engine '{engine}' cannot run LAMB: it takes {takes}; got jax.numpy"):
+        ao.Optimizer({"w": jnp.ones(3)}, ao.LAMB(), engine=engine)
+    assert "engine array_api" in ao.Optimizer({"w": jnp.ones(3)}, ao.LAMB()).explain()
     strict = BACKENDS["array_api_strict"].array([1.0])
-    with pytest.raises(ValueError, match="it takes numpy arrays; got array_api_strict"):
+    with pytest.raises(ValueError, match=f"it takes {takes}; got array_api_strict"):
         ao.Optimizer({"w": np.ones(3), "x": strict}, ao.LAMB(), engine=engine)
 
 
@@ -906,11 +907,11 @@ def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     text = ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()
     assert [line.strip() for line in text.splitlines() if "bytes" in line or "rank" in line] == [
         "rank 1:",
-        "36 bytes per float32 parameter",
+        "72 bytes per float64 parameter",
         "rank 2:",
-        "32 bytes per float32 parameter",
+        "64 bytes per float64 parameter",
         "rank 3:",
-        "32 bytes per float32 parameter",
+        "64 bytes per float64 parameter",
     ]
     params = {"s": np.ones(()), "b": np.ones(4), "w": np.ones((3, 4))}
     assert "\n    ranks 0, 1:\n      pass 0: load" in ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()

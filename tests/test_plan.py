@@ -195,7 +195,7 @@ def test_each_value_is_there_when_it_is_needed(row, more):
 @every_row
 def test_shape_matters_only_to_rows_columns_and_centralization(row):
     rule = make(*ALL[row])
-    merged = not (rule.grad_centralization or ALL[row][0] in ("CAME", "Adafactor"))
+    merged = not (rule.grad_centralization or rule.clip_unit_ratio or ALL[row][0] in ("CAME", "Adafactor"))
     plans = [plan_for(rule, rank, "float32") for rank in RANKS]
     assert [plan.element for plan in plans] == (["C"] * 4 if merged else ["C", "RC", "ARC", "ABRC"])
     assert len(set(plans)) == (1 if merged else 4)

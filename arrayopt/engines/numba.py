@@ -105,9 +105,9 @@ class _Table(Batch):
         self.held, self.staged = now, []
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
-                x = memory(self.stored(row, name))
-                if plain(x):
-                    self.table[row, self.at[name]] = x.ctypes.data
+                x = self.stored(row, name)
+                if not isinstance(x, np.generic) and plain(memory(x)):  # memory of a scalar is a copy
+                    self.table[row, self.at[name]] = memory(x).ctypes.data
                 else:
                     self.staged.append((row, name))
 

@@ -27,14 +27,26 @@ __all__ = ["Forbidden", "checking", "counts", "forbidden", "install", "installed
 _away = {}  # the modules that are not in sys.modules now: ours, or those that ours took the place of
 
 
+BOUND = ("arrayopt.engines.cupy", "arrayopt.engines.device", "arrayopt.engines.upload")
+"""What has imported CuPy by name, and must do so again."""
+
+
 def _ours(name):
-    return name.split(".")[0] in ("cupy", "cupyx", "cupy_backends") or name.startswith("array_api_compat.cupy")
+    names = name.split(".")[0] in ("cupy", "cupyx", "cupy_backends") or name.startswith("array_api_compat.cupy")
+    return names or name in BOUND
 
 
 def _exchange(incoming):
     """Put modules in sys.modules, and return those that had their names."""
     outgoing = {name: sys.modules.pop(name) for name in list(sys.modules) if _ours(name)}
     sys.modules.update(incoming)
+    for name in {*outgoing, *incoming}:  # a package has its modules as attributes, too
+        parent, _, own = name.rpartition(".")
+        if parent in sys.modules and not _ours(parent):
+            if name in incoming:
+                setattr(sys.modules[parent], own, incoming[name])
+            elif hasattr(sys.modules[parent], own):
+                delattr(sys.modules[parent], own)
     return outgoing
 
 

@@ -78,6 +78,7 @@ class RawModule:
     def _module(self, check):
         if check not in self._kernels:
             options = [option for option in self.options if option.startswith("-D")]
+            options += ["-ffp-contract=off"] if "-fmad=false" in self.options else []
             self._kernels[check] = Module(code=self.code, names=self.names, options=options, check=check)
         return self._kernels[check]
 

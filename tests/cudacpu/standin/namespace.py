@@ -99,7 +99,7 @@ def modules():
     )
     linalg = _module("cupy.linalg", **_functions(np.linalg))
     fft = _module("cupy.fft", **_functions(np.fft))
-    cupy = _module("cupy", __path__=[], __version__="14.2.0")
+    cupy = _module("cupy", __path__=[], __version__="14.2.0", __standin__=True)
     vars(cupy).update(
         _functions(np),
         **{name: getattr(np, name) for name in DTYPES.split()},
