@@ -132,8 +132,8 @@ class Monitor:
 
         Raises
         ------
-        ValueError
-            If no tensor has the quantity.
+        TypeError, ValueError
+            If it is not a string; if no tensor has the quantity.
         """
         if not isinstance(quantity, str):
             raise TypeError(f"Monitor: a quantity must be a string; got {quantity!r}")
@@ -157,6 +157,11 @@ class Monitor:
         ----------
         path : path-like
             The file, which is replaced. Numbers can be read back without loss; ``nan`` and ``inf`` are written so.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            If it is no path, or cannot be written.
         """
         path, rows = checked_path("Monitor.to_csv", path), self.read()
         with open(path, "w", newline="", encoding="utf-8") as file:
@@ -171,6 +176,11 @@ class Monitor:
         ----------
         path : path-like
             The file, which is replaced. Values that are not finite are null, for JSON has no others.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            If it is no path, or cannot be written.
         """
         with open(checked_path("Monitor.to_jsonl", path), "w", encoding="utf-8") as file:
             for row in self.read():
@@ -184,6 +194,11 @@ class Monitor:
         ----------
         sink : callable
             Called as ``sink(step, {"layer/trust_ratio": value, ...})``, with the tensor's name for ``layer``.
+
+        Raises
+        ------
+        TypeError
+            If it is not a function.
         """
         if not callable(sink):
             raise TypeError(f"Monitor.send: `sink` must be a function; got {sink!r}")
@@ -212,8 +227,8 @@ class Monitor:
         ------
         ImportError
             If Matplotlib is missing.
-        ValueError
-            If there is nothing of such a quantity.
+        TypeError, ValueError
+            If there is nothing of such a quantity, or a name or the path is none.
         """
         from arrayopt.monitor_figure import heat_maps
 
