@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 import arrayopt as ao
 from tests.cases import ALL, CASES, IDS, make

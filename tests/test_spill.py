@@ -1,9 +1,8 @@
 """Recompute or spill: what a later pass needs of an earlier one comes from wherever fewer bytes are moved."""
 
+import dataclasses
 import itertools
 import tracemalloc
-
-import dataclasses
 
 import numpy as np
 import pytest
