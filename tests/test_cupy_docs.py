@@ -6,7 +6,7 @@ from pathlib import Path
 import arrayopt as ao
 
 PAGE = (Path(__file__).parents[1] / "docs" / "cuda.md").read_text("utf-8")
-EXAMPLES = re.findall(r"^```{code-block} python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+EXAMPLES = re.findall(r"^```{code-block} python\n:caption:[^\n]*\n\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def test_the_examples_of_the_page(cupy):

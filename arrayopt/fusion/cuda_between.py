@@ -1,9 +1,10 @@
 """Emitting CUDA: what is computed between the passes, and the scalars of a step before all of them."""
 
-from arrayopt.fusion.cuda_text import INDEX, CudaText
+from arrayopt.fusion.cuda_text import CudaText
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Stage
+from arrayopt.fusion.written import INDEX
 
 __all__ = ["between", "hypers", "scalars"]
 

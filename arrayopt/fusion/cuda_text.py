@@ -4,11 +4,11 @@ import math
 from functools import cache
 from pathlib import Path
 
-from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
+from arrayopt.fusion.written import Written
 
 __all__ = ["COLUMNS", "CudaText", "header"]
 
@@ -36,7 +36,6 @@ CALLS = {
 }
 CALLS |= {"real": "real_part", "imag": "imaginary_part", "conj": "conjugate", "abs2": "square_magnitude", "pow": "pow"}
 CALLS |= {name: name for name in ("sqrt", "exp", "expm1", "log", "log1p")}
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 
 
 @cache
@@ -53,25 +52,12 @@ def header(name: str) -> str:
     return (_folder() / name).read_text()
 
 
-class CudaText:
+class CudaText(Written):
     """The text of a CUDA source, being written."""
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
-        self.plan, self.where = plan, layout(plan)
-        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
-        self.storage = {"p": dtype, "g": grad_dtype}
-        self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
-        self.columns = [*(f"IN_{x}" for x in COLUMNS), *(f"AT_{n}" for n in self.storage)]
-        self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
-        self.columns += [f"PART{i}" for i in range(len(self.where.partials))]
-        self.scalar = {n: i for i, n in enumerate(plan.scalars)}
-        self.vector = {n: i for i, n in enumerate(self.where.vectors)}
-        self.partial = {n: i for i, n in enumerate(self.where.partials)}
+        super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
         self.type = "W"  # of real numbers, where the text is now
-        self.lines: list[str] = []
-
-    def put(self, indent: int, *lines: str) -> None:
-        self.lines += ["    " * indent + line if line else "" for line in lines]
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
@@ -140,13 +126,6 @@ class CudaText:
             yes, no = (f"complex_of({x})" if n.dtype == "complex" else x for x in args[1:])
             return f"{args[0]} ? {yes} : {no}"
         return f"{CALLS[n.op]}({', '.join(args)})"
-
-    def index(self, axes: str) -> str:
-        """The position of a value over some axes, as it lies in memory."""
-        out = ""
-        for x in axes:
-            out = f"({out}) * {x} + {INDEX[x]}" if out else INDEX[x]
-        return out or "0"
 
     def value(self, n: Node) -> str:
         """A value over fewer axes than the elements, read where the indices of its axes are known."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import loops
-from arrayopt.fusion.numba_text import INDEX, Text
+from arrayopt.fusion.numba_text import Text
+from arrayopt.fusion.written import INDEX
 
 __all__ = ["between"]
 

@@ -2,12 +2,13 @@
 
 import math
 
-from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.arrays import NARROW
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.written import Written
 
-__all__ = ["HALF", "HEADER", "INDEX", "Text"]
+__all__ = ["HALF", "HEADER", "Text"]
 
 HEADER = '''"""Fused loops{about}
 
@@ -139,27 +140,14 @@ CALLS = {
     "complex": "complex",
 }
 CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 
 
-class Text:
+class Text(Written):
     """The text of a module, being written."""
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
-        self.plan, self.where = plan, where
-        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
-        self.storage = {"p": dtype, "g": grad_dtype}
-        self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
-        self.columns = [*(f"IN_{x}" for x in GEOMETRY), *(f"AT_{n}" for n in self.storage)]
-        self.columns += [f"VEC{i}" for i in range(len(self.where.vectors))]
-        self.columns += [*(f"PART{i}" for i in range(len(self.where.partials))), "OWN"]
-        self.scalar = {n: i for i, n in enumerate(plan.scalars)}
-        self.vector = {n: i for i, n in enumerate(self.where.vectors)}
-        self.partial = {n: i for i, n in enumerate(self.where.partials)}
-        self.lines: list[str] = []
-
-    def put(self, indent: int, *lines: str) -> None:
-        self.lines += ["    " * indent + line for line in lines]
+        super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
+        self.columns.append("OWN")
 
     def name(self, n: Node) -> str:
         """What a value is called in the text."""
@@ -199,13 +187,6 @@ class Text:
         if n.op == "not":
             return f"not {args[0]}"
         return f"{CALLS[n.op]}({', '.join(args)})"
-
-    def index(self, axes: str) -> str:
-        """The position of a value over some axes, as it lies in memory."""
-        out = ""
-        for x in axes:
-            out = f"({out}) * {x} + {INDEX[x]}" if out else INDEX[x]
-        return out or "0"
 
     def load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""

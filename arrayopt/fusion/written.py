@@ -1,0 +1,52 @@
+"""What a text that runs a plan is made of in any language: its lines, and what a tensor's row of the table holds."""
+
+from collections.abc import Sequence
+
+from arrayopt.arrays import REAL, WORKING
+from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["INDEX", "Written"]
+
+INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
+"""What the position along an axis is called."""
+
+
+class Written:
+    """A text, being written.
+
+    Attributes
+    ----------
+    real : str
+        The dtype of arithmetic on real numbers.
+    storage : dict of str to str
+        The dtypes that arrays are stored in.
+    columns : list of str
+        The names of a table's columns: `head`, addresses of arrays, offsets of vectors and of partial sums.
+    scalar, vector, partial : dict of Node to int
+        The number of each scalar of the step, vector and partial sum.
+    """
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, head: Sequence[str]) -> None:
+        self.plan, self.where = plan, where
+        self.real = REAL.get(WORKING[dtype], WORKING[dtype])
+        self.storage = {"p": dtype, "g": grad_dtype}
+        self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
+        self.columns = [*(f"IN_{x}" for x in head), *(f"AT_{n}" for n in self.storage)]
+        self.columns += [f"VEC{i}" for i in range(len(where.vectors))]
+        self.columns += [f"PART{i}" for i in range(len(where.partials))]
+        self.scalar = {n: i for i, n in enumerate(plan.scalars)}
+        self.vector = {n: i for i, n in enumerate(where.vectors)}
+        self.partial = {n: i for i, n in enumerate(where.partials)}
+        self.lines: list[str] = []
+
+    def put(self, indent: int, *lines: str) -> None:
+        """Add lines."""
+        self.lines += ["    " * indent + line if line else "" for line in lines]
+
+    def index(self, axes: str) -> str:
+        """The position of a value over some axes, as it lies in memory."""
+        out = ""
+        for x in axes:
+            out = f"({out}) * {x} + {INDEX[x]}" if out else INDEX[x]
+        return out or "0"
