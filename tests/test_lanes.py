@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.fusion import lanes as module
 from arrayopt.fusion.lanes import lane_geometry, lanes, suits
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import plan_for
@@ -11,6 +12,14 @@ from tests.test_engines import agree, contents, problem, run, same
 from tests.test_trace import made
 
 each_engine = pytest.mark.parametrize("engine", ["numpy", "numba"])
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """A single matrix is enough, so that each test's are few."""
+    monkeypatch.setattr(module, "FEW", 1)
+
+
 KERNELS = (
     ("3 x 3", (37, 5, 3, 3)),
     ("1 x 1", (300, 31, 1, 1)),

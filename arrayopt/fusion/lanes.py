@@ -8,6 +8,7 @@ Engines lay the matrices side by side, as lanes: element (r, c) of all of them, 
 matrices, and as long for kernels of 1 × 1 as for any.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -71,9 +72,13 @@ class Lanes:
     where: Layout
 
 
+FEW = 64
+"""So many matrices are worth to be laid side by side: each form of a rule is compiled for itself."""
+
+
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a batch of matrices so small that they are better laid side by side."""
-    return len(shape) > 2 and shape[-2] * shape[-1] <= LANES
+    """Whether a tensor is a batch of matrices so small, and so many, that they are better laid side by side."""
+    return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
 
 
 def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
