@@ -1,4 +1,14 @@
-"""Faults to plant in the kernels, each of which the tests must find: (what, in which text, from, to)."""
+"""Faults to plant in the kernels, each of which the tests must find: (what, the text, what is put in its place).
+
+``python -m tests.cuda_faults LAMB 3`` plants one and prints what found it: a process of its own, for it may end it.
+"""
+
+import sys
+
+import numpy as np
+
+import arrayopt as ao
+from tests.cudacpu import standin
 
 FAULTS = [
     ("a barrier dropped: warps' sums read too early", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }"),
@@ -41,3 +51,60 @@ MATRIX_FAULTS = [
     ("a loop's last values left out", "end = begin + kOutputs < count ? begin + kOutputs : count;", "end = begin + kOutputs < count ? begin + kOutputs : count - 1;"),
 ]  # fmt: skip
 """In the source of CAME in float32, for tensors of rank 4."""
+
+SHAPES = {
+    "LAMB": [(37,), (3,), (4095,), (4097,), (40001,)],
+    "CAME": [(2, 3, 70, 33), (5, 4, 3, 3), (1, 1, 129, 257), (2, 200, 1, 1), (1, 2, 9, 300), (1, 20, 20, 30)],
+}
+RULES = {"LAMB": ao.LAMB(lr=0.1), "CAME": ao.CAME(lr=0.01)}
+PLANTED = {"LAMB": FAULTS, "CAME": MATRIX_FAULTS}
+
+
+def steps(cupy, name):
+    """The largest error of parameters and state after three steps, relative; one parameter is not aligned."""
+    r = np.random.default_rng(0)
+    host = [r.standard_normal(shape).astype("f4") for shape in SHAPES[name]]
+    there = [cupy.asarray(x) for x in host]
+    room = cupy.zeros(host[0].size + 1, "f4")
+    there[0] = room[1:].reshape(host[0].shape)
+    there[0][...] = cupy.asarray(host[0])
+    opts = [ao.Optimizer(p, RULES[name], engine=e) for p, e in ((host, "array_api"), (there, "cupy"))]
+    for _ in range(3):
+        grads = [r.standard_normal(shape).astype("f4") for shape in SHAPES[name]]
+        opts[0].step(grads)
+        opts[1].step([cupy.asarray(g) for g in grads])
+    slots = [
+        (x, opts[1].state[name][slot]) for name, s in opts[0].state.items() for slot, x in s.items() if slot != "t"
+    ]
+    pairs = [(x, y.get()) for x, y in [*zip(host, there, strict=True), *slots]]
+    return max(float(np.abs(x - y).max() / (np.abs(x).max() + 1e-30)) for x, y in pairs)
+
+
+def found(name, old, new):
+    """What finds a fault, the checks or the numbers, in words; an empty string if it goes unseen."""
+    with standin.installed() as cupy:
+        from arrayopt.engines import cupy as engine
+
+        def broken(*args, **options):
+            text = emit(*args, **options)
+            if old in text and "struct Pass0" in text:
+                changed.append(name)
+                return text.replace(old, new)
+            return text
+
+        emit, changed = engine.emit, []
+        engine.emit, engine._resident = broken, lambda: 3
+        try:
+            with standin.checking(random=True, seed=1, workers=3):
+                error = steps(cupy, name)
+        except Exception as error:
+            said = repr(error)
+        else:
+            said = "" if error < 1e-5 else f"an error of {error:.0e}"
+        assert changed, "the text to break is not there"
+        return said
+
+
+if __name__ == "__main__":
+    rule, number = sys.argv[1:]
+    print(found(rule, *PLANTED[rule][int(number)][1:]) if number != "none" else found(rule, "\n", "\n"))
