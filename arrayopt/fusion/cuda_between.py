@@ -134,19 +134,13 @@ def scalars(m: CudaText) -> None:
     m.put(0, "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,")
     m.put(0, "                           double* scalar) {")
     m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar;")
-    given = {"t": "count", "clip": "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
-    known: dict[Node, str] = {}
-    for n in reachable(m.plan.scalars):
-        if n.op == "const":
-            known[n] = m.name(n)
-            continue
-        known[n] = f"s{n.id}"
-        if n.op == "host":
-            extents = " * ".join(f"(double)t[IN_{x}]" for x in n.data.removeprefix("count:"))
-            text = extents if n.data.startswith("count:") else given[n.data]
-        else:
-            text = m.expression(n, known)
-        m.put(1, f"const {m.kind(n)} s{n.id} = {text};")
+    table = {"t": "count", "clip": "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
+
+    def given(name: str) -> str:
+        extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix("count:"))
+        return extents if name.startswith("count:") else table[name]
+
+    known = m.straight(list(m.plan.scalars), given)
     m.put(1, *(f"scalar[{i}] = {known[n]};" for n, i in m.scalar.items()))
     m.put(0, "}")
     m.type = "W"

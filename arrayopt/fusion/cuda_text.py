@@ -1,16 +1,17 @@
 """What emitted CUDA is made of: the headers in ``kernels/``, and how values are named, read and written."""
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
-from arrayopt.fusion.written import Written
+from arrayopt.fusion.written import Lines, Written
 
-__all__ = ["COLUMNS", "CudaText", "header"]
+__all__ = ["COLUMNS", "CudaText", "CudaWords", "header"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
@@ -52,7 +53,60 @@ def header(name: str) -> str:
     return (_folder() / name).read_text()
 
 
-class CudaText(Written):
+class CudaWords(Lines):
+    """The words of a CUDA source: numbers, and operations on values that have names."""
+
+    type = "double"
+    """What real numbers are where the text is now."""
+
+    def kind(self, n: Node) -> str:
+        """The C++ type of a value."""
+        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
+
+    def number(self, x: float) -> str:
+        """A constant."""
+        if math.isfinite(x):
+            return f"({self.type}){x!r}"
+        bits = "0x7ff8000000000000" if math.isnan(x) else "0x7ff0000000000000" if x > 0 else "0xfff0000000000000"
+        return f"({self.type})__longlong_as_double({bits}ll)"
+
+    def constant(self, n: Node) -> str:
+        """A constant of either kind."""
+        return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
+
+    def operation(self, n: Node, args: Sequence[str]) -> str:
+        """What an operation is, of values of these names."""
+        if n.op in BINARY:
+            return f"{args[0]} {BINARY[n.op]} {args[1]}"
+        if n.op == "neg":
+            return f"-{args[0]}"
+        if n.op == "not":
+            return f"!{args[0]}"
+        if n.op == "over":
+            return f"({args[0]} * {args[1]}) * {args[2]}"
+        if n.op == "complex":
+            return f"Complex{{{args[0]}, {args[1]}}}"
+        if n.op == "float":
+            return f"({self.type}){args[0]}"
+        if n.op == "where":
+            yes, no = (f"complex_of({x})" if n.dtype == "complex" else x for x in args[1:])
+            return f"{args[0]} ? {yes} : {no}"
+        return f"{CALLS[n.op]}({', '.join(args)})"
+
+    def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
+        """Define what some scalars are computed from, by the scalars that are given; the names of all."""
+        known: dict[Node, str] = {}
+        for n in reachable(nodes):
+            if n.op == "const":
+                known[n] = self.constant(n)
+                continue
+            known[n] = f"s{n.id}"
+            text = given(n.data) if n.op == "host" else self.operation(n, [known[a] for a in n.args])
+            self.put(1, f"const {self.kind(n)} s{n.id} = {text};")
+        return known
+
+
+class CudaText(CudaWords, Written):
     """The text of a CUDA source, being written."""
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
@@ -76,24 +130,13 @@ class CudaText(Written):
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
-    def kind(self, n: Node) -> str:
-        """The C++ type of a value."""
-        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
-
     def name(self, n: Node) -> str:
         """What a value is called in the text."""
         if n.op == "const":
-            return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
+            return self.constant(n)
         if n.on_host:
             return f"h{self.scalar[n]}"
         return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
-
-    def number(self, x: float) -> str:
-        """A constant."""
-        if math.isfinite(x):
-            return f"({self.type}){x!r}"
-        bits = "0x7ff8000000000000" if math.isnan(x) else "0x7ff0000000000000" if x > 0 else "0xfff0000000000000"
-        return f"({self.type})__longlong_as_double({bits}ll)"
 
     def declare(self, n: Node, text: str) -> str:
         """The definition of a value from what it is."""
@@ -107,25 +150,9 @@ class CudaText(Written):
         """The C++ type of an element of a stored array."""
         return STORED[self.storage[name]]
 
-    def expression(self, n: Node, known: dict[Node, str] | None = None) -> str:
-        """What an operation is, of values by their own names or by those in `known`."""
-        args = [self.name(a) if known is None else known[a] for a in n.args]
-        if n.op in BINARY:
-            return f"{args[0]} {BINARY[n.op]} {args[1]}"
-        if n.op == "neg":
-            return f"-{args[0]}"
-        if n.op == "not":
-            return f"!{args[0]}"
-        if n.op == "over":
-            return f"({args[0]} * {args[1]}) * {args[2]}"
-        if n.op == "complex":
-            return f"Complex{{{args[0]}, {args[1]}}}"
-        if n.op == "float":
-            return f"({self.type}){args[0]}"
-        if n.op == "where":
-            yes, no = (f"complex_of({x})" if n.dtype == "complex" else x for x in args[1:])
-            return f"{args[0]} ? {yes} : {no}"
-        return f"{CALLS[n.op]}({', '.join(args)})"
+    def expression(self, n: Node) -> str:
+        """What an operation is, of values by their own names."""
+        return self.operation(n, [self.name(a) for a in n.args])
 
     def value(self, n: Node) -> str:
         """A value over fewer axes than the elements, read where the indices of its axes are known."""

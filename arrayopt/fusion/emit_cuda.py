@@ -41,7 +41,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
             between(m, j, stage)
     _piece(m, flat)
     scalars(m)
-    return "\n".join(m.lines) + "\n"
+    return m.text()
 
 
 def _used(m: CudaText, p: Pass) -> dict[str, list[Node]]:

@@ -56,7 +56,7 @@ def emit(
         for k, part in enumerate(plan.prologues):
             between(m, k, plan.passes[k - 1].sums if k else (), part, plan.small if k == count else {})
     _entry(m, count)
-    return "\n".join(m.lines) + "\n"
+    return m.text()
 
 
 def _split(m: Text, p: Pass) -> dict[str, list[Node]]:

@@ -6,14 +6,29 @@ from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["INDEX", "Written"]
+__all__ = ["INDEX", "Lines", "Written"]
 
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 """What the position along an axis is called."""
 
 
-class Written:
-    """A text, being written.
+class Lines:
+    """A text, being written."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def put(self, indent: int, *lines: str) -> None:
+        """Add lines."""
+        self.lines += ["    " * indent + line if line else "" for line in lines]
+
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.lines) + "\n"
+
+
+class Written(Lines):
+    """A text that runs a plan.
 
     Attributes
     ----------
@@ -28,6 +43,7 @@ class Written:
     """
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, head: Sequence[str]) -> None:
+        super().__init__()
         self.plan, self.where = plan, where
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
@@ -38,11 +54,6 @@ class Written:
         self.scalar = {n: i for i, n in enumerate(plan.scalars)}
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
-        self.lines: list[str] = []
-
-    def put(self, indent: int, *lines: str) -> None:
-        """Add lines."""
-        self.lines += ["    " * indent + line if line else "" for line in lines]
 
     def index(self, axes: str) -> str:
         """The position of a value over some axes, as it lies in memory."""
