@@ -33,15 +33,15 @@ class Accumulator:
         self.every, self.done = every, 0
         self.tensors: dict[str, Tensor] = {}
 
-    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], scale: Any) -> None:
-        """Take in the gradients of one micro-step, divided by the scale and by the number of micro-steps."""
-        rule = Accumulate(factor=1.0 / (self.every * (1.0 if scale is None else float(scale))), master_weights=False)
+    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], factor: Any) -> None:
+        """Take in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
+        rule = Accumulate(factor=1.0 / self.every, master_weights=False)
         launches = []
         for bucket in buckets:
             mine = beside(bucket, rule, partial(self._tensor, rule))
             given = [grads[i] for i in bucket.places]
             chosen, _ = select(engine, mine)
-            launches.append(chosen.prepare(mine, given, [rule.at(0)], clip=None, stats=False))
+            launches.append(chosen.prepare(mine, given, [rule.at(0)], clip=factor, stats=False))
         for launch in launches:
             launch()
         self.done += 1

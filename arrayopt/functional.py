@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import array_namespace, dtype_name, is_array, size, working_dtype
-from arrayopt.clipping import Verdict, judge
 from arrayopt.engines.array_api import apply
 from arrayopt.groups import Groups, assign, new_slots, override
 from arrayopt.hyper import concrete, scalar
@@ -17,6 +16,7 @@ from arrayopt.rules.words import choose
 from arrayopt.scaling import LOSS_SCALE, LossScale
 from arrayopt.state import CLIP_NORM
 from arrayopt.trees import rebuild
+from arrayopt.verdict import Verdict, joint_norm, judge
 
 __all__ = ["init", "update"]
 
@@ -169,7 +169,7 @@ def _verdict(named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, li
         if grads[name] is not None and size(p):
             wide = array_namespace(p).astype(grads[name], working_dtype(array_namespace(p), p), copy=False)
             norms.append(rule.norms(array_namespace(p), p, wide, p)["grad_norm"])
-    found = judge(norms, scale=scale, limit=limit, check=check)
+    found = judge(joint_norm(norms), scale=scale, limit=limit, check=check)
     known = concrete(found.skip)
     return found if known is None else found._replace(skip=bool(known))
 

@@ -3,15 +3,15 @@
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from arrayopt import checkpoint
-from arrayopt.arrays import Array, array_namespace, detached, is_array, size
+from arrayopt.arrays import Array, array_namespace, detached, size
 from arrayopt.engines import Bucket, explain_bucket, select
 from arrayopt.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.hooks import attach
 from arrayopt.hyper import Hyper, coerce, evaluate
-from arrayopt.prologue import Prologue, checked_count
+from arrayopt.prologue import Known, Prologue, checked_count
 from arrayopt.rules.base import Rule
 from arrayopt.scaling import LossScale
 from arrayopt.state import CLIP_NORM, dump, load
@@ -19,6 +19,14 @@ from arrayopt.stats import Stats
 from arrayopt.tensors import Tensors
 
 __all__ = ["Optimizer"]
+
+
+class _Coming(NamedTuple):
+    """What the host knows of a step before its gradients, such as the hyper-parameters of each bucket's groups."""
+
+    buckets: list[Bucket]
+    hypers: list[list[dict[str, Any]]]
+    known: Known
 
 
 class Optimizer:
@@ -94,6 +102,7 @@ class Optimizer:
         "_after",
         "_before",
         "_engine",
+        "_next",
         "_prologue",
         "_rule",
         "_stats",
@@ -127,6 +136,7 @@ class Optimizer:
         self._engine, self._tensors = engine, Tensors(params, rule, groups)
         self._prologue, self.clip_norm = Prologue(loss_scale, skip_nonfinite, accumulate), clip_norm
         self._stats, self.step_count = Stats(enabled=stats), 0
+        self._next: _Coming | None = None
         self._before: list[Callable[[Optimizer, Any], Any]] = []
         self._after: list[Callable[[Optimizer], Any]] = []
         for bucket in self._tensors.buckets():
@@ -162,61 +172,80 @@ class Optimizer:
         for before in list(self._before):
             replaced = before(self, grads)
             grads = grads if replaced is None else replaced
-        matched, buckets, prologue = self._tensors.match(grads), self._tensors.buckets(), self._prologue
-        scale, waiting = prologue.scale_of(loss_scale), prologue.waiting
-        check = scale is not None or prologue.skip_nonfinite
-        limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
-        limit = float(limit) if is_array(limit) else limit
-        hypers = [[group.rule.at(self.step_count) for group in bucket.groups] for bucket in buckets]
-        matched, scale = prologue.gather(self._engine, buckets, matched, scale)
-        if waiting:
+        coming = self._coming(loss_scale)
+        made = self._made(self._tensors.match(grads), coming, stats=self._stats.wanted)
+        if made is None:  # a micro-step
             return self.params
-        verdict = prologue.judge(self._engine, buckets, matched, scale=scale, limit=limit, check=check)
-        engines = [select(self._engine, bucket)[0] for bucket in buckets]
-        deferred = is_array(verdict.skip) and all(engine.defers for engine in engines)
-        skip = verdict.skip if deferred else bool(verdict.skip)
-        launches = [
-            engine.prepare(
-                bucket,
-                list(map(matched.__getitem__, bucket.places)),
-                values,
-                clip=verdict.factor,
-                stats=self._stats.wanted,
-                skip=skip if deferred else None,
-            )
-            for engine, bucket, values in zip(engines, buckets, hypers, strict=True)
-            if deferred or not skip
-        ]
-        reports: dict[str, dict[str, Array]] = {}
-        for launch in launches:
-            reports |= launch()
-        prologue.end(skip)
         self.step_count += 1
-        self._tensors.settle()
-        self._stats.replace(reports, verdict.norm, prologue.skipped)
+        reports, norm = made
+        self._stats.replace(reports, norm, self._prologue.skipped)
         for after in list(self._after):
             after(self)
         return self.params
 
-    def advance(self) -> None:
+    def _coming(self, loss_scale: Any) -> _Coming:
+        """All that the host knows of the next step before its gradients."""
+        buckets = self._tensors.buckets()
+        limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
+        known = self._prologue.known(self._engine, buckets, loss_scale, None if limit is None else float(limit))
+        return _Coming(
+            buckets, [[group.rule.at(self.step_count) for group in bucket.groups] for bucket in buckets], known
+        )
+
+    def _made(self, grads: list[Array | None], coming: _Coming, *, stats: bool) -> Any:
+        """Make a step: its reports and the joint norm; None for a micro-step."""
+        buckets, hypers, known = coming
+        waiting = self._prologue.waiting
+        grads = self._prologue.gather(self._engine, buckets, grads, known)
+        if waiting:
+            return None
+        verdict = self._prologue.judge(self._engine, buckets, grads, known)
+        deferred = not isinstance(verdict.skip, bool)
+        launches = [
+            select(self._engine, bucket)[0].prepare(
+                bucket,
+                list(map(grads.__getitem__, bucket.places)),
+                values,
+                clip=verdict.factor,
+                stats=stats,
+                skip=verdict.skip if deferred else None,
+            )
+            for bucket, values in zip(buckets, hypers, strict=True)
+            if deferred or not verdict.skip
+        ]
+        reports: dict[str, dict[str, Array]] = {}
+        for launch in launches:
+            reports |= launch()
+        self._prologue.end(verdict, known)
+        self._tensors.settle()
+        return reports, verdict.norm
+
+    def advance(self, *, loss_scale: float | None = None) -> None:
         """The host's half of a step: schedules move on, and hyper-parameters go where `launch` finds them.
 
         A step that was captured in a CUDA graph is replayed after it, with new learning rates and step counts; see the
-        documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with hooks, statistics and
-        what `clip_norm`, loss scale, `skip_nonfinite` and `accumulate` ask for.
+        documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with hooks and statistics.
+
+        Parameters
+        ----------
+        loss_scale : number or 0-d array, optional
+            As for `step`.
 
         Raises
         ------
-        ValueError
-            If a schedule's value is out of range or its sequence has run out.
+        TypeError, ValueError
+            As `step`.
         RuntimeError
-            If the Optimizer does one of the above.
+            If the Optimizer accumulates gradients, which `step` alone does.
         """
-        buckets = self._plain_buckets("advance")
-        hypers = [[group.rule.at(self.step_count) for group in bucket.groups] for bucket in buckets]
-        for bucket, values in zip(buckets, hypers, strict=True):
+        if not self._prologue.idle:
+            raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
+        coming = self._coming(loss_scale)
+        for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
-            bucket.kept["hypers"] = values
+        if coming.known.judge is not None:
+            coming.known.judge.give(coming.known.scale, coming.known.limit)
+        self._next = coming
         self.step_count += 1
 
     def launch(self, grads: Any) -> Any:
@@ -239,30 +268,12 @@ class Optimizer:
         ValueError
             As `step`; or if arrays are not those of a captured step, which has their addresses.
         RuntimeError
-            If `advance` has not been called, or groups have changed since; or as `advance`.
+            If `advance` has not been called, or groups have changed since.
         """
-        buckets = self._plain_buckets("launch")
-        if any("hypers" not in bucket.kept for bucket in buckets):
+        if self._next is None or self._next.buckets is not self._tensors.buckets():
             raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
-        matched = self._tensors.match(grads)
-        launches = []
-        for bucket in buckets:
-            given = list(map(matched.__getitem__, bucket.places))
-            engine, _ = select(self._engine, bucket)
-            launches.append(engine.prepare(bucket, given, bucket.kept["hypers"], clip=None, stats=False))
-        for launch in launches:
-            launch()
-        self._tensors.settle()
+        self._made(self._tensors.match(grads), self._next, stats=False)
         return self.params
-
-    def _plain_buckets(self, who: str) -> list[Bucket]:
-        """The buckets, for a step that has nothing to do before them."""
-        if not self._prologue.idle or self.clip_norm is not None:
-            raise RuntimeError(
-                f"Optimizer.{who}: clip_norm, loss_scale, skip_nonfinite and accumulate look at all gradients before a"
-                " step; use `step`"
-            )
-        return self._tensors.buckets()
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
 
@@ -292,7 +303,7 @@ class Optimizer:
 
         A float; where a GPU decides if a step is skipped, a 0-d array that is there, without a wait.
         """
-        return self._prologue.scale["scale"]
+        return self._prologue.state["scale"]
 
     def nonfinite(self) -> list[str]:
         """The names of the tensors whose gradients were not finite in the last step; waits for the device.
@@ -319,6 +330,9 @@ class Optimizer:
     def rule(self) -> Rule:
         """What tensors follow where their group does not say otherwise."""
         return self._rule
+
+    def __getstate__(self) -> Any:
+        return None, {name: getattr(self, name) for name in self.__slots__} | {"_next": None}
 
     def __setstate__(self, state: Any) -> None:
         for name, value in state[1].items():

@@ -1,17 +1,39 @@
 """What comes before an update: accumulation, the loss scale, the check for finite gradients, the joint norm."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from arrayopt.accumulate import Accumulator
 from arrayopt.arrays import Array
-from arrayopt.clipping import Verdict, gradient_norms, judge
-from arrayopt.engines import Bucket
+from arrayopt.clipping import gradient_norms, measured
+from arrayopt.engines import Bucket, Judge, select
 from arrayopt.hyper import is_number, scalar
 from arrayopt.scaling import LOSS_SCALE, LossScale, as_loss_scale
+from arrayopt.verdict import Verdict, joint_norm, judge
 
-__all__ = ["Prologue"]
+__all__ = ["Known", "Prologue", "checked_count", "is_count"]
+
+
+class Known(NamedTuple):
+    """What the host knows of a step before its gradients.
+
+    Attributes
+    ----------
+    scale : float or None
+        The loss scale that is given with the step.
+    limit : float or None
+        What the joint norm is limited to.
+    check : bool
+        Whether a gradient that is not finite skips the step.
+    judge : Judge or None
+        What decides in the host's place.
+    """
+
+    scale: float | None = None
+    limit: float | None = None
+    check: bool = False
+    judge: Judge | None = None
 
 
 class Prologue:
@@ -23,14 +45,8 @@ class Prologue:
         How the loss is scaled.
     skip_nonfinite : bool
         Whether steps with a non-finite gradient are skipped without a loss scale too.
-    scale : dict
-        The state of the loss scale.
     accumulator : Accumulator
         What has been summed up in micro-steps.
-    norms : dict of str to float or 0-d array, or None
-        The norms of the last step's gradients by tensor name, where they were looked at.
-    skipped : int
-        How many steps were skipped.
     """
 
     def __init__(self, loss_scale: Any, skip_nonfinite: Any, accumulate: Any) -> None:
@@ -38,28 +54,56 @@ class Prologue:
             raise TypeError(f"Optimizer: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
         self.skip_nonfinite = skip_nonfinite
         self.scaling, self.accumulator = as_loss_scale("Optimizer", loss_scale), Accumulator(accumulate)
-        self.scale = (self.scaling or LossScale(init=1.0)).start()
-        self.norms: dict[str, Any] | None = None
-        self.skipped = 0
+        self._state: dict[str, Any] = {**(self.scaling or LossScale(init=1.0)).start(), "skipped": 0}
+        self._norms: Callable[[], dict[str, Any]] | None = None
+        self._judges: tuple[list[Bucket], Judge | None] | None = None
+        self._there: Judge | None = None  # what holds the state in the place of `_state`
 
-    def scale_of(self, given: Any) -> Any:
-        """The loss scale of one call: the one that is given, or the Optimizer's own, or None.
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of the loss scale, ``scale`` and ``good``, and how many steps were ``skipped``."""
+        return self._state if self._there is None else self._there.read()
+
+    def skipped(self) -> Any:
+        """How many steps were skipped."""
+        return self.state["skipped"]
+
+    def known(self, engine: str, buckets: list[Bucket], given: Any, limit: float | None) -> Known:
+        """What there is to know before the gradients.
 
         Raises
         ------
         TypeError, ValueError
-            If what is given is no positive number, or there is one already.
+            If the loss scale that is given is no positive number, or there is one already.
         """
-        if given is None:
-            return None if self.scaling is None else self.scale["scale"]
-        if self.scaling is not None:
-            raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
-        return float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
+        if given is not None:
+            if self.scaling is not None:
+                raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
+            given = float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
+        check = given is not None or self.scaling is not None or self.skip_nonfinite
+        if not check and limit is None:
+            return Known()
+        return Known(given, limit, check, self._judge(engine, buckets))
+
+    def _judge(self, engine: str, buckets: list[Bucket]) -> Judge | None:
+        """What decides for these buckets; it is kept while they are."""
+        if self._judges is None or self._judges[0] is not buckets:
+            self._come_home()
+            chosen = [select(engine, bucket)[0] for bucket in [*buckets, *measured(buckets)]]
+            one = len({x.name for x in chosen}) == 1
+            self._judges = buckets, chosen[0].judge(buckets) if one else None
+        return self._judges[1]
+
+    def _come_home(self) -> None:
+        """Have the state on the host; waits for the device."""
+        if self._there is not None:
+            there, self._there = self._there.read(), None
+            self._state = {"scale": float(there["scale"]), **{x: int(there[x]) for x in ("good", "skipped")}}
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do before a step."""
-        return self.scaling is None and not self.skip_nonfinite and self.accumulator.every == 1
+        """Whether no gradient is kept for a later step."""
+        return self.accumulator.every == 1
 
     @property
     def waiting(self) -> bool:
@@ -67,34 +111,58 @@ class Prologue:
         return self.accumulator.done + 1 < self.accumulator.every
 
     def gather(
-        self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], scale: Any
-    ) -> tuple[list[Array | None], Any]:
-        """Take the gradients of one call in; those of the step so far, and the scale that is still in them."""
+        self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], known: Known
+    ) -> list[Array | None]:
+        """Take the gradients of one call in; those of the step so far, in which there is no loss scale any more."""
         if self.accumulator.every == 1:
-            return grads, scale
-        self.accumulator.add(engine, buckets, grads, scale)
-        return self.accumulator.means(buckets, len(grads)), None
+            return grads
+        inverse = None
+        if known.scale is not None:
+            inverse = 1.0 / known.scale
+        elif self.scaling is not None:
+            inverse = 1.0 / self._state["scale"] if self._there is None else self._there.inverse
+        self.accumulator.add(engine, buckets, grads, inverse)
+        return self.accumulator.means(buckets, len(grads))
 
-    def judge(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], **options: Any) -> Verdict:
-        """What the step is to do with these gradients; the options are those of `clipping.judge`."""
-        self.norms = None
-        if not options["check"] and options["limit"] is None:
+    def judge(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], known: Known) -> Verdict:
+        """What the step is to do with these gradients."""
+        self._norms = None
+        scaled, own = self.accumulator.every == 1, self.scaling is not None
+        if not known.check and known.limit is None:
             return Verdict()
-        self.norms = gradient_norms(engine, buckets, grads)
-        return judge(list(self.norms.values()), **options)
+        if known.judge is not None:
+            scale = "scale" if own else None if known.scale is None else "given_scale"
+            known.judge.give(known.scale, known.limit)
+            known.judge.hold(self._state)
+            found = known.judge(
+                measured(buckets), grads, self.scaling, scale if scaled else None, known.limit is not None, known.check
+            )
+            self._norms = known.judge.each_norm
+            return found
+        norms = gradient_norms(engine, buckets, grads)
+        self._norms = lambda: norms
+        held = self.state["scale"] if own else known.scale
+        found = judge(
+            joint_norm(list(norms.values())), scale=held if scaled else None, limit=known.limit, check=known.check
+        )
+        return found._replace(skip=bool(found.skip))
 
-    def end(self, skip: Any) -> None:
-        """The step is made, or skipped, which a 0-d array may say."""
-        self.skipped = self.skipped + skip
+    def end(self, verdict: Verdict, known: Known) -> None:
+        """The step is made, or skipped."""
         self.accumulator.clear()
-        if self.scaling is not None:
-            self.scale = self.scaling.next(self.scale, skip)
+        if known.judge is not None and known.check:
+            known.judge.settle()
+            self._there = known.judge
+        elif known.check:
+            self._come_home()
+            scaled = {} if self.scaling is None else self.scaling.next(self._state, verdict.skip)
+            self._state = {**self._state, **scaled, "skipped": self._state["skipped"] + verdict.skip}
 
     def nonfinite(self) -> list[str]:
         """See `Optimizer.nonfinite`."""
-        if self.norms is None:
+        if self._norms is None:
             raise RuntimeError("Optimizer: the step did not look; give skip_nonfinite, loss_scale or clip_norm")
-        return [name for name, norm in self.norms.items() if not math.isfinite(float(norm))]
+        return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
 
     def explain(self, *, clips: bool) -> list[str]:
         """What is done before buckets are updated, in some lines."""
@@ -107,11 +175,18 @@ class Prologue:
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._come_home()
+        return {**self.__dict__, "_norms": None, "_judges": None}
+
     def dump(self) -> dict[str, Any]:
-        """Its state but for arrays, as plain numbers."""
+        """Its state but for arrays, as plain numbers; waits for the device."""
+        state = self.state
         return {
-            "skipped": int(self.skipped),
-            "loss_scale": None if self.scaling is None else _plain(self.scale),
+            "skipped": int(state["skipped"]),
+            "loss_scale": None
+            if self.scaling is None
+            else {"scale": float(state["scale"]), "good": int(state["good"])},
             "accumulate": self.accumulator.every,
             "micro_steps": self.accumulator.done,
         }
@@ -131,14 +206,9 @@ class Prologue:
 
     def load(self, was: dict[str, Any]) -> None:
         """Bring the numbers to the saved ones, which fit."""
-        self.skipped, self.scale = was["skipped"], dict(was["loss_scale"] or self.scale)
+        self._there, self._norms = None, None
+        self._state = {**self._state, **(was["loss_scale"] or {}), "skipped": was["skipped"]}
         self.accumulator.done = was["micro_steps"]
-        self.norms = None
-
-
-def _plain(scale: dict[str, Any]) -> dict[str, Any]:
-    """The state of a loss scale as Python numbers; waits for the device."""
-    return {"scale": float(scale["scale"]), "good": int(scale["good"])}
 
 
 def is_count(x: Any) -> bool:

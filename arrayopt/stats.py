@@ -25,8 +25,8 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         if not isinstance(enabled, bool):
             raise TypeError(f"Optimizer: `stats` must be True or False; got {enabled!r}")
         self.enabled = enabled
-        self.global_norm: Any = None
-        self.skipped = 0
+        self._norm: Any = None
+        self._skipped: Callable[[], Any] = int
         self._reports: dict[str, dict[str, Array]] = {}
         self._requests: list[Callable[[dict[str, dict[str, Array]]], object]] = []
 
@@ -35,14 +35,28 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         """Whether the next step is to collect reports."""
         return self.enabled or bool(self._requests)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_norm": self.global_norm}
+
     def request(self, receive: Callable[[dict[str, dict[str, Array]]], object]) -> None:
         """Have `receive` called once, with the reports of the next step that is made, also where stats are off."""
         if receive not in self._requests:  # as when a step has failed and is tried again
             self._requests.append(receive)
 
-    def replace(self, reports: dict[str, dict[str, Array]], norm: Any, skipped: int) -> None:
-        """Put a new step's reports in the place of the last one's, and give them to those who asked."""
-        self.global_norm, self.skipped = norm, skipped
+    @property
+    def global_norm(self) -> Any:
+        return self._norm() if callable(self._norm) else self._norm
+
+    @property
+    def skipped(self) -> Any:
+        return self._skipped()
+
+    def replace(self, reports: dict[str, dict[str, Array]], norm: Any, skipped: Callable[[], Any]) -> None:
+        """Put a new step's reports in the place of the last one's, and give them to those who asked.
+
+        What only a device knows is asked for by functions, when somebody looks.
+        """
+        self._norm, self._skipped = norm, skipped
         reports = {name: report for name, report in reports.items() if report}
         if self.enabled:
             self._reports = reports

@@ -61,16 +61,59 @@ def test_a_skipped_step_changes_no_bit(cupy):
 
 
 def test_the_host_does_not_learn_of_it(cupy):
-    shapes = {"w": (40, 130), "b": (130,)}
-    opt = pair(cupy, ao.LAMB(), shapes, loss_scale=ao.LossScale(), clip_norm=1.0)[1]
-    grads = {name: cupy.asarray(g) for name, g in trees(shapes, "float32", 1).items()}
-    for _ in range(3):
-        opt.step(grads)
-    with standin.forbidden("sync", "device-to-host"):
-        for _ in range(2):
+    opt = pair(cupy, ao.LAMB(), LITTLE, loss_scale=ao.LossScale(), clip_norm=ao.schedules.Linear(1.0, 0.1, 9))[1]
+    grads = {name: cupy.asarray(g) for name, g in trees(LITTLE, "float32", 1).items()}
+    opt.step(grads)
+    with standin.forbidden("allocation", "sync", "device-to-host", "pageable"):
+        for _ in range(4):
             opt.step(grads)
-            assert opt.loss_scale.shape == ()
-    assert opt.state["w"]["t"] == 5
+    with standin.forbidden("sync", "device-to-host"):
+        assert opt.loss_scale.shape == opt.stats.skipped.shape == opt.stats.global_norm.shape == ()
+    assert opt.state["w"]["t"] == opt.state["none"]["t"] == 5
+
+
+@pytest.mark.parametrize("options", [{"loss_scale": 8.0}, {"clip_norm": 0.5}, {"clip_norm": 0.5, "loss_scale": 8.0}])
+def test_a_loss_scale_of_the_call(cupy, options):
+    own = {**options, "loss_scale": None}
+    opts = [*pair(cupy, ao.AdamW(), LITTLE, **options), *pair(cupy, ao.AdamW(), LITTLE, **own)]
+    for k in range(3):
+        for i, (opt, xp) in enumerate(zip(opts, (np, cupy) * 2, strict=True)):
+            grads = trees(LITTLE, "float32", k)
+            grads["w"][3, 4] = np.nan if k == 1 and "loss_scale" in options else 1.0
+            given = {name: xp.asarray(g * 8) for name, g in grads.items()}
+            opt.step(given, **({"loss_scale": 8.0} if i > 1 and "loss_scale" in options else {}))
+    assert [int(opt.stats.skipped) for opt in opts] == [int("loss_scale" in options)] * 4
+    compare(opts[:2])
+    compare(opts[2:])
+    assert bits(opts[1]) == bits(opts[3])
+
+
+def test_state_moves_between_host_and_device(cupy):
+    """Saved while a device has it, loaded, and taken over by another device's judge when groups have changed."""
+    opts = pair(cupy, ao.SGD(lr=0.1), LITTLE, loss_scale=ao.LossScale(init=1024.0, window=2))
+    for k, bad in enumerate([True, False]):
+        scaled(cupy, opts, k, bad=bad)
+    copies = [copy.deepcopy(opts[1]), *pair(cupy, ao.SGD(lr=0.1), LITTLE, loss_scale=ao.LossScale(window=2))]
+    for other in copies[1:]:
+        other.load_state_dict(opts[1].state_dict())
+    assert [float(opt.loss_scale) for opt in [*opts, *copies]] == [512.0] * 5
+    scaled(cupy, [copies[1], copies[2]], 5)
+    for xp, opt in ((cupy, opts[1]), (cupy, copies[0])):
+        opt.add_group({"more": xp.ones(3, "float32")})
+        opt.step(
+            {"more": xp.ones(3, "float32"), **{name: xp.asarray(g) for name, g in trees(LITTLE, "float32", 2).items()}}
+        )
+    assert [float(opt.loss_scale) for opt in [opts[1], *copies]] == [1024.0] * 4
+    assert opts[1].state["more"]["t"] == 1
+
+
+def test_accumulation_with_a_loss_scale(cupy):
+    opts = pair(cupy, ao.LAMB(), LITTLE, accumulate=2, loss_scale=ao.LossScale(init=1024.0, window=1), clip_norm=0.7)
+    for k, bad in enumerate([False, False, False, True, False, False, True, False, False, False]):
+        scaled(cupy, opts, k, bad=bad)
+    assert [float(opt.loss_scale) for opt in opts] == [1024 * 2 / 2 * 2 / 2 * 2] * 2
+    assert [int(opt.stats.skipped) for opt in opts] == [2, 2]
+    compare(opts)
 
 
 def test_clip_norm(cupy):
@@ -184,23 +227,65 @@ def test_a_first_step_cannot_be_captured(cupy):
             opt.launch(grads)
 
 
+def test_a_captured_step_with_a_loss_scale_and_clipping(cupy):
+    rule = ao.LAMB(lr=lambda s: 0.1 / (1 + s))
+    limits = ao.schedules.Linear(1.0, 0.1, 9)
+    opts = pair(cupy, rule, LITTLE, loss_scale=ao.LossScale(init=256.0, window=2), clip_norm=limits)
+    there = {name: cupy.asarray(g) for name, g in trees(LITTLE, "float32", 0).items()}
+    stream, graph = cupy.cuda.Stream(non_blocking=True), None
+    for k, bad in enumerate([False, False, True, False, True, False, False]):
+        grads = {name: g * np.float32(opts[0].loss_scale) for name, g in trees(LITTLE, "float32", 10 * k).items()}
+        if bad:
+            grads["b"][7] = np.inf
+        opts[0].step(grads)
+        cupy.cuda.get_current_stream().synchronize()
+        with stream:
+            for name, g in grads.items():
+                there[name].set(g)
+            if k == 0:
+                opts[1].step(there)
+                continue
+            opts[1].advance()
+            if graph is None:
+                stream.begin_capture()
+                opts[1].launch(there)
+                graph = stream.end_capture()
+            graph.launch(stream)
+        stream.synchronize()
+        assert float(opts[1].loss_scale) == opts[0].loss_scale
+    assert opts[1].state["w"]["t"] == opts[1].state["none"]["t"] == 5
+    assert int(opts[1].stats.skipped) == 2
+    compare(opts)
+
+
+AROUND = [{}, {"loss_scale": ao.LossScale(init=4.0, window=1), "clip_norm": 0.5}, {"skip_nonfinite": True}]
+
+
+@pytest.mark.parametrize("options", AROUND, ids=["plain", "scaled", "skipping"])
 @pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
-def test_advance_and_launch_are_a_step(engine):
-    opts = [
-        ao.Optimizer(trees(LITTLE, "float32", 1), ao.LAMB(lr=lambda s: 0.1 / (1 + s)), engine=engine) for _ in range(2)
-    ]
-    for k in range(3):
-        opts[0].step(trees(LITTLE, "float32", k))
+def test_advance_and_launch_are_a_step(engine, options):
+    rule = ao.LAMB(lr=lambda s: 0.1 / (1 + s))
+    opts = [ao.Optimizer(trees(LITTLE, "float32", 1), rule, engine=engine, **options) for _ in range(2)]
+    for k in range(4):
+        grads = trees(LITTLE, "float32", k)
+        grads["b"][0] = np.nan if k == 1 and options else 1.0
+        opts[0].step(grads)
         opts[1].advance()
-        opts[1].launch(trees(LITTLE, "float32", k))
+        opts[1].launch(grads)
+    assert opts[1].loss_scale == opts[0].loss_scale
     assert all(np.array_equal(x, y) for x, y in zip(opts[0].params.values(), opts[1].params.values(), strict=True))
-    assert opts[1].step_count == 3
+    assert opts[1].step_count == 4
 
 
-def test_what_looks_at_all_gradients_is_no_part_of_a_launch():
-    opt = ao.Optimizer(np.ones(3), ao.LAMB(), clip_norm=1.0)
-    with pytest.raises(RuntimeError, match=r"Optimizer.advance: clip_norm, .* use `step`"):
+def test_what_is_no_launch():
+    opt = ao.Optimizer(np.ones(3), ao.LAMB(), accumulate=2)
+    with pytest.raises(RuntimeError, match=r"Optimizer.advance: `accumulate` .* use `step`"):
         opt.advance()
+    opt = ao.Optimizer([np.ones(3)], ao.LAMB())
+    opt.advance()
+    opt.add_group([np.ones(2)])
+    with pytest.raises(RuntimeError, match=r"Optimizer.launch: call `advance` first, and again where groups have"):
+        opt.launch([np.ones(3), np.ones(2)])
     with pytest.raises(RuntimeError, match=r"Optimizer.launch: call `advance` first"):
         ao.Optimizer(np.ones(3), ao.LAMB()).launch(np.ones(3))
 

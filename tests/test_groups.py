@@ -63,7 +63,8 @@ def test_the_table_of_fields_is_whole():
 
 @pytest.mark.parametrize(("rule", "change"), FIELDS, ids=FIELD_IDS)
 def test_a_group_may_override_any_field(rule, change):
-    opt = ao.Optimizer({"own": P.copy(), "rest": P.copy()}, getattr(ao, rule)(**BASE[rule]), groups={"own": change})
+    params, base = {"own": P.copy(), "rest": P.copy()}, getattr(ao, rule)(**BASE[rule])
+    opt = ao.Optimizer(params, base, groups={"own": change}, engine="numpy")
     for g in GRADS:
         opt.step({"own": g, "rest": g})
     expected = by_witness(rule, BASE[rule] | change, P, GRADS), by_witness(rule, BASE[rule], P, GRADS)

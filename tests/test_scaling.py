@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.clipping import joint_norm, judge
+from arrayopt.verdict import joint_norm, judge
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "ms_lossscale" / "lossscale.json").read_text())
 DYNAMIC = [case for case in GOLDEN if "overflow" in case]
@@ -201,10 +201,10 @@ def test_joint_norms_of_libraries():
 
 
 def test_what_norms_mean():
-    assert judge([np.float64(8.0)], scale=4.0, limit=1.0, check=True) == (0.125, False, 2.0)
-    assert judge([np.float64(8.0)], scale=4.0, limit=3.0, check=True) == (0.25, False, 2.0)
-    assert judge([np.float64(math.inf)], scale=None, limit=None, check=True) == (None, True, math.inf)
-    assert judge([np.float64(0.0)], limit=1.0) == (1.0, False, 0.0)
+    assert judge(8.0, scale=4.0, limit=1.0, check=True) == (0.125, False, 2.0)
+    assert judge(8.0, scale=4.0, limit=3.0, check=True) == (0.25, False, 2.0)
+    assert judge(math.inf, scale=None, limit=None, check=True) == (None, True, math.inf)
+    assert judge(0.0, limit=1.0) == (1.0, False, 0.0)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -27,7 +27,7 @@ SEQUENCES = {
 
 
 def run(rule, p=P, grads=GRADS, **options):
-    opt = ao.Optimizer(p.copy(), getattr(ao, rule)(**options), clip_norm=None)
+    opt = ao.Optimizer(p.copy(), getattr(ao, rule)(**options), engine="numpy")
     for g in grads:
         opt.step(g)
     return opt.params

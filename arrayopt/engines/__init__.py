@@ -5,10 +5,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from arrayopt.arrays import Array, dtype_name, library, place, size
-from arrayopt.engines.base import Bucket, Engine, beside, bucketed
+from arrayopt.engines.base import Bucket, Engine, Judge, beside, bucketed
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["Bucket", "Engine", "beside", "bucketed", "explain_bucket", "select"]
+__all__ = ["Bucket", "Engine", "Judge", "beside", "bucketed", "explain_bucket", "select"]
 
 
 def _array_api() -> Engine:

@@ -89,7 +89,6 @@ class ArrayAPI:
     """Whole arrays, one operation after the other: slow, obvious, and what all else is compared with."""
 
     name = "array_api"
-    defers = False
 
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
@@ -127,6 +126,9 @@ class ArrayAPI:
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """Nothing is captured."""
+
+    def judge(self, buckets: Sequence[Bucket]) -> None:
+        """The host decides."""
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""

@@ -1,14 +1,16 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from arrayopt.arrays import Array, dtype_name, place
 from arrayopt.groups import Counts, Group, Tensor
 from arrayopt.rules.base import Rule
+from arrayopt.scaling import LossScale
+from arrayopt.verdict import Verdict
 
-__all__ = ["Bucket", "Engine", "Report", "beside", "bucketed"]
+__all__ = ["Bucket", "Engine", "Judge", "Report", "beside", "bucketed"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
@@ -91,10 +93,6 @@ class Engine(Protocol):
     def name(self) -> str:
         """What the engine is called."""
 
-    @property
-    def defers(self) -> bool:
-        """Whether a device decides if a step is skipped, and the host need not know."""
-
     def check(self, bucket: Bucket) -> None:
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
@@ -123,7 +121,7 @@ class Engine(Protocol):
         stats : bool
             Whether norms and what the rule reports are wanted.
         skip : 0-d array of bool, optional
-            Whether to change nothing after all, which only the device knows; for engines that `defers`.
+            Whether to change nothing after all, which only the device knows: what `judge` has said.
 
         Returns
         -------
@@ -135,5 +133,56 @@ class Engine(Protocol):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """Have the hyper-parameters of the next step where a captured step will look for them."""
 
+    def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
+        """What decides for all these buckets together, on their device; None where the host does."""
+
     def explain(self, bucket: Bucket) -> str:
         """Say in a few lines how these tensors' updates are run."""
+
+
+class Judge(Protocol):
+    """Decides on a device what becomes of each step, and keeps what the next one needs to know of it.
+
+    Attributes
+    ----------
+    inverse : 0-d array
+        What gradients are multiplied by for the loss scale that is held, on the device.
+    """
+
+    inverse: Any
+
+    def give(self, scale: float | None, limit: float | None) -> None:
+        """Have the host's numbers for the next step where a captured step will look for them."""
+
+    def hold(self, state: Mapping[str, Any]) -> None:
+        """Take over ``scale``, ``good`` and ``skipped``, unless this very mapping was taken over before."""
+
+    def __call__(
+        self,
+        buckets: Sequence[Bucket],
+        grads: Sequence[Array | None],
+        scaling: LossScale | None,
+        scale: str | None,
+        limit: bool,
+        check: bool,
+    ) -> Verdict:
+        """Say what these gradients mean for the step.
+
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            Those that measure gradients; see `arrayopt.clipping.measured`.
+        grads : sequence of array or None
+            All gradients.
+        scaling, scale, limit, check
+            As for `arrayopt.fusion.cuda_judge.emit_judge`.
+        """
+
+    def each_norm(self) -> dict[str, Any]:
+        """The norms of the last step's gradients by tensor name."""
+
+    def settle(self) -> None:
+        """The step is made: its state becomes what is held."""
+
+    def read(self) -> dict[str, Any]:
+        """What is held, as 0-d arrays that later steps leave alone."""

@@ -8,7 +8,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, dtype_name, memory, size, store
-from arrayopt.engines.base import Bucket, Report
+from arrayopt.engines.base import Bucket, Judge, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
@@ -79,7 +79,9 @@ class Batch(ABC):
 
     def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """Update some of the tensors."""
-        self.run(rows, grads, threads)
+        full = self.full(rows)
+        if len(full):
+            self.run(full, grads, threads)
         self.updates[self.places[rows]] += 1
 
     @abstractmethod
@@ -103,7 +105,11 @@ class Batch(ABC):
     def report(self, rows: Ints) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
         columns = {name: self._column(node) for name, node in self.plan.reports.items()}
-        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.tolist()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in self.full(rows).tolist()}
+
+    def full(self, rows: Ints) -> Ints:
+        """Those of some tensors that have elements."""
+        return rows[self.geo[rows, GEOMETRY.index("SIZE")] > 0]
 
     def _column(self, node: Node) -> Any:
         """A value of every tensor."""
@@ -125,8 +131,6 @@ class Fused(ABC):
     name: ClassVar[str]
     batch: ClassVar[type[Any]]
     """The kind of `Batch` that the engine runs."""
-    defers: ClassVar[bool] = False
-    """See `Engine.defers`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
 
@@ -141,6 +145,10 @@ class Fused(ABC):
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Nothing is captured."""
+
+    def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
+        """The host decides."""
+        return None
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
@@ -162,16 +170,7 @@ class Fused(ABC):
         skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
-        threads, work = thread_count(), []
-        if "empty" not in bucket.kept:
-            bucket.kept["empty"] = [i for i, x in enumerate(bucket.tensors) if 0 in x.array.shape]
-        complete = type(None) not in set(map(type, grads))
-        for batch in self._batches(bucket, grads, clip is not None, stats):
-            given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
-            rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
-            if len(rows):
-                batch.ready(rows, given, hypers, clip, skip)
-                work.append((batch, rows, given))
+        threads, work = thread_count(), self.made_ready(bucket, grads, hypers, clip=clip, stats=stats, skip=skip)
 
         def launch() -> dict[str, Report]:
             reports: dict[str, Report] = {}
@@ -179,22 +178,40 @@ class Fused(ABC):
                 batch.step(rows, given, threads)
                 if stats:
                     reports |= batch.report(rows)
-            empty = [i for i in bucket.kept["empty"] if grads[i] is not None]
-            if empty:
-                bucket.counts.values[empty] += 1 if skip is None else 1 - int(skip)
             return reports
 
         return launch
 
+    def made_ready(
+        self,
+        bucket: Bucket,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        *,
+        clip: Array | None = None,
+        stats: bool = False,
+        skip: Array | None = None,
+    ) -> list[tuple[Any, Ints, Sequence[Array | None]]]:
+        """The batches of a step, which are ready to make it, with the rows and the gradients that each is to take."""
+        work = []
+        complete = type(None) not in set(map(type, grads))
+        for batch in self._batches(bucket, grads, clip is not None, stats):
+            given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
+            rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
+            if len(rows):
+                batch.ready(rows, given, hypers, clip, skip)
+                work.append((batch, rows, given))
+        return work
+
     def _batches(self, bucket: Bucket, grads: Sequence[Array | None], clip: bool, stats: bool) -> list[Batch]:
-        """The tensors of a bucket by plan and by dtype of gradient; empty ones are left out."""
+        """The tensors of a bucket by plan and by dtype of gradient."""
         dtypes = {g.dtype for g in grads if g is not None}
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
         key = (self.name, clip, stats, common or tuple(None if g is None else g.dtype for g in grads))
         if key not in bucket.kept:
             found: dict[Any, list[int]] = {}
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
-                if size(tensor.array) and (g is not None or common is not None):
+                if g is not None or common is not None:
                     plan = plan_for(bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats)
                     small = self.side_by_side and suits(tensor.array.shape) and not plan.spilled
                     split = lanes(plan) if small else None

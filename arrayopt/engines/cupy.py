@@ -1,18 +1,18 @@
 """The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
 
 import operator
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array, detached, is_array
+from arrayopt.arrays import REAL, WORKING, Array, detached, is_array, place
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.engines.batches import Batch, Fused, Ints
-from arrayopt.engines.device import access
+from arrayopt.engines.device import access, here
+from arrayopt.engines.judge import Judge
 from arrayopt.engines.queue import tickets
 from arrayopt.engines.upload import Upload
 from arrayopt.fusion.cuda_between import hypers as hypers_of
@@ -62,21 +62,16 @@ class _Table(Batch):
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
         self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        with self._here():
+        with here(self.access, self.device):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.held: list[Any] = []
         self.staged: dict[tuple[int, str], Any] = {}
         self.queues: dict[bytes, Any] = {}
         self.alive: list[Any] = []
+        self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
         self.captured = False
-
-    @contextmanager
-    def _here(self) -> Iterator[None]:
-        """On the tensors' device, and the current stream of their library."""
-        with cupy.cuda.Device(self.device), self.access.stream():
-            yield
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
@@ -92,7 +87,7 @@ class _Table(Batch):
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
         self.table, self.counts_there = Upload(self.host.shape, np.int64), Upload((n,), np.int64)
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
-        self.factor, self.skip_there = Upload((1,), np.float64), cupy.zeros(1, np.int32)
+        self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
         there = (self.table.array, self.scalars_there, self.values_there, self.work)
         for name, x in zip(STEP.names or (), there, strict=True):
@@ -109,16 +104,12 @@ class _Table(Batch):
         skip: Array | None,
     ) -> None:
         """See `Batch.ready`."""
-        with self._here():
+        with here(self.access, self.device):
             self.send(hypers)
-            if is_array(clip):
-                self.factor.array[...] = clip
-                self.factor.known = None
-            else:
-                self.factor.put(np.array([1.0 if clip is None else float(clip)]))
-            self.skip = NOTHING if skip is None else self.skip_there
-            if skip is not None:
-                self.skip_there[...] = skip
+            self.factor = clip if is_array(clip) else self.factor_there.array
+            if not is_array(clip):
+                self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
+            self.skip = NOTHING if skip is None else skip
             self.alive = self._bind(rows, grads)
             if self.captured and not self.table.holds(self.host):
                 moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
@@ -186,7 +177,7 @@ class _Table(Batch):
 
     def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.step`."""
-        with self._here():
+        with here(self.access, self.device):
             self.run(rows, grads, threads)
             self.captured |= cupy.cuda.get_current_stream().is_capturing()
         if self.captured or self.skip is not NOTHING:
@@ -198,7 +189,7 @@ class _Table(Batch):
 
     def _fetch(self) -> None:
         """Bring the numbers of updates up to date; waits for the device."""
-        with self._here():
+        with here(self.access, self.device):
             self.counts_there.known = self.counts_there.array.get()
         self.updates.values[self.places] = self.counts_there.known
 
@@ -209,7 +200,7 @@ class _Table(Batch):
         there, queue, ends, counters = self._queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
         given = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts_there.array)
-        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor.array, self.skip)
+        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
         self.prepare_kernel((-(-max(len(rows), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
         first = 0
         for i, last in enumerate(ends):
@@ -222,8 +213,8 @@ class _Table(Batch):
 
     def report(self, rows: Ints) -> dict[str, Report]:
         """See `Batch.report`."""
-        with self._here():
-            values, scalars = self.values_there.copy(), self.scalars_there.copy()
+        with here(self.access, self.device):
+            values, scalars = (self.access.own(x.copy()) for x in (self.values_there, self.scalars_there))
 
         def column(n: Any) -> Any:
             if n in self.where.tensor:
@@ -231,7 +222,14 @@ class _Table(Batch):
             return [float(n.data)] * len(self.tensors) if n.op == "const" else scalars[:, self.plan.scalars.index(n)]
 
         columns = {name: column(node) for name, node in self.plan.reports.items()}
-        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.tolist()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in self.full(rows).tolist()}
+
+    def reported(self, name: str, rows: Ints) -> Ints:
+        """The addresses of a value that the last step reports of some tensors, in double precision."""
+        column = self.where.tensor[self.plan.reports[name]]
+        values = self.values_there
+        at: Ints = values.data.ptr + (rows * values.shape[1] + column) * values.itemsize
+        return at
 
 
 def _cache() -> int:
@@ -249,7 +247,7 @@ class CuPy(Fused):
 
     name = "cupy"
     batch = _Table
-    side_by_side, defers = False, True
+    side_by_side = False
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 
@@ -257,9 +255,14 @@ class CuPy(Fused):
         """See `Fused.describe`."""
         return "CUDA kernels over all tensors at once"
 
+    def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
+        """See `Engine.judge`."""
+        homes = {(xp, str(device)) for xp, device in (place(bucket.tensors[0].array) for bucket in buckets)}
+        return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
+
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
         for key, batches in bucket.kept.items():
             for batch in batches if key[0] == self.name else ():
-                with batch._here():
+                with here(batch.access, batch.device):
                     batch.send(hypers)

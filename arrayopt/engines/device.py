@@ -1,7 +1,7 @@
 """Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they are worked on."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -11,7 +11,7 @@ import cupy
 
 from arrayopt.arrays import Array, detached
 
-__all__ = ["Access", "access"]
+__all__ = ["Access", "access", "here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Access:
         An array of the same values whose elements do.
     like : callable
         A new array like another, its elements one after the other.
+    own : callable
+        A CuPy array as one of the library, in the same memory.
     stream : callable
         The library's current stream, as CuPy's, for a ``with`` statement.
     """
@@ -36,6 +38,7 @@ class Access:
     contiguous: Callable[[Array], bool]
     packed: Callable[[Array], Array]
     like: Callable[[Array], Array]
+    own: Callable[[Any], Array]
     stream: Callable[[], AbstractContextManager[Any]]
 
 
@@ -51,6 +54,7 @@ def _torch() -> Access:
         contiguous=lambda x: x.is_contiguous(),
         packed=lambda x: x.detach().contiguous(),
         like=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        own=torch.utils.dlpack.from_dlpack,
         stream=stream,
     )
 
@@ -64,6 +68,14 @@ def access(x: Array) -> tuple[Access, int]:
         contiguous=attrgetter("flags.c_contiguous"),
         packed=cupy.ascontiguousarray,
         like=lambda x: cupy.empty(x.shape, x.dtype),
+        own=lambda x: x,
         stream=nullcontext,
     )
     return made, detached(x).device.id
+
+
+@contextmanager
+def here(reached: Access, device: int) -> Iterator[None]:
+    """On a device, and the current stream of a library."""
+    with cupy.cuda.Device(device), reached.stream():
+        yield

@@ -6,12 +6,9 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import REAL, Array, dtype_name
 from arrayopt.hyper import Hyper, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import abs2, choose, sqrt
+from arrayopt.rules.words import SMALL, abs2, choose, root_of_squares
 
 __all__ = ["Accumulate", "GradientNorms"]
-
-SMALL = {"float32": 2.0**-80, "float64": 2.0**-600}
-"""Times these, squares of the largest numbers do not overflow."""
 
 
 @final
@@ -36,7 +33,7 @@ class GradientNorms(Rule):
     def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
         small = SMALL[REAL.get(dtype_name(g), dtype_name(g))]
         square, shrunk = xp.sum(abs2(xp, g)), xp.sum(abs2(xp, g * small))
-        return {"grad_norm": xp.where(xp.isfinite(square), sqrt(xp, square), sqrt(xp, shrunk) * (1.0 / small))}
+        return {"grad_norm": root_of_squares(xp, square, shrunk, small)}
 
 
 @final

@@ -10,6 +10,7 @@ from typing import Any
 from arrayopt.arrays import Array, array_namespace, kind
 
 __all__ = [
+    "SMALL",
     "abs2",
     "at_first",
     "bias_correction",
@@ -30,6 +31,7 @@ __all__ = [
     "rank_one",
     "relative_lr",
     "rms",
+    "root_of_squares",
     "sqrt",
     "trust_ratio",
     "zeros_abs2",
@@ -90,6 +92,15 @@ def nonzero(xp: Any, x: Array) -> Array:
 def sqrt(xp: Any, x: Array) -> Array:
     """√x whose derivative at zero is zero, so that automatic differentiation through a step gives no NaN."""
     return xp.where(x == 0, 0.0, xp.sqrt(nonzero(xp, x)))
+
+
+SMALL = {"float32": 2.0**-80, "float64": 2.0**-600}
+"""Times these, squares of a dtype's largest numbers do not overflow, nor do sums of them."""
+
+
+def root_of_squares(xp: Any, square: Array, shrunk: Array, small: float) -> Array:
+    """√square, a sum of squares; where it has overflowed, from `shrunk`, that of the same values times `small`."""
+    return xp.where(xp.isfinite(square), sqrt(xp, square), sqrt(xp, shrunk) * (1.0 / small))
 
 
 def abs2(xp: Any, x: Array) -> Array:

@@ -30,6 +30,12 @@ class _Flags:
         return getattr(self, name.lower())
 
 
+def _item(a, key):
+    """`a[key]`, which in CuPy is an array that shares memory also where NumPy makes a number of it."""
+    found = a[key]
+    return a[(*(key if isinstance(key, tuple) else (key,)), ...)] if isinstance(found, np.generic) else found
+
+
 class ndarray:
     """An array on a device. `_a` is its memory as NumPy sees it, which only the device may look at."""
 
@@ -166,13 +172,16 @@ class ndarray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key):
-        return _taken(self, lambda a, k: a[k], key)
+        return _taken(self, _item, key)
 
     def __setitem__(self, key, value):
         if isinstance(value, np.ndarray):
             raise TypeError(f"Unsupported type {type(value)}")
         key, values = _bare(key), _bare(value)
         enqueue(lambda: self._write(key, values))
+
+    def __deepcopy__(self, memo):
+        return self.copy()
 
     def view(self, dtype=None):
         return self._view(self._a.view() if dtype is None else self._a.view(dtype))

@@ -1,0 +1,72 @@
+"""What all gradients together mean for a step: their joint norm, and what follows from it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from arrayopt.arrays import array_namespace, dtype_name, library, place
+from arrayopt.rules.words import SMALL, choose, root_of_squares
+
+__all__ = ["Verdict", "joint_norm", "judge"]
+
+
+class Verdict(NamedTuple):
+    """What all gradients together mean for the step.
+
+    Attributes
+    ----------
+    factor : float, 0-d array or None
+        What gradients are multiplied by; None: nothing.
+    skip : bool or 0-d array
+        Whether the step is to change nothing.
+    norm : float, 0-d array, function or None
+        The joint norm of the unscaled gradients, where it was asked for; or what asks the device for it.
+    """
+
+    factor: Any = None
+    skip: Any = False
+    norm: Any = None
+
+
+def joint_norm(norms: Sequence[Any]) -> Any:
+    """The Euclidean norm over tensors of these norms, free of overflow.
+
+    Returns
+    -------
+    float or 0-d array
+        A float for NumPy, and for several libraries or devices, which are waited for; else an array, without a wait.
+    """
+    if not norms:
+        return 0.0
+    home = place(norms[0])
+    if library(norms[0]) == "numpy" or any(place(x) != home for x in norms):
+        return math.hypot(*map(float, norms))
+    xp, widest = home[0], max((x.dtype for x in norms), key=str)
+    every = xp.stack([xp.astype(x, widest) for x in norms])
+    small = SMALL[dtype_name(every)]
+    return root_of_squares(xp, xp.sum(every**2), xp.sum((every * small) ** 2), small)
+
+
+def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = False) -> Verdict:
+    """What the step is to do with gradients of this joint norm; of numbers, of 0-d arrays, or traced.
+
+    Parameters
+    ----------
+    total : float or 0-d array
+        The joint norm of all gradients, times the loss scale.
+    scale : float or 0-d array, optional
+        The loss scale.
+    limit : float or 0-d array, optional
+        What the joint norm of the unscaled gradients is limited to.
+    check : bool
+        Whether a non-finite gradient is to skip the step.
+    """
+    norm = total if scale is None else total / scale
+    factor = None if scale is None else 1.0 / scale
+    if limit is not None:
+        larger = norm > limit  # not so for NaN, which clipping is not to hide
+        clip = choose(larger, limit / choose(larger, norm, 1.0), 1.0)
+        factor = clip if factor is None else clip * factor
+    finite = math.isfinite(total) if isinstance(total, float) else array_namespace(total).isfinite(total)
+    skip = False if not check else not finite if isinstance(finite, bool) else ~finite
+    return Verdict(factor, skip, norm)
