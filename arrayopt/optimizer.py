@@ -1,35 +1,27 @@
 """The optimizer: parameters, their groups, and the state that goes with them."""
 
-import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from arrayopt import checkpoint
-from arrayopt.arrays import Array, array_namespace, detached, size
-from arrayopt.engines import Bucket, explain_bucket, select
+from arrayopt.arrays import array_namespace, detached, size
+from arrayopt.engines import explain_bucket, select
 from arrayopt.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.hooks import attach
 from arrayopt.hyper import Hyper, coerce, evaluate
-from arrayopt.prologue import Known, Prologue, checked_count
+from arrayopt.prologue import Prologue, checked_count
 from arrayopt.rules.base import Rule
+from arrayopt.saving import Saved
 from arrayopt.scaling import LossScale
-from arrayopt.state import CLIP_NORM, dump, load
+from arrayopt.state import CLIP_NORM
 from arrayopt.stats import Stats
+from arrayopt.steps import Coming, run
 from arrayopt.tensors import Tensors
 
 __all__ = ["Optimizer"]
 
 
-class _Coming(NamedTuple):
-    """What the host knows of a step before its gradients, such as the hyper-parameters of each bucket's groups."""
-
-    buckets: list[Bucket]
-    hypers: list[list[dict[str, Any]]]
-    known: Known
-
-
-class Optimizer:
+class Optimizer(Saved):
     """Applies an update rule to parameters, step by step.
 
     Parameters
@@ -103,17 +95,8 @@ class Optimizer:
         "_before",
         "_engine",
         "_next",
-        "_prologue",
-        "_rule",
         "_stats",
-        "_tensors",
-        "clip_norm",
-        "step_count",
     )
-
-    _rule: Rule
-    step_count: int
-    clip_norm: Hyper | None
 
     def __init__(
         self,
@@ -136,7 +119,7 @@ class Optimizer:
         self._engine, self._tensors = engine, Tensors(params, rule, groups)
         self._prologue, self.clip_norm = Prologue(loss_scale, skip_nonfinite, accumulate), clip_norm
         self._stats, self.step_count = Stats(enabled=stats), 0
-        self._next: _Coming | None = None
+        self._next: Coming | None = None
         self._before: list[Callable[[Optimizer, Any], Any]] = []
         self._after: list[Callable[[Optimizer], Any]] = []
         for bucket in self._tensors.buckets():
@@ -173,52 +156,25 @@ class Optimizer:
             replaced = before(self, grads)
             grads = grads if replaced is None else replaced
         coming = self._coming(loss_scale)
-        made = self._made(self._tensors.match(grads), coming, stats=self._stats.wanted)
+        made = run(self._engine, coming, self._prologue, self._tensors.match(grads), stats=self._stats.wanted)
         if made is None:  # a micro-step
             return self.params
         self.step_count += 1
+        self._tensors.settle()
         reports, norm = made
         self._stats.replace(reports, norm, self._prologue.skipped)
         for after in list(self._after):
             after(self)
         return self.params
 
-    def _coming(self, loss_scale: Any) -> _Coming:
+    def _coming(self, loss_scale: Any) -> Coming:
         """All that the host knows of the next step before its gradients."""
         buckets = self._tensors.buckets()
         limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
         known = self._prologue.known(self._engine, buckets, loss_scale, None if limit is None else float(limit))
-        return _Coming(
+        return Coming(
             buckets, [[group.rule.at(self.step_count) for group in bucket.groups] for bucket in buckets], known
         )
-
-    def _made(self, grads: list[Array | None], coming: _Coming, *, stats: bool) -> Any:
-        """Make a step: its reports and the joint norm; None for a micro-step."""
-        buckets, hypers, known = coming
-        waiting = self._prologue.waiting
-        grads = self._prologue.gather(self._engine, buckets, grads, known)
-        if waiting:
-            return None
-        verdict = self._prologue.judge(self._engine, buckets, grads, known)
-        deferred = not isinstance(verdict.skip, bool)
-        launches = [
-            select(self._engine, bucket)[0].prepare(
-                bucket,
-                list(map(grads.__getitem__, bucket.places)),
-                values,
-                clip=verdict.factor,
-                stats=stats,
-                skip=verdict.skip if deferred else None,
-            )
-            for bucket, values in zip(buckets, hypers, strict=True)
-            if deferred or not verdict.skip
-        ]
-        reports: dict[str, dict[str, Array]] = {}
-        for launch in launches:
-            reports |= launch()
-        self._prologue.end(verdict, known)
-        self._tensors.settle()
-        return reports, verdict.norm
 
     def advance(self, *, loss_scale: float | None = None) -> None:
         """The host's half of a step: schedules move on, and hyper-parameters go where `launch` finds them.
@@ -272,15 +228,11 @@ class Optimizer:
         """
         if self._next is None or self._next.buckets is not self._tensors.buckets():
             raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
-        self._made(self._tensors.match(grads), self._next, stats=False)
+        run(self._engine, self._next, self._prologue, self._tensors.match(grads), stats=False)
+        self._tensors.settle()
         return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
-
-    @property
-    def params(self) -> Any:
-        """The parameters, in the structure given."""
-        return self._tensors.params
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -332,7 +284,7 @@ class Optimizer:
         return self._rule
 
     def __getstate__(self) -> Any:
-        return None, {name: getattr(self, name) for name in self.__slots__} | {"_next": None}
+        return None, {name: getattr(self, name) for name in (*Saved.__slots__, *self.__slots__)} | {"_next": None}
 
     def __setstate__(self, state: Any) -> None:
         for name, value in state[1].items():
@@ -399,113 +351,7 @@ class Optimizer:
         """
         return attach(self._after, hook)
 
-    # ---- saving and showing -----------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.
-
-        Returns
-        -------
-        dict
-            Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
-        """
-        return self._dump()
-
-    def _dump(self, *, copies: bool = True) -> dict[str, Any]:
-        """What there is to save; see `arrayopt.state.dump`."""
-        return dump(self.step_count, self.clip_norm, self._rule, self._tensors.groups, self._prologue, copies=copies)
-
-    def _restore(self, saved: dict[str, Any], **options: Any) -> None:
-        """Go on from what `_dump` returned; see `arrayopt.state.load`."""
-        self.step_count, self.clip_norm, self._rule = load(
-            saved, self._rule, self._tensors.groups, self._prologue, **options
-        )
-        self._tensors.forget_buckets()
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
-
-        Parameters
-        ----------
-        saved : dict
-            What `state_dict` returned, of an optimizer over tensors of the same names, shapes and dtypes, in the same
-            groups, under rules with the same switches. The arrays are copied.
-
-        Raises
-        ------
-        TypeError
-            If it is no such dict.
-        ValueError
-            If it does not fit, listing every mismatch. Nothing has been changed then.
-        """
-        self._restore(saved)
-
-    def save(self, path: str | os.PathLike[str], *, params: bool = True) -> None:
-        """Write a checkpoint: a safetensors file with everything that `load` needs to go on bit for bit.
-
-        Parameters
-        ----------
-        path : str or path
-            The file, which is replaced at once when the new one is complete and on disk: whenever the process or the
-            machine stops, the old or the new checkpoint is there, whole.
-        params : bool, default True
-            Whether the parameters are in it, too.
-
-        Raises
-        ------
-        OSError
-            If it cannot be written. The old file is as it was then.
-        TypeError, ValueError
-            If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
-
-        Notes
-        -----
-        Waits for the device. Arrays are written one after the other, without a second copy of the state in memory.
-        Schedules of `arrayopt.schedules` are saved; of other functions just the name, so `load` needs an optimizer that
-        has them. Hooks and statistics are not saved. Needs a POSIX system.
-
-        Examples
-        --------
-        >>> import numpy as np, arrayopt as ao
-        >>> opt = ao.Optimizer({"w": np.ones(2)}, ao.LAMB(lr=0.1))
-        >>> params = opt.step({"w": np.ones(2)})
-        >>> opt.save("run.safetensors")
-        >>> resumed = ao.Optimizer({"w": np.zeros(2)}, ao.LAMB())
-        >>> params = resumed.load("run.safetensors")
-        >>> bool(np.all(params["w"] == opt.params["w"])), resumed.step_count, resumed.lr
-        (True, 1, 0.1)
-        """
-        if not isinstance(params, bool):
-            raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
-        checkpoint.save(path, self._dump(copies=False), self._tensors.all if params else None)
-
-    def load(self, path: str | os.PathLike[str]) -> Any:
-        """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
-
-        Parameters
-        ----------
-        path : str or path
-            What `save` wrote, of an optimizer over tensors of the same names, shapes and dtypes, in the same groups,
-            under rules with the same switches. Libraries and devices may differ: arrays come as this optimizer's are.
-
-        Returns
-        -------
-        params
-            The parameters, in the structure given, as `step` returns them.
-
-        Raises
-        ------
-        ValueError
-            If the file is not a checkpoint, is damaged (all of it is compared with its checksums), or does not fit,
-            listing every mismatch. Nothing has been changed then.
-        OSError, TypeError
-            If it cannot be read, as `FileNotFoundError`, or is no path.
-        ImportError
-            Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
-        """
-        checkpoint.load(path, self._dump(copies=False), self._tensors.all, self._restore)
-        self._tensors.settle()
-        return self.params
+    # ---- showing -----------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
         """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""

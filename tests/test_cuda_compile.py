@@ -5,6 +5,7 @@ import re
 import pytest
 
 import arrayopt as ao
+from arrayopt.fusion.cuda_judge import emit_judge
 from arrayopt.fusion.plan import plan_for
 from tests.cases import CASES, make
 from tests.cudacpu import nvrtc
@@ -45,6 +46,19 @@ def test_every_kernel_compiles(name, dtype, rank):
             assert used["run"].registers <= BUDGET[name], arch
             assert used["run"].spill_stores == used["run"].spill_loads == 0, arch
         assert used["run"].shared <= 48 << 10
+
+
+@pytest.mark.parametrize(
+    "scaling", [None, ao.LossScale(), ao.LossScale(dynamic=False)], ids=["none", "dynamic", "static"]
+)
+@pytest.mark.parametrize("scale", [None, "scale", "given_scale"])
+def test_the_judge_compiles(scaling, scale):
+    for limit in (False, True):
+        for arch in ARCHS:
+            text = emit_judge(scaling, scale=scale, limit=limit, check=scaling is not None)
+            _, _, log = nvrtc.compile(text, arch=arch, options=OPTIONS)
+            used = nvrtc.usage(log)["judge"]
+            assert used.spill_stores == used.spill_loads == 0
 
 
 def test_all_that_a_rule_can_have_around_it_compiles():

@@ -109,7 +109,8 @@ class Batch(ABC):
 
     def full(self, rows: Ints) -> Ints:
         """Those of some tensors that have elements."""
-        return rows[self.geo[rows, GEOMETRY.index("SIZE")] > 0]
+        chosen: Ints = rows[self.geo[rows, GEOMETRY.index("SIZE")] > 0]
+        return chosen
 
     def _column(self, node: Node) -> Any:
         """A value of every tensor."""

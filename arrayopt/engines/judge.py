@@ -88,7 +88,7 @@ class Judge:
             for _ in [batch.step(rows, given, 1)]
         ]
         with here(self.access, self.device):
-            addresses = [batch.reported("grad_norm", rows) for batch, rows in self.measured]
+            addresses = [batch.reported("grad_norm", batch.full(rows)) for batch, rows in self.measured]
             every = np.zeros(len(self.norms.array), np.int64)
             count = sum(map(len, addresses))
             every[:count] = np.concatenate(addresses) if addresses else 0

@@ -37,6 +37,9 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
         return rows
     for row, s in zip(rows, shapes, strict=True):
         a, b, r, c = _extents(s, element)
+        if 0 in s:
+            row[:] = (0, a, b, r, c, 1, 1, 1, 0, 0, 0)
+            continue
         tc = min(c, chunk)
         tr = min(r, max(1, 4 * chunk // tc, min(TALL, MOST // tc)))
         whole = tr == r and tc == c

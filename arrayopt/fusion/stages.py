@@ -99,6 +99,7 @@ def tiles(geo: Ints, element: str) -> None:
         geo[:, at["TC"]] = CHUNK
         geo[:, at["NC"]] = geo[:, at["UNITS"]] = -(-size // CHUNK)
         return
+    r, c = np.maximum(r, 1), np.maximum(c, 1)
     small = (r * c <= SMALL_MATRIX) & (c <= SMALL_COLUMNS)
     tc = np.where(small, c, np.where(c >= 96, 128, 32))
     tr = np.where(small, r, np.minimum(r, np.where(tc == 128, 64, 256)))
@@ -109,7 +110,7 @@ def tiles(geo: Ints, element: str) -> None:
 
 
 def pieces(made: list[Stage], geo: Ints) -> Ints:
-    """How many pieces each stage (column) of each tensor (row) has."""
+    """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor."""
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(made)), np.int64)
     for j, stage in enumerate(made):
@@ -118,4 +119,5 @@ def pieces(made: list[Stage], geo: Ints) -> Ints:
         elif stage.axes:
             count = np.prod([extents[x] for x in stage.axes], axis=0)
             out[:, j] = -(-count // (SUMS if stage.kind == "sum" else OUTPUTS))
+    out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out
