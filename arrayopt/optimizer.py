@@ -155,8 +155,8 @@ class Optimizer(Saved):
         for before in list(self._before):
             replaced = before(self, grads)
             grads = grads if replaced is None else replaced
-        coming = self._coming(loss_scale)
-        made = run(self._engine, coming, self._prologue, self._tensors.match(grads), stats=self._stats.wanted)
+        matched = self._tensors.match(grads)
+        made = run(self._engine, self._coming(loss_scale), self._prologue, matched, stats=self._stats.wanted)
         if made is None:  # a micro-step
             return self.params
         self.step_count += 1
