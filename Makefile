@@ -16,10 +16,14 @@ test: check docs
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
-# On a machine with a CUDA device. CUPY=cupy-cuda13x for CUDA 13; COMPUTE_SANITIZER="compute-sanitizer --tool racecheck".
+# On a machine with a CUDA device. CUPY=cupy-cuda13x for CUDA 13. Where there is a compute-sanitizer, all kernels run under it too.
 CUPY ?= cupy-cuda12x
+SANITIZER ?= $(shell command -v compute-sanitizer)
+test-gpu: export ARRAYOPT_TEST_GPU = 1
 test-gpu: $(VENV)/.gpu
-	ARRAYOPT_TEST_GPU=1 $(COMPUTE_SANITIZER) $(BIN)/python -m pytest -q tests/test_gpu.py tests/test_cupy.py tests/test_cupy_steps.py
+	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_cupy.py tests/test_cupy_steps.py
+	$(if $(SANITIZER),$(foreach tool,memcheck racecheck synccheck,$(SANITIZER) --tool $(tool) --error-exitcode 1 \
+		$(BIN)/python -m pytest -q tests/test_cupy.py -k no_races &&) true)
 
 bench-gpu: $(VENV)/.gpu
 	$(BIN)/python benchmarks/gpu.py $(BENCH)
