@@ -67,7 +67,7 @@ class Settings:
     rounds: int = 15
     least: int = 3
     warmup: int = 2
-    seconds: float = 60.0
+    seconds: float = 25.0
     patience: float = 60.0
     copied: int = 1 << 28
     scaled: tuple[str, ...] = tuple(ours.RULES)
