@@ -11,7 +11,7 @@ import torch
 
 import arrayopt as ao
 from tests.conftest import BACKENDS
-from tests.test_checkpoint import contents
+from tests.checkpoints import contents
 
 SHAPES = {"w": (4, 3), "b": (3,), "unused": (2,)}
 
