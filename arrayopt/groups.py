@@ -69,20 +69,14 @@ class Counts:
 class Tensor:
     """One parameter with its state: its name, array, slots, and number of updates so far.
 
-    `form` is dtype and shape where the array is a plain NumPy array. The number of updates is ``counts[place]``, so
-    that those of many tensors can lie together.
+    The number of updates is ``counts[place]``, so that those of many tensors can lie together.
     """
 
     name: str
     array: Array
     slots: dict[str, Array] = field(default_factory=dict)
-    form: tuple[Any, tuple[int, ...]] | None = field(init=False)
     counts: Counts = field(default_factory=Counts)
     place: int = 0
-
-    def __post_init__(self) -> None:
-        plain = type(self.array) is np.ndarray
-        self.form = (self.array.dtype, self.array.shape) if plain else None
 
     @property
     def t(self) -> int:

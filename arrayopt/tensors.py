@@ -11,12 +11,12 @@ from arrayopt.engines import Bucket, bucketed
 from arrayopt.groups import Group, Groups, Tensor, assign, new_slots, override
 from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.rules.base import Rule
-from arrayopt.trees import flatten, rebuild
+from arrayopt.trees import flatten, leaves, rebuild, template
 
 __all__ = ["Tensors"]
 
-_ARRAY, _NAME, _FORM = map(operator.attrgetter, ("array", "name", "form"))
-_LOOK = operator.attrgetter("dtype", "shape")
+_ARRAY = operator.attrgetter("array")
+_LOOK, _LOOK_THERE = operator.attrgetter("dtype", "shape"), operator.attrgetter("dtype", "shape", "device")
 
 
 class Tensors:
@@ -46,6 +46,7 @@ class Tensors:
         self._tree, self.all = tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
         self._in_place, self._leaves = all(writable(leaf) for _, leaf in named), [leaf for _, leaf in named]
+        self._expect()
         self._made: tuple[list[Any], list[Bucket]] = ([], [])
         for group in self.groups:
             _start(group)
@@ -60,7 +61,14 @@ class Tensors:
         self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
         self._leaves += [leaf for _, leaf in named]
         self._tree = tree
+        self._expect()
         return group
+
+    def _expect(self) -> None:
+        """Take down how gradients are to come; nothing of what they look like is known yet."""
+        self._template, self._flat = template(self._tree), ([x.name for x in self.all], None)
+        self._kind: Any = None
+        self._forms: list[Any] = []
 
     def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
         """The optimizer's rule with a field changed, as it is then for all groups that do not set it for themselves."""
@@ -73,17 +81,38 @@ class Tensors:
 
     def match(self, grads: Any) -> list[Array | None]:
         """The tensors' gradients, checked."""
-        if type(grads) is dict and len(grads) == len(self.all):  # at first sight; what is not right is looked at
-            names, forms = list(map(_NAME, self.all)), map(_FORM, self.all)
-            given = list(map(grads.get, names))
-            kinds = set(map(type, given))
-            if kinds == {np.ndarray} and all(map(operator.eq, map(_LOOK, given), forms)):
-                return given
-            some = type(None) in kinds and kinds <= {np.ndarray, type(None)} and all(map(grads.__contains__, names))
-            if some and all(g is None or _LOOK(g) == form for g, form in zip(given, forms, strict=True)):
-                return given
+        given = leaves(self._template, grads)
+        if given is None:
+            given = leaves(self._flat, grads)
+        if given is not None and self._familiar(given):
+            return given
         named = [(tensor.name, tensor.array) for tensor in self.all]
-        return list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+        found = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+        self._remember(found)
+        return found
+
+    def _familiar(self, given: list[Any]) -> bool:
+        """Whether gradients look like those of an earlier step, about which everything was checked."""
+        kinds = set(map(type, given))
+        some = type(None) in kinds
+        kinds.discard(type(None))
+        if kinds != {self._kind} or len(given) != len(self._forms):
+            return False
+        look = _LOOK if self._kind is np.ndarray else _LOOK_THERE
+        if not some:
+            return all(map(operator.eq, map(look, given), self._forms))
+        return all(g is None or look(g) == form for g, form in zip(given, self._forms, strict=True))
+
+    def _remember(self, given: list[Array | None]) -> None:
+        """Keep what gradients look like, where they are all of one type and can be asked."""
+        kinds = {type(g) for g in given if g is not None}
+        if len(kinds) != 1 or not all(hasattr(g, "device") for g in given if g is not None):
+            return
+        (kind,) = kinds
+        if kind is not self._kind:
+            self._kind, self._forms = kind, [None] * len(given)
+        look = _LOOK if kind is np.ndarray else _LOOK_THERE
+        self._forms = [form if g is None else look(g) for g, form in zip(given, self._forms, strict=True)]
 
     def buckets(self) -> list[Bucket]:
         """See `bucketed`; kept until a structure changes."""
@@ -117,7 +146,7 @@ class Tensors:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": ([], [])}
+        return {**self.__dict__, "_made": ([], []), "_kind": None, "_forms": []}
 
 
 def _start(group: Group) -> None:

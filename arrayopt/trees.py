@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["flatten", "rebuild"]
+__all__ = ["Template", "flatten", "leaves", "rebuild", "template"]
 
 LONE = "param"
 """The name of a tree that is a single leaf."""
@@ -42,6 +42,51 @@ def flatten(tree: Any) -> list[tuple[str, Any]]:
 
     visit("", _children(tree) or ())
     return leaves
+
+
+Template = Any
+"""The containers of a tree without its leaves: None for a leaf; else keys, fields or a length, and what is below."""
+
+
+def template(tree: Any) -> Template:
+    """What `leaves` follows."""
+    children = _children(tree)
+    if children is None:
+        return None
+    nodes = list(children)
+    below = [template(node) for _, node in nodes]
+    keys = [key for key, _ in nodes] if isinstance(tree, dict) else getattr(tree, "_fields", len(nodes))
+    return keys, below if any(x is not None for x in below) else None
+
+
+def leaves(made: Template, tree: Any) -> list[Any] | None:
+    """The leaves of a tree with these containers, in order, and without their names; None if it has others."""
+    found: list[Any] = []
+    return found if _collect(made, tree, found) else None
+
+
+def _collect(made: Template, node: Any, found: list[Any]) -> bool:
+    """Append a node's leaves, if it has the containers of the template."""
+    if made is None:
+        found.append(node)
+        return True
+    keys, below = made
+    if isinstance(keys, list):
+        if not isinstance(node, dict) or len(node) != len(keys):
+            return False
+        if list(node) != keys:
+            if node.keys() != set(keys):
+                return False
+            node = {key: node[key] for key in keys}
+        values: Iterable[Any] = node.values()
+    else:
+        if not isinstance(node, list | tuple) or getattr(node, "_fields", len(node)) != keys:
+            return False
+        values = node
+    if below is None:
+        found.extend(values)
+        return True
+    return all(_collect(x, child, found) for x, child in zip(below, values, strict=True))
 
 
 def rebuild(tree: Any, leaf: Callable[[Any], Any]) -> Any:
