@@ -33,15 +33,14 @@ class Accumulator:
         self.every, self.done = every, 0
         self.tensors: dict[str, Tensor] = {}
 
-    def add(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], factor: Any) -> None:
+    def add(self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> None:
         """Take in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
         rule = Accumulate(factor=1.0 / self.every, master_weights=False)
         launches = []
         for bucket in buckets:
             mine = beside(bucket, rule, partial(self._tensor, rule))
-            given = [grads[i] for i in bucket.places]
             chosen, _ = select(engine, mine)
-            launches.append(chosen.prepare(mine, given, [rule.at(0)], clip=factor, stats=False))
+            launches.append(chosen.prepare(mine, mine.own(grads), [rule.at(0)], clip=factor, stats=False))
         for launch in launches:
             launch()
         self.done += 1

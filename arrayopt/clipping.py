@@ -11,12 +11,12 @@ from arrayopt.rules.gradients import GradientNorms
 __all__ = ["gradient_norms", "measured"]
 
 
-def gradient_norms(engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> dict[str, Any]:
+def gradient_norms(engine: str, buckets: Sequence[Bucket], grads: list[Array | None]) -> dict[str, Any]:
     """The norm of each tensor's gradient by name, in one pass of the engines over all of them."""
     found: dict[str, Any] = {}
     for bucket in measured(buckets):
         launch = select(engine, bucket)[0].prepare(
-            bucket, [grads[i] for i in bucket.places], [bucket.rule.at(0)], clip=None, stats=True
+            bucket, bucket.own(grads), [bucket.rule.at(0)], clip=None, stats=True
         )
         found |= {name: report["grad_norm"] for name, report in launch().items() if report}
     return found

@@ -124,7 +124,7 @@ class Prologue:
         self.accumulator.add(engine, buckets, grads, inverse)
         return self.accumulator.means(buckets, len(grads))
 
-    def judge(self, engine: str, buckets: Sequence[Bucket], grads: Sequence[Array | None], known: Known) -> Verdict:
+    def judge(self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], known: Known) -> Verdict:
         """What the step is to do with these gradients."""
         self._norms = None
         scaled, own = self.accumulator.every == 1, self.scaling is not None

@@ -37,7 +37,7 @@ def run(
     launches = [
         select(engine, bucket)[0].prepare(
             bucket,
-            list(map(grads.__getitem__, bucket.places)),
+            bucket.own(grads),
             values,
             clip=verdict.factor,
             stats=stats,

@@ -111,8 +111,9 @@ class Tensors:
         (kind,) = kinds
         if kind is not self._kind:
             self._kind, self._forms = kind, [None] * len(given)
-        look = _LOOK if kind is np.ndarray else _LOOK_THERE
-        self._forms = [form if g is None else look(g) for g, form in zip(given, self._forms, strict=True)]
+        look, same = _LOOK if kind is np.ndarray else _LOOK_THERE, dict[Any, Any]()
+        forms = [form if g is None else look(g) for g, form in zip(given, self._forms, strict=True)]
+        self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
 
     def buckets(self) -> list[Bucket]:
         """See `bucketed`; kept until a structure changes."""

@@ -50,6 +50,13 @@ class Bucket:
         made: Counts = self.kept["counts"]
         return made
 
+    def own(self, every: list[Any]) -> list[Any]:
+        """Those of all tensors' gradients that are of the bucket's tensors."""
+        if "in order" not in self.kept:
+            self.kept["in order"] = self.places == list(range(len(self.places)))
+        whole = self.kept["in order"] and len(every) == len(self.places)
+        return every if whole else list(map(every.__getitem__, self.places))
+
     @property
     def rule(self) -> Rule:
         """A rule of the bucket's structure."""
@@ -160,7 +167,7 @@ class Judge(Protocol):
     def __call__(
         self,
         buckets: Sequence[Bucket],
-        grads: Sequence[Array | None],
+        grads: list[Array | None],
         scaling: LossScale | None,
         scale: str | None,
         limit: bool,

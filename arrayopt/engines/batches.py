@@ -53,18 +53,24 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        t = self.updates[self.places] + 1.0
+        t: Any = self.updates[self.places] + 1.0
+        if (t == t[0]).all():  # as a rule; then scalars are mostly the same for all
+            t = t[0]
         given: dict[str, Any] = {"t": t, "clip": clip}
         for name, first in hypers[0].items():
             if first is not None:
                 column = [float(h[name]) for h in hypers]
                 given[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
-        extents = dict(zip(GEOMETRY, self.geo.T.astype(np.float64), strict=True))
         for name in self.counts:
-            given[name] = np.prod([extents[x] for x in name.removeprefix("count:")], axis=0)
+            extents = [self.geo[:, GEOMETRY.index(x)].astype(np.float64) for x in name.removeprefix("count:")]
+            given[name] = np.prod(extents, axis=0)
         known = evaluate(self.plan.scalars, given)
-        for i, node in enumerate(self.plan.scalars):
-            self.scalars[:, i] = known[node]
+        values = [known[node] for node in self.plan.scalars]
+        if all(np.ndim(x) == 0 for x in values):
+            self.scalars[:] = values
+            return
+        for i, x in enumerate(values):
+            self.scalars[:, i] = x
 
     def ready(
         self,

@@ -72,7 +72,7 @@ class Judge:
     def __call__(
         self,
         buckets: Sequence[Bucket],
-        grads: Sequence[Array | None],
+        grads: list[Array | None],
         scaling: LossScale | None,
         scale: str | None,
         limit: bool,
@@ -82,9 +82,7 @@ class Judge:
         self.measured = [
             (batch, rows)
             for bucket in buckets
-            for batch, rows, given in self.engine.made_ready(
-                bucket, [grads[i] for i in bucket.places], [bucket.rule.at(0)], stats=True
-            )
+            for batch, rows, given in self.engine.made_ready(bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True)
             for _ in [batch.step(rows, given, 1)]
         ]
         with here(self.access, self.device):

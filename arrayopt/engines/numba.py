@@ -87,7 +87,7 @@ class _Table(Batch):
         """See `Batch.run`."""
         self._bind()
         alive = self._bind_grads(rows, grads)
-        chosen, copies = set(rows.tolist()), []
+        chosen, copies = set(rows.tolist()) if self.staged else set(), []
         for row, name in self.staged:
             if row in chosen:
                 copies.append((row, name, np.array(memory(self.stored(row, name)), order="C", copy=True)))
