@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.conftest import BACKENDS
 from tests.checkpoints import contents
+from tests.conftest import BACKENDS
 
 SHAPES = {"w": (4, 3), "b": (3,), "unused": (2,)}
 
