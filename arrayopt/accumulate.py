@@ -21,6 +21,8 @@ class Accumulator:
         How many micro-steps make a step.
     done : int
         How many there have been since the last step.
+    scaled : bool
+        Whether one of them had gradients of a scaled loss.
     tensors : dict of str to Tensor
         For each tensor, with `t` the number of gradients that are in its slot ``sum``, if any.
     """
@@ -30,7 +32,7 @@ class Accumulator:
             raise TypeError(f"Optimizer: `accumulate` must be an integer; got {every!r}")
         if every < 1:
             raise ValueError(f"Optimizer: `accumulate` must be at least 1; got {every}")
-        self.every, self.done = every, 0
+        self.every, self.done, self.scaled = every, 0, False
         self.tensors: dict[str, Tensor] = {}
 
     def add(self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> None:
@@ -43,7 +45,7 @@ class Accumulator:
             launches.append(chosen.prepare(mine, mine.own(grads), [rule.at(0)], clip=factor, stats=False))
         for launch in launches:
             launch()
-        self.done += 1
+        self.done, self.scaled = self.done + 1, self.scaled or factor is not None
 
     def means(self, buckets: Sequence[Bucket], count: int) -> list[Array | None]:
         """The mean gradients, once all micro-steps are done; None for tensors that have had none."""
@@ -56,7 +58,7 @@ class Accumulator:
 
     def clear(self) -> None:
         """Begin anew."""
-        self.done = 0
+        self.done, self.scaled = 0, False
         for tensor in self.tensors.values():
             tensor.t = 0
 

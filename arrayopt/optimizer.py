@@ -199,8 +199,7 @@ class Optimizer(Saved):
         coming = self._coming(loss_scale)
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
-        if coming.known.judge is not None:
-            coming.known.judge.give(coming.known.scale, coming.known.limit)
+        self._prologue.advance(coming.known)
         self._next = coming
         self.step_count += 1
 

@@ -80,7 +80,7 @@ class Prologue:
             if self.scaling is not None:
                 raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
             given = float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
-        check = given is not None or self.scaling is not None or self.skip_nonfinite
+        check = given is not None or self.scaling is not None or self.skip_nonfinite or self.accumulator.scaled
         if not check and limit is None:
             return Known()
         return Known(given, limit, check, self._judge(engine, buckets))
@@ -97,8 +97,7 @@ class Prologue:
     def _come_home(self) -> None:
         """Have the state on the host; waits for the device."""
         if self._there is not None:
-            there, self._there = self._there.read(), None
-            self._state = {"scale": float(there["scale"]), **{x: int(there[x]) for x in ("good", "skipped")}}
+            self._state, self._there = _plain(self.state), None
 
     @property
     def idle(self) -> bool:
@@ -124,6 +123,12 @@ class Prologue:
         self.accumulator.add(engine, buckets, grads, inverse)
         return self.accumulator.means(buckets, len(grads))
 
+    def advance(self, known: Known) -> None:
+        """Have what the host knows of the next step where a captured step will look for it."""
+        if known.judge is not None:
+            known.judge.give(known.scale, known.limit)
+            known.judge.hold(self._state)
+
     def judge(self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], known: Known) -> Verdict:
         """What the step is to do with these gradients."""
         self._norms = None
@@ -132,8 +137,7 @@ class Prologue:
             return Verdict()
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
-            known.judge.give(known.scale, known.limit)
-            known.judge.hold(self._state)
+            self.advance(known)
             found = known.judge(
                 measured(buckets), grads, self.scaling, scale if scaled else None, known.limit is not None, known.check
             )
@@ -176,19 +180,18 @@ class Prologue:
     # ---- saving -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        self._come_home()
-        return {**self.__dict__, "_norms": None, "_judges": None}
+        return {**self.__dict__, "_state": _plain(self.state), "_there": None, "_norms": None, "_judges": None}
 
     def dump(self) -> dict[str, Any]:
         """Its state but for arrays, as plain numbers; waits for the device."""
-        state = self.state
+        state = _plain(self.state)
+        skipped = state.pop("skipped")
         return {
-            "skipped": int(state["skipped"]),
-            "loss_scale": None
-            if self.scaling is None
-            else {"scale": float(state["scale"]), "good": int(state["good"])},
+            "skipped": skipped,
+            "loss_scale": None if self.scaling is None else state,
             "accumulate": self.accumulator.every,
             "micro_steps": self.accumulator.done,
+            "scaled": self.accumulator.scaled,
         }
 
     def differences(self, was: dict[str, Any]) -> list[str]:
@@ -198,6 +201,8 @@ class Prologue:
             wrong.append(f"saved {'without' if scale is None else 'with'} a loss scale, unlike here")
         elif scale is not None and not (is_number(scale["scale"]) and scale["scale"] > 0 and is_count(scale["good"])):
             wrong.append(f"the loss scale is {scale!r}")
+        if not isinstance(was["scaled"], bool):
+            wrong.append(f"`scaled` is {was['scaled']!r}")
         if not (is_count(was["skipped"]) and is_count(done) and is_count(every) and done < every):
             wrong.append(f"counts are {was!r}")
         elif done and every != self.accumulator.every:
@@ -208,7 +213,12 @@ class Prologue:
         """Bring the numbers to the saved ones, which fit."""
         self._there, self._norms = None, None
         self._state = {**self._state, **(was["loss_scale"] or {}), "skipped": was["skipped"]}
-        self.accumulator.done = was["micro_steps"]
+        self.accumulator.done, self.accumulator.scaled = was["micro_steps"], was["scaled"]
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a loss scale as Python numbers; waits for the device."""
+    return {"scale": float(state["scale"]), "good": int(state["good"]), "skipped": int(state["skipped"])}
 
 
 def is_count(x: Any) -> bool:

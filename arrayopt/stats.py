@@ -16,9 +16,11 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was given it, before
     centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what the rule reports: ``trust_ratio`` of
     LAMB, LANS and LARS (the number 1.0 without `adapt`), ``trust_ratio_grad`` of LANS. Tensors that the step left out,
-    and empty ones, are absent. ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and
-    before clipping, with `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped``
-    is how many steps were skipped. Both are there without ``stats=True`` too.
+    and empty ones, are absent; where a device skipped the step by itself, values are NaN.
+
+    ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and before clipping, with
+    `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is how many steps were skipped. Both are
+    there without ``stats=True`` too.
     """
 
     def __init__(self, *, enabled: bool) -> None:

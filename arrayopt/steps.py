@@ -1,10 +1,13 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array
 from arrayopt.engines import Bucket, select
+from arrayopt.engines.base import Report
 from arrayopt.prologue import Known, Prologue
+from arrayopt.verdict import Verdict
 
 __all__ = ["Coming", "run"]
 
@@ -19,7 +22,7 @@ class Coming(NamedTuple):
 
 def run(
     engine: str, coming: Coming, prologue: Prologue, grads: list[Array | None], *, stats: bool
-) -> tuple[dict[str, dict[str, Array]], Any] | None:
+) -> tuple[dict[str, Report], Any] | None:
     """Run a step by all gradients.
 
     Returns
@@ -27,14 +30,28 @@ def run(
     reports, norm
         What is reported, by tensor name, and the joint norm of all gradients; None for a micro-step.
     """
-    buckets, hypers, known = coming
+    buckets, _, known = coming
     waiting = prologue.waiting
+    if not prologue.idle and not waiting:  # let what may fail do so before the last gradients are taken in
+        _prepare(engine, coming, prologue.accumulator.means(buckets, len(grads)), Verdict(), stats=stats)
     grads = prologue.gather(engine, buckets, grads, known)
     if waiting:
         return None
     verdict = prologue.judge(engine, buckets, grads, known)
+    launches = _prepare(engine, coming, grads, verdict, stats=stats)
+    reports: dict[str, Report] = {}
+    for launch in launches:
+        reports |= launch()
+    prologue.end(verdict, known)
+    return reports, verdict.norm
+
+
+def _prepare(
+    engine: str, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
+) -> list[Callable[[], dict[str, Report]]]:
+    """Make all buckets ready, raising what there is to raise; none where the host knows that the step is skipped."""
     deferred = not isinstance(verdict.skip, bool)
-    launches = [
+    return [
         select(engine, bucket)[0].prepare(
             bucket,
             bucket.own(grads),
@@ -43,11 +60,6 @@ def run(
             stats=stats,
             skip=verdict.skip if deferred else None,
         )
-        for bucket, values in zip(buckets, hypers, strict=True)
+        for bucket, values in zip(coming.buckets, coming.hypers, strict=True)
         if deferred or not verdict.skip
     ]
-    reports: dict[str, dict[str, Array]] = {}
-    for launch in launches:
-        reports |= launch()
-    prologue.end(verdict, known)
-    return reports, verdict.norm

@@ -49,13 +49,15 @@ Template = Any
 
 
 def template(tree: Any) -> Template:
-    """What `leaves` follows."""
+    """What `leaves` follows; no tree has the containers of one with keys that are not strings."""
     children = _children(tree)
     if children is None:
         return None
     nodes = list(children)
     below = [template(node) for _, node in nodes]
     keys = [key for key, _ in nodes] if isinstance(tree, dict) else getattr(tree, "_fields", len(nodes))
+    if isinstance(keys, list) and not all(isinstance(key, str) for key in keys):
+        return [object()], None  # 1 and True are equal, but not the same name: nothing has such containers
     return keys, below if any(x is not None for x in below) else None
 
 

@@ -258,6 +258,59 @@ def test_a_captured_step_with_a_loss_scale_and_clipping(cupy):
     compare(opts)
 
 
+@pytest.mark.parametrize("between", ["a tensor left out", "gradients in half precision", "a copy", "stats"])
+def test_a_captured_step_goes_on_after_others(cupy, between):
+    options = {"clip_norm": 1.0, "loss_scale": ao.LossScale(init=4.0, window=2)}
+    opts = pair(cupy, ao.SGD(lr=0.1), FULL, **options)
+    grads = {name: cupy.asarray(g) for name, g in trees(FULL, "float32", 3).items()}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    host = {name: g.get() for name, g in grads.items()}
+    other, here = dict(grads), dict(host)
+    if between == "a tensor left out":
+        other, here = {**grads, "b": None}, {**host, "b": None}
+    if between == "gradients in half precision":
+        other, here = ({name: g.astype("float16") for name, g in x.items()} for x in (grads, host))
+    with stream:
+        opts[1].step(grads)
+        opts[1].advance()
+        stream.begin_capture()
+        opts[1].launch(grads)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        if between == "a copy":
+            copy.deepcopy(opts[1])
+        if between == "stats":
+            opts[1].stats.request(len)
+        opts[1].step(other)
+        for _ in range(2):
+            opts[1].advance()
+            graph.launch(stream)
+    stream.synchronize()
+    for g in (host, host, here, host, host):
+        opts[0].step(g)
+    compare(opts)
+    assert float(opts[1].loss_scale) == opts[0].loss_scale
+    assert float(opts[1].stats.global_norm) == pytest.approx(opts[0].stats.global_norm, rel=1e-6)
+
+
+def test_counts_where_some_steps_may_be_skipped(cupy):
+    opts = pair(cupy, ao.Adam(), FULL, clip_norm=1.0)
+    for k, options in enumerate([{"loss_scale": 8.0}, {}, {}, {"loss_scale": 2.0}, {}]):
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            opt.step({name: xp.asarray(g) for name, g in trees(FULL, "float32", k).items()}, **options)
+        assert opts[1].state["w"]["t"] == k + 1
+    compare(opts)
+
+
+def test_reports_of_a_skipped_step_are_no_numbers(cupy):
+    opt = pair(cupy, ao.LAMB(), FULL, stats=True, skip_nonfinite=True)[1]
+    good = {name: cupy.asarray(g) for name, g in trees(FULL, "float32", 1).items()}
+    for grads, finite in [({**good, "b": good["b"] * np.nan}, False), (good, True), ({**good, "b": None}, True)]:
+        opt.step(grads)
+        assert all(np.isfinite(x) == finite for report in opt.stats.read().values() for x in report.values())
+
+
 AROUND = [{}, {"loss_scale": ao.LossScale(init=4.0, window=1), "clip_norm": 0.5}, {"skip_nonfinite": True}]
 
 

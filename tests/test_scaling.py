@@ -189,6 +189,43 @@ def test_norms_whose_squares_overflow_are_right(engine, dtype, size):
     np.testing.assert_allclose(opt.params["b"], 1.0 + 2.0 / math.sqrt(11), rtol=1e-3)
 
 
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+def test_a_micro_step_of_a_scaled_loss_is_looked_at(engine):
+    opt = ao.Optimizer(np.ones(3, "float32"), ao.SGD(lr=0.1), engine=engine, accumulate=2)
+    opt.step(np.array([np.inf, 0.0, 0.0], "float32"), loss_scale=4.0)
+    other = ao.Optimizer(np.zeros(3, "float32"), ao.SGD(lr=0.1), engine=engine, accumulate=2)
+    other.load_state_dict(opt.state_dict())
+    for x in (opt, other):
+        x.step(np.ones(3, "float32"))
+        assert x.stats.skipped == 1
+    assert np.array_equal(opt.params, np.ones(3))
+
+
+class Late(ao.Rule):
+    """A rule that fails in its second update."""
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        if h.t == 2:
+            raise RuntimeError("late")
+        return p - g, {}
+
+
+def test_a_step_that_fails_leaves_the_micro_steps_before_it():
+    opt = ao.Optimizer(np.ones(3), Late(), engine="array_api", accumulate=2)
+    for k in range(3):
+        opt.step(np.full(3, 0.5 * k))
+    before = opt.state_dict()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="late"):
+            opt.step(np.ones(3))
+        again = opt.state_dict()
+        assert again["extra"] == before["extra"]
+        assert np.array_equal(again["tensors"]["param"]["slots"]["accumulated"], [0.5, 0.5, 0.5])
+
+
 def test_joint_norms_of_libraries():
     assert joint_norm([]) == 0.0
     assert joint_norm([np.float64(3.0), np.float32(4.0)]) == 5.0

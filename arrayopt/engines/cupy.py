@@ -122,6 +122,14 @@ class _Table(Batch):
             if id(self) not in self.updates.there:  # else the device knows better
                 self.counts_there.put(self.updates[self.places])
 
+    def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
+        with here(self.access, self.device):
+            self.send(hypers)
+            if self.captured and id(self) not in self.updates.there:  # another table has counted since
+                self.counts_there.put(self.updates[self.places])
+                self.updates.there[id(self)] = self._fetch
+
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
         self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
@@ -158,9 +166,10 @@ class _Table(Batch):
         if key not in self.queues:
             made, ends = tickets(self.stages, self.pieces, rows, self._lag(rows))
             counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
-            self.queues = {
-                key: (cupy.asarray(rows.astype(np.int32)), cupy.asarray(made.view(np.int32)), ends, counters)
-            }
+            if not self.captured:  # what is captured holds addresses
+                self.queues.clear()
+            places = cupy.asarray(rows.astype(np.int32))
+            self.queues[key] = places, cupy.asarray(made.view(np.int32)), ends, counters
         return self.queues[key]
 
     def _lag(self, rows: Ints) -> int | None:
@@ -180,7 +189,7 @@ class _Table(Batch):
         with here(self.access, self.device):
             self.run(rows, grads, threads)
             self.captured |= cupy.cuda.get_current_stream().is_capturing()
-        if self.captured or self.skip is not NOTHING:
+        if self.captured or self.skip is not NOTHING or id(self) in self.updates.there:
             self.updates.there[id(self)] = self._fetch
         else:
             self.counts_there.advance(rows)
@@ -214,7 +223,10 @@ class _Table(Batch):
     def report(self, rows: Ints) -> dict[str, Report]:
         """See `Batch.report`."""
         with here(self.access, self.device):
-            values, scalars = (self.access.own(x.copy()) for x in (self.values_there, self.scalars_there))
+            kept = [x.copy() for x in (self.values_there, self.scalars_there)]
+            if self.skip is not NOTHING:
+                kept = [cupy.where(self.skip != 0, np.nan, x) for x in kept]
+            values, scalars = map(self.access.own, kept)
 
         def column(n: Any) -> Any:
             if n in self.where.tensor:
@@ -264,5 +276,4 @@ class CuPy(Fused):
         """See `Engine.advance`."""
         for key, batches in bucket.kept.items():
             for batch in batches if key[0] == self.name else ():
-                with here(batch.access, batch.device):
-                    batch.send(hypers)
+                batch.advance(hypers)

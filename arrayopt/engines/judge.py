@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Bucket
-from arrayopt.engines.batches import Fused
+from arrayopt.engines.batches import Fused, Ints
 from arrayopt.engines.device import access, here
 from arrayopt.engines.upload import Upload
 from arrayopt.fusion.cuda_judge import GIVEN, STATE, VERDICT, emit_judge
@@ -48,11 +48,12 @@ class Judge:
         self.engine, self.options = engine, tuple(options)
         self.access, self.device = access(buckets[0].tensors[0].array)
         with here(self.access, self.device):
-            self.norms = Upload((sum(len(bucket.tensors) for bucket in buckets),), np.int64)
             self.given, self.state = Upload((len(GIVEN),), np.float64), Upload((len(STATE),), np.float64)
             self.verdict, self.skip = cupy.zeros(len(VERDICT), np.float64), cupy.zeros((), np.int32)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
+        self.norms: dict[bytes, Upload] = {}
+        self.captured = False
         self.measured: list[Any] = []
         self.host: Mapping[str, Any] | None = None
 
@@ -79,23 +80,33 @@ class Judge:
         check: bool,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
-        self.measured = [
-            (batch, rows)
-            for bucket in buckets
-            for batch, rows, given in self.engine.made_ready(bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True)
-            for _ in [batch.step(rows, given, 1)]
-        ]
+        self.measured = []
+        for bucket in buckets:
+            for batch, rows, given in self.engine.made_ready(
+                bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True
+            ):
+                batch.step(rows, given, 1)
+                self.measured.append((batch, rows))
         with here(self.access, self.device):
             addresses = [batch.reported("grad_norm", batch.full(rows)) for batch, rows in self.measured]
-            every = np.zeros(len(self.norms.array), np.int64)
-            count = sum(map(len, addresses))
-            every[:count] = np.concatenate(addresses) if addresses else 0
-            self.norms.put(every)
+            every = np.concatenate([*addresses, np.zeros(1, np.int64)])
+            norms = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
-            places = (self.norms.array, np.int32(count), self.given.array, self.state.array)
+            places = (norms, np.int32(len(every) - 1), self.given.array, self.state.array)
             kernel((1,), (THREADS,), (*places, self.verdict, self.skip))
         factor = self.factor if limit or scale is not None else None
         return Verdict(factor, self.skip if check else False, self.joint_norm)
+
+    def _norms(self, addresses: Ints) -> Any:
+        """A table of addresses in device memory; kept for the next step, and for good where a captured one has it."""
+        key = addresses.tobytes()
+        if key not in self.norms:
+            if not self.captured:
+                self.norms.clear()
+            self.norms[key] = Upload(addresses.shape, np.int64)
+            self.norms[key].put(addresses)
+        self.captured |= cupy.cuda.get_current_stream().is_capturing()
+        return self.norms[key].array
 
     def joint_norm(self) -> Any:
         """The joint norm of the last step's gradients, on the device."""
