@@ -5,6 +5,8 @@ tensor; for each prologue `between_k`. `run` does stages of a list of tensors, o
 prologue k, stage 2k + 1 one thread's share of pass k.
 """
 
+from collections.abc import Iterable
+
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes
@@ -53,10 +55,17 @@ def emit(
         for k, p in enumerate(plan.passes):
             _loop(m, k, p)
             _units(m, k, p)
-        for k, part in enumerate(plan.prologues):
-            between(m, k, plan.passes[k - 1].sums if k else (), part, plan.small if k == count else {})
-    _entry(m, count)
+        for k in _between(plan):
+            between(m, k, plan.passes[k - 1].sums if k else (), plan.prologues[k], plan.small if k == count else {})
+    _entry(m, count, range(count + 1) if split else _between(plan))
     return m.text()
+
+
+def _between(plan: Plan) -> list[int]:
+    """Before which passes, or after the last one, there is something to do."""
+    count = len(plan.passes)
+    sums = [(), *(p.sums for p in plan.passes)]
+    return [k for k in range(count + 1) if sums[k] or plan.prologues[k] or (k == count and plan.small)]
 
 
 def _split(m: Text, p: Pass) -> dict[str, list[Node]]:
@@ -106,15 +115,12 @@ def _loop(m: Text, k: int, p: Pass) -> None:
 
 def _units(m: Text, k: int, p: Pass) -> None:
     """Pass k over units lo to hi of one tensor."""
-    small, element = _split(m, p), m.plan.element
+    small = _split(m, p)
     arrays = list(dict.fromkeys([*p.loads, *p.stores]))
-    kinds = m.where.partials
     m.put(0, "", "", "@inner", f"def units_{k}(row, lo, hi, thread, table, scalars, values, work, part):")
-    m.put(
-        1,
-        "size = table[row, IN_SIZE]",
-        "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]",
-    )
+    m.put(1, "size, TC = table[row, IN_SIZE], table[row, IN_TC]")
+    if m.plan.element != "C":
+        m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
     for name in arrays:
         m.array(1, name, "size")
     inputs = {n.data: n for kind in ("tensor", "row", "column", "batch") for n in small[kind] if n.op == "input"}
@@ -123,19 +129,28 @@ def _units(m: Text, k: int, p: Pass) -> None:
     for n in small["host"]:
         m.put(1, f"h{m.scalar[n]} = W(scalars[row, {m.scalar[n]}])")
     m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["tensor"]))
-    m.put(
-        1,
-        "TR, TC, G = table[row, IN_TR], table[row, IN_TC], table[row, IN_G]",
-        "NR, NC = table[row, IN_NR], table[row, IN_NC]",
-    )
     # every other pass runs backwards, so that it begins with what the one before has left in the cache
     m.put(1, "for unit in range(lo, hi):" if k % 2 == 0 else "for unit in range(hi - 1, lo - 1, -1):")
+    (_stretch if m.plan.element == "C" else _tile)(m, k, p, small, arrays)
+
+
+def _stretch(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[str]) -> None:
+    """A unit of a tensor that is seen as one row of elements."""
+    m.put(2, "o = unit * TC", "e = min(size, o + TC)")
+    args = ", ".join([*(f"at_{x}[o:e]" for x in arrays), *_scalar_names(m, small)])
+    m.put(2, f"{'got = ' if p.sums else ''}pass_{k}({args})")
+    m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = got[{i}]" for i, s in enumerate(p.sums)))
+
+
+def _tile(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[str]) -> None:
+    """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
+    kinds = m.where.partials
+    m.put(2, "TR, G = table[row, IN_TR], table[row, IN_G]", "NR, NC = table[row, IN_NR], table[row, IN_NC]")
     m.put(2, "c0, rt = unit % NC * TC, unit // NC % NR", "c1, r0 = min(C, c0 + TC), rt * TR", "r1 = min(R, r0 + TR)")
     m.put(2, "ab0 = unit // NC // NR * G", "ab1 = min(A * B, ab0 + G)")
     by_kind = {kind: [s for s in p.sums if kinds[s] == kind] for kind in ("tensor", "row", "column", "batch")}
     m.put(2, *(f"t{s.id} = 0.0" for s in by_kind["tensor"]), "for ab in range(ab0, ab1):")
-    if element != "C":
-        m.put(3, "a, b = ab // B, ab % B")
+    m.put(3, "a, b = ab // B, ab % B")
     m.put(3, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["batch"]))
     for n in small["column"]:
         start = m.index(n.axes.replace("C", ""))
@@ -164,7 +179,7 @@ def _units(m: Text, k: int, p: Pass) -> None:
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
 
 
-def _entry(m: Text, count: int) -> None:
+def _entry(m: Text, count: int, prologues: Iterable[int]) -> None:
     """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
     rest = "table, scalars, values, work, part"
     m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
@@ -172,6 +187,7 @@ def _entry(m: Text, count: int) -> None:
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
     m.put(2, "for stage in range(max(0, first), last):")
     for k in range(count + 1):
-        m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
+        if k in prologues:
+            m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
         if k < count:
             m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, thread, {rest})")
