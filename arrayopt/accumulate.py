@@ -52,8 +52,8 @@ class Accumulator:
         found: list[Array | None] = [None] * count
         for bucket in buckets:
             for i, tensor in zip(bucket.places, bucket.tensors, strict=True):
-                mine = self.tensors[tensor.name]
-                found[i] = mine.slots["sum"] if mine.t else None
+                mine = self.tensors.get(tensor.name)
+                found[i] = mine.slots["sum"] if mine is not None and mine.t else None
         return found
 
     def clear(self) -> None:

@@ -27,6 +27,16 @@ def test_small_tensors_take_micro_steps_together(engine):
 
 
 @every_engine
+def test_a_group_may_come_before_the_last_micro_step(engine):
+    opt = ao.Optimizer({"a": np.ones(2)}, ao.SGD(lr=1.0), engine=engine, accumulate=2)
+    opt.step({"a": np.ones(2)})
+    opt.add_group({"b": np.ones(3)})
+    opt.step({"a": np.full(2, 3.0), "b": np.full(3, 4.0)})
+    assert opt.params["a"].tolist() == [-1.0] * 2
+    assert opt.params["b"].tolist() == [-1.0] * 3
+
+
+@every_engine
 def test_small_tensors_with_counts_of_their_own(engine):
     """What is due for one tensor and not for another is a truth value of each."""
     rule = ao.SGD(lr=1.0, lookahead_steps=2)
