@@ -17,7 +17,7 @@ import numpy as np
 
 import arrayopt
 from arrayopt import schedules
-from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, size, store, to_host
+from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, size, to_host
 from arrayopt.groups import Tensor
 from arrayopt.hyper import Listed
 from arrayopt.paths import checked_path
@@ -160,7 +160,7 @@ def load(
     except TypeError as error:
         raise ValueError(str(error)) from error
     for tensor in tensors if params else ():
-        tensor.array = store(tensor.array, params[tensor.name])
+        tensor.put(None, params[tensor.name])
 
 
 def _read(

@@ -19,6 +19,7 @@ from arrayopt.arrays import (
     kind,
     on_its_device,
     size,
+    store,
     working_dtype,
 )
 from arrayopt.rules.base import Rule
@@ -39,12 +40,14 @@ class Counts:
         The numbers as far as they are known here.
     there : dict
         Functions that fetch what is not, by who keeps it; each brings `values` up to date.
+    replaced : int
+        How often an array of one of the tensors was replaced by another.
     """
 
-    __slots__ = ("there", "values")
+    __slots__ = ("replaced", "there", "values")
 
     def __init__(self, values: Iterable[int] = (0,)) -> None:
-        self.values = np.array(list(values), np.int64)
+        self.values, self.replaced = np.array(list(values), np.int64), 0
         self.there: dict[Any, Callable[[], None]] = {}
 
     def _settle(self) -> None:
@@ -62,7 +65,7 @@ class Counts:
 
     def __getstate__(self) -> Any:
         self._settle()
-        return None, {"values": self.values, "there": {}}
+        return None, {"values": self.values, "there": {}, "replaced": self.replaced}
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +89,17 @@ class Tensor:
     @t.setter
     def t(self, value: int) -> None:
         self.counts[self.place] = value
+
+    def put(self, slot: str | None, value: Array) -> None:
+        """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""
+        old = self.array if slot is None else self.slots[slot]
+        new = store(old, value)
+        if new is not old:
+            self.counts.replaced += 1
+        if slot is None:
+            self.array = new
+        else:
+            self.slots[slot] = new
 
 
 class Group:

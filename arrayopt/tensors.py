@@ -127,8 +127,9 @@ class Tensors:
         self._made = ([], [])
 
     def settle(self) -> None:
-        """After a step: some array may have become read-only and have been replaced."""
-        if self._in_place:
+        """After a step, or a load: some array may have become read-only and have been replaced."""
+        buckets = self._made[1]
+        if self._in_place and (not buckets or any(bucket.counts.replaced for bucket in buckets)):
             self._in_place = all(map(operator.is_, map(_ARRAY, self.all), self._leaves))
 
     @property

@@ -366,6 +366,11 @@ def test_tensors_of_pytorch_are_updated_where_they_lie(cupy, name, monkeypatch):
             for opt in opts:
                 opt.step(grads)
             cupy.cuda.runtime.deviceSynchronize()
-    assert [x.data_ptr() for x in opts[1].params] == addresses
+        assert [x.data_ptr() for x in opts[1].params] == addresses
+        for p in (tree[0] for tree in params):
+            p.data = torch.ones_like(p)
+        for opt in opts:
+            opt.step(grads)
+        cupy.cuda.runtime.deviceSynchronize()
     unit = 2.0**-7 if dtype == torch.bfloat16 else 1e-5
     assert all(float((x - y).abs().max()) <= unit * 4 for x, y in zip(*params, strict=True))

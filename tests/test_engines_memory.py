@@ -122,6 +122,51 @@ def test_other_arrays_in_the_place_of_a_parameters_memory_are_seen(engine):
     agree(*([contents(opt)] for opt in opts))
 
 
+def test_other_data_of_a_pytorch_parameter_is_seen():
+    """``p.data = x`` leaves the object, and lays it elsewhere."""
+    torch = pytest.importorskip("torch")
+    opts = [ao.Optimizer(torch.ones(5), ao.SGD(lr=1.0, momentum=0.5), engine=e) for e in ("numba", REFERENCE)]
+    for opt in opts:
+        opt.step(torch.ones(5))
+        opt.params.data = torch.full((5,), 7.0)
+        opt.step(torch.ones(5))
+    assert torch.equal(*(opt.params for opt in opts))
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype"])
+def test_other_kinds_of_data_of_a_pytorch_parameter_are_refused(what):
+    torch = pytest.importorskip("torch")
+    p, q, g = torch.ones(2, 3), torch.ones(4), [torch.ones(2, 3), torch.ones(4)]
+    opt = ao.Optimizer([q, p], ao.SGD(lr=1.0), engine="numba")
+    opt.step(g[::-1])
+    p.data = p.data.T if what == "shape" else p.data.to(torch.float16)
+    with pytest.raises(ValueError, match=r"Optimizer: '1' must stay what it was.* make a new Optimizer"):
+        opt.step([torch.ones(4), torch.ones(p.shape)])
+    assert (q == 0.0).all()
+    assert (p == 0.0).all()
+
+
+def test_threads_get_even_shares_of_tensors_that_lie_side_by_side():
+    from arrayopt.engines.numba import divide
+
+    r = np.random.default_rng(0)
+    for loads, parts in [
+        (np.full(1000, 3), 4),
+        (np.append(r.integers(1, 9, 500), [900, 900, 40]), 3),
+        (np.array([5, 5, 5]), 2),
+        (np.zeros(3, int), 2),
+        (np.zeros(0, int), 2),
+    ]:
+        rows = np.sort(r.choice(10**4, len(loads), replace=False))
+        shares = divide(rows, loads, parts)
+        assert len(shares) == parts
+        assert sorted(np.concatenate(shares)) == rows.tolist()
+        held = [int(loads[np.isin(rows, x)].sum()) for x in shares]
+        assert max(held) - min(held) <= max(loads.max(initial=0), loads.sum() // (32 * parts))
+        small = [set(rows[loads <= loads.sum() // (64 * parts)]) & set(x) for x in shares]
+        assert all(max(x) < min(y) for x, y in zip(small, small[1:], strict=False) if x and y)
+
+
 # ---- awkward values -------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from arrayopt.arrays import (
     is_array,
     on_its_device,
     size,
-    store,
     working_dtype,
 )
 from arrayopt.engines.base import Bucket, Report
@@ -116,8 +115,9 @@ class ArrayAPI:
             for tensor, p, slots, report in done:
                 if size(p):
                     with on_its_device(p):
-                        tensor.array = store(tensor.array, p)
-                        tensor.slots = {name: store(old, slots[name]) for name, old in tensor.slots.items()}
+                        tensor.put(None, p)
+                        for name in tensor.slots:
+                            tensor.put(name, slots[name])
                 tensor.t += 1
                 reports[tensor.name] = report
             return reports

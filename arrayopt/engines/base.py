@@ -70,8 +70,10 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor]) ->
         mine = [tensor_of(tensor) for tensor in bucket.tensors]
         made = Bucket([Group("", rule, {}, mine)], mine, [0] * len(mine), bucket.places)
         bucket.kept["beside", type(rule)] = made
-    for mine_, tensor in zip(made.tensors, bucket.tensors, strict=True):
-        mine_.array = tensor.array  # it may have been replaced
+    if made.counts.replaced != bucket.counts.replaced:
+        made.counts.replaced = bucket.counts.replaced
+        for mine_, tensor in zip(made.tensors, bucket.tensors, strict=True):
+            mine_.array = tensor.array
     made.groups[0].replace_rule(rule)
     return made
 

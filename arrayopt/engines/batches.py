@@ -1,5 +1,6 @@
 """What the fused engines share: tensors of a bucket sorted by plan, their scalars, and access to their memory."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -7,7 +8,7 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, memory, size, store
+from arrayopt.arrays import Array, dtype_name, memory, size
 from arrayopt.engines.base import Bucket, Judge, Report
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
@@ -18,6 +19,9 @@ from arrayopt.fusion.plan import Plan, plan_for
 __all__ = ["Batch", "Fused", "Ints"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_ARRAY, _DTYPE = operator.attrgetter("array"), operator.attrgetter("dtype")
+_LOOK = operator.attrgetter("shape", "dtype", "device")
 
 
 class Batch(ABC):
@@ -41,6 +45,9 @@ class Batch(ABC):
         self.tensors = [bucket.tensors[i] for i in members]
         self.updates, self.places = bucket.counts, np.array(members)
         self.groups = np.array([bucket.group_of[i] for i in members])
+        self.lain: Any = None
+        torch = array_api_compat.is_torch_array(self.tensors[0].array)
+        self.looks = [_LOOK(x.array) for x in self.tensors] if torch else []
         self.where = layout(plan) if split is None else split.where
         shapes = [tuple(x.array.shape) for x in self.tensors]
         if split is None:
@@ -82,6 +89,7 @@ class Batch(ABC):
     ) -> None:
         """Make a step over some of the tensors ready, raising whatever there is to raise."""
         self.evaluate(hypers, None if clip is None else float(clip))
+        self.follow()
 
     def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """Update some of the tensors."""
@@ -94,6 +102,30 @@ class Batch(ABC):
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """All passes over some of the tensors."""
 
+    def follow(self) -> None:
+        """Have `bind` called if parameters or slots may lie elsewhere than when it last was.
+
+        Raises
+        ------
+        ValueError
+            If a parameter of PyTorch, whose ``data`` can be set, has become another kind of array.
+        """
+        arrays: list[Any] = list(map(_ARRAY, self.tensors)) if self.looks else []
+        now = self.updates.replaced, [(x.data_ptr(), x.shape, x.stride()) for x in arrays]
+        if now == self.lain:
+            return
+        for tensor, look in zip(self.tensors, self.looks, strict=bool(self.looks)):
+            if _LOOK(tensor.array) != look:
+                raise ValueError(
+                    f"Optimizer: {tensor.name!r} must stay what it was, {look}; it has become {_LOOK(tensor.array)};"
+                    " make a new Optimizer"
+                )
+        self.bind()
+        self.lain = now
+
+    def bind(self) -> None:  # noqa: B027
+        """Take down where parameters and slots lie."""
+
     def stored(self, row: int, name: str) -> Array:
         """A tensor's parameter or slot."""
         return self.tensors[row].array if name == "p" else self.tensors[row].slots[name]
@@ -103,10 +135,8 @@ class Batch(ABC):
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
             memory(old)[...] = value
-        elif name == "p":
-            tensor.array = store(tensor.array, value)
         else:
-            tensor.slots[name] = store(tensor.slots[name], value)
+            tensor.put(None if name == "p" else name, value)
 
     def report(self, rows: Ints) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
@@ -201,8 +231,11 @@ class Fused(ABC):
     ) -> list[tuple[Any, Ints, Sequence[Array | None]]]:
         """The batches of a step, which are ready to make it, with the rows and the gradients that each is to take."""
         work = []
-        complete = type(None) not in set(map(type, grads))
-        for batch in self._batches(bucket, grads, clip is not None, stats):
+        try:
+            dtypes, complete = set(map(_DTYPE, grads)), True
+        except AttributeError:  # of None
+            dtypes, complete = {g.dtype for g in grads if g is not None}, False
+        for batch in self._batches(bucket, grads, dtypes, clip is not None, stats):
             given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
             rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
             if len(rows):
@@ -210,9 +243,10 @@ class Fused(ABC):
                 work.append((batch, rows, given))
         return work
 
-    def _batches(self, bucket: Bucket, grads: Sequence[Array | None], clip: bool, stats: bool) -> list[Batch]:
+    def _batches(
+        self, bucket: Bucket, grads: Sequence[Array | None], dtypes: set[Any], clip: bool, stats: bool
+    ) -> list[Batch]:
         """The tensors of a bucket by plan and by dtype of gradient."""
-        dtypes = {g.dtype for g in grads if g is not None}
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
         key = (self.name, clip, stats, common or tuple(None if g is None else g.dtype for g in grads))
         if key not in bucket.kept:

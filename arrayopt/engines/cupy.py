@@ -1,6 +1,5 @@
 """The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
 
-import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -33,8 +32,6 @@ STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
-_ARRAY, _SLOTS = operator.attrgetter("array"), operator.attrgetter("slots")
-
 
 @lru_cache(maxsize=256)
 def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int) -> tuple[Any, Any]:
@@ -65,8 +62,8 @@ class _Table(Batch):
         with here(self.access, self.device):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
-        self.held: list[Any] = []
         self.staged: dict[tuple[int, str], Any] = {}
+        self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.queues: dict[bytes, Any] = {}
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
@@ -134,31 +131,30 @@ class _Table(Batch):
         """Send hyper-parameters to the device; what follows from them is computed there."""
         self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
 
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = {}
+        for name in self.plan.touched:
+            for row in range(len(self.tensors)):
+                x = self.stored(row, name)
+                if not self.access.contiguous(x):
+                    x = self.staged[row, name] = self.access.like(x)
+                self.host[row, self.at[name]] = self.access.address(x)
+        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
+        self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
+        if self.plan.element != "C":
+            self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
+
     def _bind(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
-        """Put addresses into the table; what is returned must live until the launch."""
+        """Put the gradients' addresses into the table; what is returned must live until the launch."""
         address, contiguous = self.access.address, self.access.contiguous
-        now: list[Any] = [*map(_ARRAY, self.tensors), *map(_SLOTS, self.tensors)]
-        if not (len(now) == len(self.held) and all(map(operator.is_, now, self.held))):
-            self.held, self.staged = now, {}
-            for name in self.plan.touched:
-                for row in range(len(self.tensors)):
-                    x = self.stored(row, name)
-                    if not contiguous(x):
-                        x = self.staged[row, name] = self.access.like(x)
-                    self.host[row, self.at[name]] = address(x)
-        given: list[Any] = list(map(grads.__getitem__, rows.tolist()))
+        self.follow()
+        given: list[Any] = list(grads if len(rows) == len(grads) else map(grads.__getitem__, rows))
         if not all(map(contiguous, given)):
             given = [g if contiguous(g) else self.access.packed(g) for g in given]
         self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
-        self.host[:, COLUMNS.index("ALIGNED")] = self._aligned()
+        self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
         return given
-
-    def _aligned(self) -> Any:
-        """Which tensors can be read in words."""
-        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)}
-        aligned = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
-        whole_rows = self.plan.element == "C" or self.geo[:, GEOMETRY.index("C")] % 4 == 0
-        return aligned & whole_rows
 
     def _queue(self, rows: Ints) -> Any:
         """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""

@@ -13,6 +13,9 @@ from arrayopt.arrays import Array, detached
 
 __all__ = ["Access", "access", "here"]
 
+# CuPy makes a new object for each look at `flags`, which takes longer than all else that is asked of a gradient.
+_CONTIGUOUS = attrgetter("_c_contiguous" if hasattr(cupy.ndarray, "_c_contiguous") else "flags.c_contiguous")
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -65,7 +68,7 @@ def access(x: Array) -> tuple[Access, int]:
         return _torch(), x.device.index or 0
     made = Access(
         address=attrgetter("data.ptr"),
-        contiguous=attrgetter("flags.c_contiguous"),
+        contiguous=_CONTIGUOUS,
         packed=cupy.ascontiguousarray,
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,

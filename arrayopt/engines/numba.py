@@ -2,7 +2,6 @@
 
 import functools
 import heapq
-import operator
 from collections.abc import Sequence
 from pickle import UnpicklingError
 from typing import Any
@@ -27,9 +26,6 @@ SHARED = 1 << 18
 
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
-
-
-_ARRAY, _SLOTS = operator.attrgetter("array"), operator.attrgetter("slots")
 
 
 class _Table(Batch):
@@ -57,7 +53,6 @@ class _Table(Batch):
             column = dict(zip(GEOMETRY, self.geo.T, strict=True))
             self.own += column["G"] * self.module.planes(column["R"], column["C"])
         self.scratch: dict[str, Any] = {}
-        self.held: list[Any] = []
         self.staged: list[tuple[int, str]] = []
         count = len(plan.passes if split is None else split.segments)
         self.stages = list(range(2 * count + 1))
@@ -85,7 +80,6 @@ class _Table(Batch):
 
     def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.run`."""
-        self._bind()
         alive = self._bind_grads(rows, grads)
         chosen, copies = set(rows.tolist()) if self.staged else set(), []
         for row, name in self.staged:
@@ -97,12 +91,9 @@ class _Table(Batch):
             self.replace(row, name, copy)
         del alive
 
-    def _bind(self) -> None:
-        """Put the addresses of parameters and slots into the table, where they are other arrays than last time."""
-        now: list[Any] = [*map(_ARRAY, self.tensors), *map(_SLOTS, self.tensors)]
-        if len(now) == len(self.held) and all(map(operator.is_, now, self.held)):
-            return
-        self.held, self.staged = now, []
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = []
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
@@ -113,7 +104,7 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, given = self.at["g"], list[Any](map(grads.__getitem__, rows.tolist()))
+        column, given = self.at["g"], list[Any](grads if len(rows) == len(grads) else map(grads.__getitem__, rows))
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
             given = list(map(memory, given))
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
@@ -136,13 +127,7 @@ class _Table(Batch):
             if total <= ALONE:
                 threads = 1
             big = (threads > 1) & (sizes > max(SHARED, total // (4 * threads)))
-            loads = [(0, i) for i in range(threads)]
-            own: list[list[int]] = [[] for _ in range(threads)]
-            for row, n in sorted(zip(rows[~big].tolist(), sizes[~big].tolist(), strict=True), key=lambda x: -x[1]):
-                least, i = heapq.heappop(loads)
-                own[i].append(row)
-                heapq.heappush(loads, (least + n + 64, i))
-            own_rows = [np.array(sorted(x), np.int64) for x in own if x]
+            own_rows = [x for x in divide(rows[~big], sizes[~big] + 64, threads) if len(x)]
             rooms = [self._rooms(rows[big], threads), *(self._rooms(x, 1) for x in own_rows)]
             self.shares = {key: (rows[big], own_rows, rooms)}
         return self.shares[key]
@@ -177,6 +162,25 @@ class _Table(Batch):
         ]
         if tasks:
             run(tasks)
+
+
+def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
+    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
+
+    What lies side by side is best worked through by the same thread, for its processor fetches ahead.
+    """
+    small = loads <= loads.sum() // (64 * parts)
+    large: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0, i) for i in range(parts)]
+    for row, load in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
+        least, i = heapq.heappop(heap)
+        large[i].append(row)
+        heapq.heappush(heap, (least + load, i))
+    taken = np.array([load for load, _ in sorted(heap, key=lambda x: x[1])])
+    room = np.maximum(loads.sum() / parts - taken, 0.0)
+    cuts = np.searchsorted(np.cumsum(loads[small]), np.cumsum(room)[:-1])
+    runs = np.split(rows[small], cuts)
+    return [np.array(sorted([*some, *run]), np.int64) for some, run in zip(large, runs, strict=True)]
 
 
 class Numba(Fused):
