@@ -1,5 +1,7 @@
 """The fused engines against the reference: arrays that lie anyhow in memory, and awkward values in them."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -164,7 +166,7 @@ def test_threads_get_even_shares_of_tensors_that_lie_side_by_side():
         held = [int(loads[np.isin(rows, x)].sum()) for x in shares]
         assert max(held) - min(held) <= max(loads.max(initial=0), loads.sum() // (32 * parts))
         small = [set(rows[loads <= loads.sum() // (64 * parts)]) & set(x) for x in shares]
-        assert all(max(x) < min(y) for x, y in zip(small, small[1:], strict=False) if x and y)
+        assert all(max(x) < min(y) for x, y in itertools.pairwise(small) if x and y)
 
 
 # ---- awkward values -------------------------------------------------------------------------------------------------

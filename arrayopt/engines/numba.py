@@ -172,11 +172,11 @@ def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
     small = loads <= loads.sum() // (64 * parts)
     large: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0, i) for i in range(parts)]
-    for row, load in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
+    for row, n in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
         least, i = heapq.heappop(heap)
         large[i].append(row)
-        heapq.heappush(heap, (least + load, i))
-    taken = np.array([load for load, _ in sorted(heap, key=lambda x: x[1])])
+        heapq.heappush(heap, (least + n, i))
+    taken = np.array([n for n, _ in sorted(heap, key=lambda x: x[1])])
     room = np.maximum(loads.sum() / parts - taken, 0.0)
     cuts = np.searchsorted(np.cumsum(loads[small]), np.cumsum(room)[:-1])
     runs = np.split(rows[small], cuts)
