@@ -9,7 +9,7 @@ from rich.table import Table
 from benchmarks.ours import ENGINES, REFERENCE
 from benchmarks.results import Results, Row
 
-__all__ = ["Sheet", "bandwidth", "contest", "engines", "left_out", "memory", "scaling", "sheets", "show"]
+__all__ = ["Sheet", "bandwidth", "beside", "contest", "engines", "left_out", "memory", "scaling", "sheets", "show"]
 
 TOLERATED = 1.15
 """How much the cost of a parameter may grow."""
@@ -54,6 +54,12 @@ def _ms(ms: float) -> str:
 
 def _moved(row: Row) -> tuple[str, str]:
     return ("", "") if row.moved is None or row.share is None else (f"{row.moved:.3g}", f"{row.share:.0%}")
+
+
+def beside(results: Results) -> Sheet:
+    """Our rules beside each other."""
+    lines = [(row.problem, row.rule, _ms(row.ms), f"{row.ratio:.2f}", *_moved(row)) for row in results.beside]
+    return Sheet("Rules side by side", ("shapes", "rule", "ms", "ratio", "B/param", "of copy"), lines, names=2)
 
 
 def engines(results: Results) -> Sheet:
@@ -103,7 +109,12 @@ def left_out(results: Results) -> Sheet:
 def sheets(results: Results) -> Iterator[Sheet]:
     """All tables that have lines."""
     yield from (contest(results, problem) for problem in results.problems)
-    made = [engines(results), *(scaling(results, series) for series in results.points), memory(results)]
+    made = [
+        beside(results),
+        engines(results),
+        *(scaling(results, series) for series in results.points),
+        memory(results),
+    ]
     yield from (sheet for sheet in [*made, left_out(results)] if sheet.lines)
 
 

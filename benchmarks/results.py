@@ -76,6 +76,8 @@ class Results:
         What it was made on.
     rows : list of Row
         The contest.
+    beside : list of Row
+        Our rules beside each other.
     left_out : dict of (str, str, str) to str
         Why a contestant has no row, by rule, problem and contestant.
     copies : list of float
@@ -88,6 +90,7 @@ class Results:
 
     machine: Machine
     rows: list[Row] = field(default_factory=list)
+    beside: list[Row] = field(default_factory=list)
     left_out: dict[tuple[str, str, str], str] = field(default_factory=dict)
     copies: list[float] = field(default_factory=list)
     points: dict[str, list[Point]] = field(default_factory=dict)

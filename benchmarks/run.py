@@ -11,10 +11,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this folder
-# Before any library starts its threads: idle ones are not to spin while another contestant works, and PyTorch is to ask
-# for huge pages as NumPy does.
+# Before any library starts its threads: idle ones are not to spin while another contestant works.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from rich.console import Console  # noqa: E402
 
@@ -24,6 +22,7 @@ from benchmarks.contest import race  # noqa: E402
 from benchmarks.machine import COPY, copying, look  # noqa: E402
 from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
 from benchmarks.results import Memory, Results, rows  # noqa: E402
+from benchmarks.rules import side_by_side  # noqa: E402
 
 __all__ = ["FULL", "QUICK", "Settings", "main", "measure"]
 
@@ -114,6 +113,8 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
         for rule in settings.rules:
             say(f"{rule} over {problem.title}")
             _contest(rule, problem, settings, results)
+        say(f"rules side by side over {problem.title}")
+        results.beside += side_by_side(settings.rules, problem, settings.copied, **settings.pace)
         problem.__dict__.pop("grads", None)
     for rule in settings.scaled:
         say(f"scaling of {rule}")
