@@ -44,7 +44,7 @@ class Settings:
     warmup : int
         How many steps each makes before.
     seconds : float
-        How long the contestants of one rule and problem are timed, all together.
+        How long the contestants of one rule and problem make steps, all together.
     patience : float
         A contestant that would take so many seconds to compile is left out.
     copied : int
@@ -66,7 +66,7 @@ class Settings:
     rounds: int = 15
     least: int = 3
     warmup: int = 2
-    seconds: float = 25.0
+    seconds: float = 40.0
     patience: float = 60.0
     copied: int = 1 << 28
     scaled: tuple[str, ...] = tuple(ours.RULES)
