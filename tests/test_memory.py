@@ -83,8 +83,12 @@ def test_mixed_precision_with_all_around_it_allocates_little(engine, options, mo
 
 @pytest.mark.parametrize("engine", ["numpy", "numba"])
 @pytest.mark.parametrize("shape", [(1024, 512, 3, 3), (2048, 1024, 1, 1), (100, 9000, 1, 5)])
-def test_small_kernels_allocate_little(engine, shape):
-    """Their rows and columns are as many as their elements, or nearly; what is kept of them is state alone."""
+def test_small_kernels_allocate_little(engine, shape, monkeypatch):
+    """Their rows and columns are as many as their elements, or nearly; what is kept of them is state alone.
+
+    The room in which they lie side by side is the same however many there are.
+    """
+    monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "2")
     kernels = {"k": np.ones(shape, "float32")}
     grads = {"k": np.full_like(kernels["k"], 0.5)}
     ao.Optimizer(dict(kernels), RULES["CAME"], engine=engine).step(grads)  # what is loaded once is loaded
@@ -94,7 +98,7 @@ def test_small_kernels_allocate_little(engine, shape):
         state = tracemalloc.get_traced_memory()[0]
         for _ in range(2):
             opt.step(grads)
-        assert tracemalloc.get_traced_memory()[1] - state < 0.05 * (state + kernels["k"].nbytes)
+        assert tracemalloc.get_traced_memory()[1] - state < max(5e6, 0.05 * (state + kernels["k"].nbytes))
     finally:
         tracemalloc.stop()
 
