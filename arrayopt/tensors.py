@@ -1,10 +1,8 @@
 """The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import numpy as np
 
 from arrayopt.arrays import Array, detached, writable
 from arrayopt.engines import Bucket, bucketed
@@ -16,7 +14,8 @@ from arrayopt.trees import flatten, leaves, rebuild, template
 __all__ = ["Tensors"]
 
 _ARRAY = operator.attrgetter("array")
-_LOOK, _LOOK_THERE = operator.attrgetter("dtype", "shape"), operator.attrgetter("dtype", "shape", "device")
+_LOOKS = {"numpy": ("dtype", "shape"), "cupy": ("dtype", "shape", "data.device_id")}
+"""What tells whether an array is like another, by its library; of any other, also its device."""
 
 
 class Tensors:
@@ -98,7 +97,7 @@ class Tensors:
         kinds.discard(type(None))
         if kinds != {self._kind} or len(given) != len(self._forms):
             return False
-        look = _LOOK if self._kind is np.ndarray else _LOOK_THERE
+        look = _look(self._kind)
         if not some:
             return all(map(operator.eq, map(look, given), self._forms))
         return all(g is None or look(g) == form for g, form in zip(given, self._forms, strict=True))
@@ -111,7 +110,7 @@ class Tensors:
         (kind,) = kinds
         if kind is not self._kind:
             self._kind, self._forms = kind, [None] * len(given)
-        look, same = _LOOK if kind is np.ndarray else _LOOK_THERE, dict[Any, Any]()
+        look, same = _look(kind), dict[Any, Any]()
         forms = [form if g is None else look(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
 
@@ -149,6 +148,11 @@ class Tensors:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": ([], []), "_kind": None, "_forms": []}
+
+
+def _look(kind: type) -> Callable[[Any], Any]:
+    """What tells whether an array of some type is like another."""
+    return operator.attrgetter(*_LOOKS.get(kind.__module__.partition(".")[0], ("dtype", "shape", "device")))
 
 
 def _start(group: Group) -> None:
