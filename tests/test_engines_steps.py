@@ -23,7 +23,7 @@ from tests.engine_runs import (
     same,
     shapes_of,
 )
-from tests.test_trace import made
+from tests.tracing import made
 
 # ---- steps that leave tensors out, resuming, groups -----------------------------------------------------------------
 

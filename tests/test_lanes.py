@@ -9,7 +9,7 @@ from arrayopt.fusion.lanes import lane_geometry, lanes, suits
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import plan_for
 from tests.engine_runs import agree, contents, problem, run, same
-from tests.test_trace import made
+from tests.tracing import made
 
 each_engine = pytest.mark.parametrize("engine", ["numpy", "numba"])
 

@@ -12,8 +12,8 @@ from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import Graph
 from arrayopt.fusion.plan import plan_for
 from tests.cases import ALL, IDS, make
-from tests.test_plan import agree, check, fused_and_written, zeros
-from tests.test_trace import made
+from tests.planning import agree, check, fused_and_written, zeros
+from tests.tracing import made
 
 SHAPES = ((3, 4), (7,), (20011,), (), (300, 257))
 FIVE = ("a", "b", "c", "d", "e")
