@@ -163,8 +163,10 @@ class _Blocks(Batch):
             s: np.empty(shapes[kind], np.float64 if kind in ("tensor", "batch") else self.real)
             for s, kind in kinds.items()
         }
-        spread = {n: _spread(_lookup(n, known, arrays), a, b) for n in prog.small}
+        spread = {n: self._constant(_spread(_lookup(n, known, arrays), a, b)) for n in prog.small}
+        names = {*p.loads, *p.stores}
 
+        @np.errstate(all="ignore")
         def some(lo: int, hi: int) -> None:
             buffers = _buffers(prog.buffers, self.real, geo["TR"] * geo["TC"] * geo["G"])
             for u in range(lo, hi):
@@ -174,13 +176,13 @@ class _Blocks(Batch):
                 cols = slice(ct * geo["TC"], min(c, (ct + 1) * geo["TC"]))
                 shape = (ab.stop - ab.start, rows.stop - rows.start, cols.stop - cols.start)
                 n = shape[0] * shape[1] * shape[2]
-                block = {name: elements[name][ab, rows, cols] for name in {*p.loads, *p.stores}}
+                block = {name: elements[name][ab, rows, cols] for name in names}
                 env = {m: _cut(x, ab, rows, cols) for m, x in spread.items()}
                 got = self._run(k, block, env, [x[:n].reshape(shape) for x in buffers])
                 for s, kind in kinds.items():
                     x = got[s.args[0]]
                     if kind == "tensor":
-                        parts[s][u] = x.sum()
+                        parts[s][u] = np.add.reduce(x, axis=None)
                     elif kind == "row":
                         x.sum(axis=2, out=parts[s][ab, rows, ct])
                     elif kind == "column":
@@ -191,6 +193,11 @@ class _Blocks(Batch):
         run([partial(some, units * i // threads, units * (i + 1) // threads) for i in range(threads)])
         for s, kind in kinds.items():
             known[s] = self._combine(s, kind, parts[s], a, b)
+
+    def _constant(self, x: Any) -> Any:
+        """A number as an array without axes, which NumPy takes in sooner; anything else as it is."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x, self.real) if isinstance(x, float) else x
 
     def _combine(self, s: Node, kind: str, part: Any, a: int, b: int) -> Any:
         """A sum over elements from its partial sums."""
@@ -204,28 +211,22 @@ class _Blocks(Batch):
         return (whole if "B" in s.axes else whole.sum(axis=1, keepdims=True)).astype(self.real)
 
     def _run(self, k: int, block: dict[str, Any], env: dict[Node, Any], buffers: list[Any]) -> dict[Node, Any]:
-        """A pass on one block: loads, operations and stores; the values of the block."""
+        """A pass on one block: loads, operations and stores; the values that it sums."""
         p, prog = self.plan.passes[k], self.programs[k]
-        for name, n in p.loads.items():
-            x = block[name]
-            env[n] = x if x.dtype.kind == "c" or x.dtype == self.real else x.astype(self.real)
-        with np.errstate(all="ignore"):
-            for call, args, n, target in prog.steps:
-                given = [a.data if a.op == "const" else env[a] for a in args]
-                out = None if target == -1 else block[target] if isinstance(target, str) else buffers[target]
-                made = call(*given, out=out)
-                env[n] = made if out is None else out
+        made = prog.run(block, env, buffers, self.real)
+        if prog.copies:
             raw = {*p.loads.values(), *(n for n in p.nodes if n.op in ("real", "imag"))}
             copies = {
-                name: (np.array(env[n]) if n in raw and len(prog.copies) > 1 else _lookup(n, env, {}))
+                name: (np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n])
                 for name, n in prog.copies.items()
             }
             for name, x in copies.items():
                 np.copyto(block[name], x, casting="same_kind" if not np.isscalar(x) else "unsafe")
-        return env
+        return made
 
     # ---- many small tensors -----------------------------------------------------------------------------------------
 
+    @np.errstate(all="ignore")
     def _together(self, rows: Ints, grads: Sequence[Array | None]) -> None:
         """All passes over some small tensors, as one array."""
         chosen, sizes = rows.tolist(), self.geo[rows, 0]
@@ -240,9 +241,8 @@ class _Blocks(Batch):
             column = self.scalars[rows, i].astype(bool if n.dtype == "bool" else float)
             known[n] = column[0].item() if (column == column[0]).all() else column
         for k in range(len(self.plan.prologues)):
-            with np.errstate(all="ignore"):
-                for n in self.plan.prologues[k]:
-                    known[n] = HOST[n.op](*(_lookup(x, known, {}) for x in n.args))
+            for n in self.plan.prologues[k]:
+                known[n] = HOST[n.op](*(_lookup(x, known, {}) for x in n.args))
             if k < len(self.plan.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
@@ -297,7 +297,7 @@ def _spread(x: Any, a: int, b: int) -> Any:
 
 def _cut(x: Any, *slices: slice) -> Any:
     """A block of a value of rank 3, whole where it does not vary."""
-    if not isinstance(x, np.ndarray):
+    if not isinstance(x, np.ndarray) or x.ndim == 0:
         return x
     return x[tuple(s if n > 1 else slice(None) for n, s in zip(x.shape, slices, strict=True))]
 

@@ -67,6 +67,7 @@ class Matrices:
     def run(self, pass_: Run, threads: int) -> None:
         """All segments."""
 
+        @np.errstate(all="ignore")
         def some(s: Segment, lo: int, hi: int) -> None:
             for u in range(lo, hi):
                 self._unit(s, u, pass_)
@@ -99,9 +100,8 @@ class Matrices:
         env |= self.known
         planes: dict[str, Any] = {}
         for part, k in zip(s.small, (*s.passes, None), strict=True):
-            with np.errstate(all="ignore"):
-                for n in part:
-                    env[n] = self._small(n, env)
+            for n in part:
+                env[n] = self._small(n, env)
             if k is not None:
                 p = self.plan.passes[k]
                 for name in {*p.loads, *p.stores}.difference(planes):

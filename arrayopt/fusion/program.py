@@ -1,6 +1,7 @@
 """A pass as a list of NumPy calls that write into a few numbered buffers."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,24 +18,55 @@ _VIEWS = ("real", "imag")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """How a pass is run on a block.
+    """How a pass is run on a block: a list of values, in which each has its place, and calls on them.
 
     Attributes
     ----------
-    steps : tuple of (callable, tuple of Node, Node, int or str)
-        What is called, on what, giving what, written where: a buffer by number, or a stored array by name.
+    steps : tuple of (callable, callable, int)
+        What is called; what picks the arguments from the list of values, with where to write last; and where a result
+        that is a view of an argument belongs, or -1.
+    blank : tuple
+        The list with nothing but constants in it.
+    loads : tuple of (str, int)
+        Stored arrays that are read.
+    small : dict of Node to int
+        Values over fewer axes, and scalars of the step, that are read.
+    made : tuple of (int, int or str)
+        In what results are written: a buffer by number, or a stored array by name.
+    wanted : dict of Node to int
+        What is summed or copied afterwards.
     buffers : tuple of str
         What each buffer holds: ``real``, ``complex`` or ``bool``.
     copies : dict of str to Node
         Stores that no step writes in place.
-    small : tuple of Node
-        Values over fewer axes, and scalars of the step, that the steps read.
     """
 
-    steps: tuple[tuple[Callable[..., Any], tuple[Node, ...], Node, int | str], ...]
+    steps: tuple[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], int], ...]
+    blank: tuple[Any, ...]
+    loads: tuple[tuple[str, int], ...]
+    small: dict[Node, int]
+    made: tuple[tuple[int, int | str], ...]
+    wanted: dict[Node, int]
     buffers: tuple[str, ...]
     copies: dict[str, Node]
-    small: tuple[Node, ...]
+
+    def run(
+        self, block: Mapping[str, Any], known: Mapping[Node, Any], buffers: Sequence[Any], real: Any
+    ) -> dict[Node, Any]:
+        """Make all calls, under an `errstate` of the caller's; what is wanted afterwards."""
+        values = list(self.blank)
+        for n, i in self.small.items():
+            values[i] = known[n]
+        for name, i in self.loads:
+            x = block[name]
+            values[i] = x if x.dtype == real or x.dtype.kind == "c" else x.astype(real)
+        for i, target in self.made:
+            values[i] = block[target] if isinstance(target, str) else buffers[target]
+        for call, pick, view in self.steps:
+            made = call(*pick(values))
+            if view >= 0:
+                values[view] = made
+        return {n: values[i] for n, i in self.wanted.items()}
 
 
 @lru_cache(maxsize=512)
@@ -67,7 +99,7 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
     buffers: list[str] = []
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     where: dict[Node, int] = {}
-    steps = []
+    targets: dict[Node, int | str] = {}
     for i, n in enumerate(p.nodes):
         target: int | str = direct.get(n, -1)
         if n in bases:
@@ -77,16 +109,42 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
                 free[n.dtype].append(len(buffers))
                 buffers.append(n.dtype)
             target = where[n] = free[n.dtype].pop()
-        steps.append((CALLS.get(n.op) or HOST[n.op], n.args, n, target))
+        targets[n] = target
         for a in set(n.args):
             held = a in kept or any(bases.get(v) is a for v in bases)
             if a in where and last[a] == i and not held:
                 free[a.dtype].append(where.pop(a))
     elements = {*p.nodes, *p.loads.values()}
-    used = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(s.args[0] for s in p.sums)]
+    used = [*(a for n in p.nodes for a in n.args), *kept]
     small = dict.fromkeys(n for n in used if n not in elements and n.op != "const")
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return Program(tuple(steps), tuple(buffers), copies, tuple(small))
+    return _placed(p, targets, small, copies, tuple(buffers))
+
+
+def _placed(
+    p: Pass, targets: dict[Node, int | str], small: Iterable[Node], copies: dict[str, Node], buffers: tuple[str, ...]
+) -> Program:
+    """A program, with a place in one list for each value that it is about."""
+    wanted = dict.fromkeys([*(s.args[0] for s in p.sums), *copies.values()])
+    args = [a for n in targets for a in n.args]
+    at = {n: i for i, n in enumerate(dict.fromkeys([*p.loads.values(), *args, *targets, *wanted]))}
+    return Program(
+        steps=tuple(
+            (
+                CALLS.get(n.op) or HOST[n.op],
+                operator.itemgetter(*(at[a] for a in n.args), at[n]),
+                at[n] if targets[n] == -1 else -1,
+            )
+            for n in targets
+        ),
+        blank=tuple(n.data if n.op == "const" else None for n in at),
+        loads=tuple((name, at[n]) for name, n in p.loads.items()),
+        small={n: at[n] for n in small},
+        made=tuple((at[n], target) for n, target in targets.items() if target != -1),
+        wanted={n: at[n] for n in wanted},
+        buffers=buffers,
+        copies=copies,
+    )
 
 
 def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
@@ -102,7 +160,7 @@ def _abs2(x: Any, out: Any) -> None:
 def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
     """A division; the scale is almost always one, and then is left out."""
     unit = scale == 1.0
-    if not (unit if isinstance(unit, bool) else unit.all()):
+    if not (unit if isinstance(unit, bool | np.bool_) else unit.all()):
         a = np.multiply(a, scale, out=out)
     np.multiply(a, reciprocal, out=out)
 
@@ -124,4 +182,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "real": lambda x, out: x.real,
     "imag": lambda x, out: x.imag,
     "conj": np.conjugate,
+    "minimum": lambda a, b, out: np.minimum(a, b, out=out),
+    "maximum": lambda a, b, out: np.maximum(a, b, out=out),
 }
