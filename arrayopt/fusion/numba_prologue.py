@@ -22,6 +22,7 @@ def between(m: Text, k: int, sums: Sequence[Node], part: tuple[Node, ...], small
     for n in reads:
         if n.on_host and n.op != "const":
             m.put(1, f"h{m.scalar[n]} = scalars[row, {m.scalar[n]}]")
+    begin, m.seen = len(m.lines), {}
     for s in sums:
         _combine(m, s)
     for group in loops(part):
@@ -32,6 +33,9 @@ def between(m: Text, k: int, sums: Sequence[Node], part: tuple[Node, ...], small
             at, depth = m.index(axes), _loops(m, axes)
             m.put(depth, f"at_{name}[{at}] = {m.value(n)}")
     m.put(1, "return")
+    starts = {n: f"table[row, VEC{m.vector[n]}]" for n in m.seen}
+    views = [f"    w{m.vector[n]} = work[{x} : {x} + {' * '.join(n.axes)}]" for n, x in starts.items()]
+    m.lines[begin:begin], m.seen = views, None
 
 
 def _loops(m: Text, axes: str, depth: int = 1) -> int:
@@ -49,8 +53,14 @@ def _combine(m: Text, s: Node) -> None:
         m.put(1, "acc = 0.0", "for unit in range(table[row, IN_UNITS]):", f"    acc += part[{base} + unit]")
         m.put(1, f"values[row, {m.where.tensor[s]}] = acc")
         return
-    out = f"work[table[row, VEC{m.vector[s]}] + {m.index(s.axes)}]"
-    depth = _loops(m, s.axes)
+    out, start = m.at(s, m.index(s.axes)), 1
+    if kind in ("row", "column") and all(x in s.axes for x in m.plan.element if x in "AB"):
+        size = " * ".join(s.axes)
+        m.put(1, f"if {'NC' if kind == 'row' else 'NR'} == 1:", f"    one = work[{base} : {base} + {size}]")
+        m.put(2, f"for i in range({size}):", f"    {m.at(s, 'i')} = one[i]")
+        m.put(1, "else:")
+        start = 2
+    depth = _loops(m, s.axes, start)
     m.put(depth, "acc = 0.0")
     inner = depth
     ab = "(a * B + b)" if m.plan.element != "RC" else "0"
@@ -71,17 +81,17 @@ def _combine(m: Text, s: Node) -> None:
 
 def _small_loop(m: Text, group: list[Node]) -> None:
     """Operations that go over the same axes, in one loop."""
-    depth, made = _loops(m, group[0].axes), set(group)
-    cast = "W" if group[0].axes else ""
-    for n in dict.fromkeys(a for x in group for a in x.args if a not in made):
-        if not (n.on_host or n.op == "const"):
-            m.put(depth, f"{m.name(n)} = {m.typed(n, m.value(n), cast)}")
+    made, cast = set(group), "W" if group[0].axes else ""
+    read = dict.fromkeys(a for x in group for a in x.args if a not in made and not (a.on_host or a.op == "const"))
+    m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n), cast)}" for n in read if not n.axes))
+    depth = _loops(m, group[0].axes)
+    m.put(depth, *(f"{m.name(n)} = {m.typed(n, m.value(n), cast)}" for n in read if n.axes))
     for n in group:
         m.put(depth, f"{m.name(n)} = {m.expression(n)}")
         if n.axes == "":
             m.put(depth, f"values[row, {m.where.tensor[n]}] = {m.name(n)}")
         elif n in m.vector:
-            m.put(depth, f"work[table[row, VEC{m.vector[n]}] + {m.index(n.axes)}] = {m.name(n)}")
+            m.put(depth, f"{m.at(n, m.index(n.axes))} = {m.name(n)}")
 
 
 def _sum(m: Text, group: list[Node]) -> None:

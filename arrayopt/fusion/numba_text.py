@@ -148,6 +148,7 @@ class Text(Written):
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
         self.columns.append("OWN")
+        self.seen: dict[Node, None] | None = None
 
     def name(self, n: Node) -> str:
         """What a value is called in the text."""
@@ -204,8 +205,13 @@ class Text(Written):
         self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
 
     def at(self, n: Node, index: str) -> str:
-        """Where a value over fewer axes is read from."""
-        return f"at_{n.data}[{index}]" if n.op == "input" else f"work[table[row, VEC{self.vector[n]}] + {index}]"
+        """Where a value over fewer axes lies; in a prologue, whose loops begin at 0, as a view, which is taken down."""
+        if n.op == "input":
+            return f"at_{n.data}[{index}]"
+        if self.seen is None:
+            return f"work[table[row, VEC{self.vector[n]}] + {index}]"
+        self.seen[n] = None
+        return f"w{self.vector[n]}[{index}]"
 
     def value(self, n: Node) -> str:
         """A value over fewer axes, read where the indices of its axes are known."""
