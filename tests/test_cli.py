@@ -133,6 +133,18 @@ def test_nothing_optional_is_imported_before_a_command_runs():
     assert done.stdout == "[]\n"
 
 
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = "import sys; from arrayopt.cli import main; sys.stdin.read(); sys.exit(main(['explain', 'LAMB']))"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    run.stdout.close()
+    run.stdin.close()
+    with run.stderr:
+        assert run.stderr.read() == b""
+    assert run.wait() == 141
+
+
 def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "arrayopt", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"arrayopt {ao.__version__}\n"

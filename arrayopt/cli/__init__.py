@@ -5,6 +5,7 @@ the work and returns the exit status. Nothing optional is imported before that f
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -28,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 where ``verify`` found a difference; 130 where the user broke off. Wrong arguments, and things that are
-        missing, end the process with a line on stderr and status 2.
+        0; 1 where ``verify`` found a difference; 130 where the user broke off, 141 where nobody reads the output any
+        more. Wrong arguments, and things that are missing, end the process with a line on stderr and status 2.
     """
     parser = _Parser(prog="arrayopt", description="Large-batch optimizers for arrays of any array-API library.")
     parser.add_argument("--version", action="version", version=f"arrayopt {ao.__version__}")
@@ -38,10 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add(commands)
     given = parser.parse_args(arguments)
     try:
-        return int(given.run(given))
+        status = int(given.run(given))
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped\n")
         return 130
+    except BrokenPipeError:  # whoever read has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 class _Parser(argparse.ArgumentParser):
