@@ -1,6 +1,8 @@
 """What is asked of an array beyond the array API standard, in one place: dtype names, working precision, writing."""
 
 import math
+import operator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,6 +24,7 @@ __all__ = [
     "kind",
     "library",
     "like",
+    "look",
     "memory",
     "on_its_device",
     "overlapping",
@@ -128,6 +131,12 @@ def store(target: Array, value: Array) -> Array:
         detached(target)[...] = value
         return target
     return value
+
+
+def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
+    """What takes an array of some type to what makes it like another: dtype, shape, and where there are several, device."""
+    there = {"numpy": (), "cupy": ("data.device_id",)}.get(kind.__module__.partition(".")[0], ("device",))
+    return operator.attrgetter("dtype", "shape", *there)
 
 
 def on_its_device(x: Array) -> AbstractContextManager[Any]:

@@ -1,10 +1,10 @@
 """The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arrayopt.arrays import Array, detached, writable
+from arrayopt.arrays import Array, detached, look, writable
 from arrayopt.engines import Bucket, bucketed
 from arrayopt.groups import Group, Groups, Tensor, assign, new_slots, override
 from arrayopt.params import extend, is_group_list, match_grads, named_params, parse_group_list
@@ -14,8 +14,6 @@ from arrayopt.trees import flatten, leaves, rebuild, template
 __all__ = ["Tensors"]
 
 _ARRAY = operator.attrgetter("array")
-_LOOKS = {"numpy": ("dtype", "shape"), "cupy": ("dtype", "shape", "data.device_id")}
-"""What tells whether an array is like another, by its library; of any other, also its device."""
 
 
 class Tensors:
@@ -97,10 +95,10 @@ class Tensors:
         kinds.discard(type(None))
         if kinds != {self._kind} or len(given) != len(self._forms):
             return False
-        look = _look(self._kind)
+        form_of = look(self._kind)
         if not some:
-            return all(map(operator.eq, map(look, given), self._forms))
-        return all(g is None or look(g) == form for g, form in zip(given, self._forms, strict=True))
+            return all(map(operator.eq, map(form_of, given), self._forms))
+        return all(g is None or form_of(g) == form for g, form in zip(given, self._forms, strict=True))
 
     def _remember(self, given: list[Array | None]) -> None:
         """Keep what gradients look like, where they are all of one type and can be asked."""
@@ -110,8 +108,8 @@ class Tensors:
         (kind,) = kinds
         if kind is not self._kind:
             self._kind, self._forms = kind, [None] * len(given)
-        look, same = _look(kind), dict[Any, Any]()
-        forms = [form if g is None else look(g) for g, form in zip(given, self._forms, strict=True)]
+        form_of, same = look(kind), dict[Any, Any]()
+        forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
 
     def buckets(self) -> list[Bucket]:
@@ -148,11 +146,6 @@ class Tensors:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": ([], []), "_kind": None, "_forms": []}
-
-
-def _look(kind: type) -> Callable[[Any], Any]:
-    """What tells whether an array of some type is like another."""
-    return operator.attrgetter(*_LOOKS.get(kind.__module__.partition(".")[0], ("dtype", "shape", "device")))
 
 
 def _start(group: Group) -> None:

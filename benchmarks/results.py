@@ -1,10 +1,11 @@
 """What a run finds, as data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.contest import Race
 from benchmarks.machine import COPY, Machine
-from benchmarks.ours import FUSED, REFERENCE
+from benchmarks.problems import Problem
 
 __all__ = ["Memory", "Point", "Results", "Row", "rows"]
 
@@ -106,14 +107,31 @@ class Results:
         return next((x for x in self.rows if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
 
 
-def rows(rule: str, problem: str, race: Race, elements: int, moved: float, copied: float) -> list[Row]:
-    """The rows that a race gives; `moved` bytes per parameter for the fused engines, `copied` by the copy."""
+def rows(
+    race: Race, problem: Problem, moved: Mapping[str, float], copied: float, *, to: str, rule: str | None = None
+) -> list[Row]:
+    """The rows that a race gives.
+
+    Parameters
+    ----------
+    race : Race
+        The race.
+    problem : Problem
+        What it was run over.
+    moved : mapping of str to float
+        Bytes per parameter, by contestant, where they are known.
+    copied : float
+        Bytes that the copy moved.
+    to : str
+        Whom all are compared with.
+    rule : str, optional
+        Whose rule all compute; else contestants are named by their rules.
+    """
     made = []
     for name in race.names:
         if name == COPY:
             continue
-        fused = name in [f"arrayopt {engine}" for engine in FUSED]
-        share = race.ratio(COPY, name) * moved * elements / copied if fused else None
-        times = 1e3 * race.seconds(name), race.ratio(name, REFERENCE)
-        made.append(Row(rule, problem, name, *times, moved if fused else None, share))
+        share = race.ratio(COPY, name) * moved[name] * problem.elements / copied if name in moved else None
+        times = 1e3 * race.seconds(name), race.ratio(name, to)
+        made.append(Row(rule or name, problem.title, name, *times, moved.get(name), share))
     return made

@@ -146,7 +146,8 @@ def _contest(rule: str, problem: Problem, settings: Settings, results: Results) 
     times = race(contestants, always=[copy], **settings.pace)
     copied, moved = 2 * settings.copied, ours.bytes_per_parameter(rule, problem)
     results.copies.append(copied / times.seconds(COPY))
-    results.rows += rows(rule, problem.title, times, problem.elements, moved, copied)
+    fused = {f"arrayopt {engine}": moved for engine in ours.FUSED}
+    results.rows += rows(times, problem, fused, copied, to=ours.REFERENCE, rule=rule)
     results.left_out |= {(rule, problem.title, name): why for name, why in times.left_out.items()}
 
 

@@ -10,10 +10,15 @@ from arrayopt.rules.base import Rule
 from arrayopt.scaling import LossScale
 from arrayopt.verdict import Verdict
 
-__all__ = ["Bucket", "Engine", "Judge", "Report", "beside", "bucketed"]
+__all__ = ["Bucket", "Engine", "Judge", "Report", "beside", "bucketed", "chosen"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
+
+
+def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
+    """Those at some places, which ascend; the list itself where that is all of it."""
+    return every if len(places) == len(every) else list(map(every.__getitem__, places))
 
 
 @dataclass(slots=True)
@@ -50,12 +55,11 @@ class Bucket:
         made: Counts = self.kept["counts"]
         return made
 
-    def own(self, every: list[Any]) -> list[Any]:
+    def own(self, every: Sequence[Any]) -> Sequence[Any]:
         """Those of all tensors' gradients that are of the bucket's tensors."""
         if "in order" not in self.kept:
             self.kept["in order"] = self.places == list(range(len(self.places)))
-        whole = self.kept["in order"] and len(every) == len(self.places)
-        return every if whole else list(map(every.__getitem__, self.places))
+        return chosen(every, self.places) if self.kept["in order"] else [every[i] for i in self.places]
 
     @property
     def rule(self) -> Rule:
@@ -70,8 +74,9 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor]) ->
         mine = [tensor_of(tensor) for tensor in bucket.tensors]
         made = Bucket([Group("", rule, {}, mine)], mine, [0] * len(mine), bucket.places)
         bucket.kept["beside", type(rule)] = made
-    if made.counts.replaced != bucket.counts.replaced:
-        made.counts.replaced = bucket.counts.replaced
+    if made.kept.get("taken over") != bucket.counts.replaced:
+        made.kept["taken over"] = bucket.counts.replaced
+        made.counts.replaced += 1
         for mine_, tensor in zip(made.tensors, bucket.tensors, strict=True):
             mine_.array = tensor.array
     made.groups[0].replace_rule(rule)

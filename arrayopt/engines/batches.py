@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, memory, size
-from arrayopt.engines.base import Bucket, Judge, Report
+from arrayopt.arrays import Array, dtype_name, look, memory, size
+from arrayopt.engines.base import Bucket, Judge, Report, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
@@ -20,8 +20,7 @@ __all__ = ["Batch", "Fused", "Ints"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-_ARRAY, _DTYPE = operator.attrgetter("array"), operator.attrgetter("dtype")
-_LOOK = operator.attrgetter("shape", "dtype", "device")
+_DTYPE = operator.attrgetter("dtype")
 
 
 class Batch(ABC):
@@ -47,7 +46,7 @@ class Batch(ABC):
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.lain: Any = None
         torch = array_api_compat.is_torch_array(self.tensors[0].array)
-        self.looks = [_LOOK(x.array) for x in self.tensors] if torch else []
+        self.looks = [look(type(x.array))(x.array) for x in self.tensors] if torch else []
         self.where = layout(plan) if split is None else split.where
         shapes = [tuple(x.array.shape) for x in self.tensors]
         if split is None:
@@ -110,15 +109,15 @@ class Batch(ABC):
         ValueError
             If a parameter of PyTorch, whose ``data`` can be set, has become another kind of array.
         """
-        arrays: list[Any] = list(map(_ARRAY, self.tensors)) if self.looks else []
-        now = self.updates.replaced, [(x.data_ptr(), x.shape, x.stride()) for x in arrays]
+        loose = [x.array for x in self.tensors] if self.looks else []
+        now = self.updates.replaced, [(x.data_ptr(), x.shape, x.stride()) for x in loose]
         if now == self.lain:
             return
-        for tensor, look in zip(self.tensors, self.looks, strict=bool(self.looks)):
-            if _LOOK(tensor.array) != look:
+        for tensor, was in zip(self.tensors, self.looks, strict=False):
+            became = look(type(tensor.array))(tensor.array)
+            if became != was:
                 raise ValueError(
-                    f"Optimizer: {tensor.name!r} must stay what it was, {look}; it has become {_LOOK(tensor.array)};"
-                    " make a new Optimizer"
+                    f"Optimizer: {tensor.name!r} must stay what it was, {was}; it has become {became}; make a new Optimizer"
                 )
         self.bind()
         self.lain = now
@@ -236,7 +235,7 @@ class Fused(ABC):
         except AttributeError:  # of None
             dtypes, complete = {g.dtype for g in grads if g is not None}, False
         for batch in self._batches(bucket, grads, dtypes, clip is not None, stats):
-            given = grads if len(batch.members) == len(grads) else [grads[i] for i in batch.members]
+            given = chosen(grads, batch.members)
             rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
             if len(rows):
                 batch.ready(rows, given, hypers, clip, skip)

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array, detached, is_array, place
-from arrayopt.engines.base import Bucket, Report
+from arrayopt.engines.base import Bucket, Report, chosen
 from arrayopt.engines.batches import Batch, Fused, Ints
 from arrayopt.engines.device import access, here
 from arrayopt.engines.judge import Judge
@@ -107,7 +107,8 @@ class _Table(Batch):
             if not is_array(clip):
                 self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
             self.skip = NOTHING if skip is None else skip
-            self.alive = self._bind(rows, grads)
+            self.follow()
+            self.alive = self._bind_grads(rows, grads)
             if self.captured and not self.table.holds(self.host):
                 moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
                 names = ", ".join(self.tensors[i].name for i in moved[:5])
@@ -145,11 +146,10 @@ class _Table(Batch):
         if self.plan.element != "C":
             self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
 
-    def _bind(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
+    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
         """Put the gradients' addresses into the table; what is returned must live until the launch."""
         address, contiguous = self.access.address, self.access.contiguous
-        self.follow()
-        given: list[Any] = list(grads if len(rows) == len(grads) else map(grads.__getitem__, rows))
+        given: list[Any] = list(chosen(grads, rows))
         if not all(map(contiguous, given)):
             given = [g if contiguous(g) else self.access.packed(g) for g in given]
         self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))

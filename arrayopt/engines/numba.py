@@ -10,7 +10,7 @@ import numpy as np
 from numba.core.errors import NumbaError
 
 from arrayopt.arrays import Array, dtype_name, memory
-from arrayopt.engines.base import Bucket
+from arrayopt.engines.base import Bucket, chosen
 from arrayopt.engines.batches import Batch, Fused, Ints, plain
 from arrayopt.engines.compiled import converts_float16, forget, load
 from arrayopt.engines.threads import run, thread_count
@@ -104,7 +104,7 @@ class _Table(Batch):
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, given = self.at["g"], list[Any](grads if len(rows) == len(grads) else map(grads.__getitem__, rows))
+        column, given = self.at["g"], list(chosen(grads, rows))
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
             given = list(map(memory, given))
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))

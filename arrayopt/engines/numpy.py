@@ -122,6 +122,7 @@ class _Blocks(Batch):
 
         Matrices(self.plan, split, arrays, known, extents, self.real).run(pass_, threads)
 
+    @np.errstate(all="ignore")
     def _passes(self, row: int, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
         """A tensor pass by pass, in blocks."""
         a, b, r, c = (int(x) for x in self.geo[row, 1:5])
@@ -131,9 +132,8 @@ class _Blocks(Batch):
             if not self._is_element(name):
                 arrays[name] = arrays[name].reshape([extents[x] if x in axes else 1 for x in "ABRC"])
         for k in range(len(self.plan.prologues)):
-            with np.errstate(all="ignore"):
-                for n in self.plan.prologues[k]:
-                    known[n] = _small(n, [_lookup(x, known, arrays) for x in n.args], self.real)
+            for n in self.plan.prologues[k]:
+                known[n] = _small(n, [_lookup(x, known, arrays) for x in n.args], self.real)
             if k < len(self.plan.passes):
                 self._pass(k, row, elements, known, arrays, threads)
         for name, n in self.plan.small.items():
@@ -196,8 +196,7 @@ class _Blocks(Batch):
 
     def _constant(self, x: Any) -> Any:
         """A number as an array without axes, which NumPy takes in sooner; anything else as it is."""
-        with np.errstate(over="ignore"):
-            return np.asarray(x, self.real) if isinstance(x, float) else x
+        return np.asarray(x, self.real) if isinstance(x, float) else x
 
     def _combine(self, s: Node, kind: str, part: Any, a: int, b: int) -> Any:
         """A sum over elements from its partial sums."""

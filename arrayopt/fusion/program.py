@@ -182,6 +182,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "real": lambda x, out: x.real,
     "imag": lambda x, out: x.imag,
     "conj": np.conjugate,
+    # NumPy wants their third argument by name
     "minimum": lambda a, b, out: np.minimum(a, b, out=out),
     "maximum": lambda a, b, out: np.maximum(a, b, out=out),
 }
