@@ -21,9 +21,9 @@ CUPY ?= cupy-cuda12x
 SANITIZER ?= $(shell command -v compute-sanitizer)
 test-gpu: export ARRAYOPT_TEST_GPU = 1
 test-gpu: $(VENV)/.gpu
-	$(BIN)/python -m pytest -q tests/test_gpu.py tests/test_cupy.py tests/test_cupy_steps.py
+	$(BIN)/python -m pytest -q $(addprefix tests/engines/cuda/,test_gpu.py test_cupy.py test_cupy_steps.py)
 	$(if $(SANITIZER),$(foreach tool,memcheck racecheck synccheck,$(SANITIZER) --tool $(tool) --error-exitcode 1 \
-		$(BIN)/python -m pytest -q tests/test_cupy.py -k no_races &&) true)
+		$(BIN)/python -m pytest -q tests/engines/cuda/test_cupy.py -k no_races &&) true)
 
 bench-gpu: $(VENV)/.gpu
 	$(BIN)/python benchmarks/gpu.py $(BENCH)

@@ -1,14 +1,15 @@
 """Layer-wise adaptive and memory-efficient optimizers for any array-API library."""
 
 from arrayopt import schedules
+from arrayopt._version import __version__ as __version__
+from arrayopt.engines.source import source
 from arrayopt.functional import init, update
-from arrayopt.fusion.source import source
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.importers import load_torch
-from arrayopt.monitor import Monitor
+from arrayopt.monitor.monitor import Monitor
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
-from arrayopt.scaling import LossScale
+from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
     "CAME",
@@ -32,5 +33,3 @@ __all__ = [
     "source",
     "update",
 ]
-
-__version__ = "0.1.0"

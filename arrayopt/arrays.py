@@ -134,7 +134,7 @@ def store(target: Array, value: Array) -> Array:
 
 
 def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
-    """What takes an array of some type to what makes it like another: dtype, shape, and where there are several, device."""
+    """What takes an array of some type to what it looks like: dtype, shape and, where there are several, device."""
     there = {"numpy": (), "cupy": ("data.device_id",)}.get(kind.__module__.partition(".")[0], ("device",))
     return operator.attrgetter("dtype", "shape", *there)
 

@@ -6,17 +6,18 @@ import numpy as np
 
 from arrayopt.arrays import array_namespace, dtype_name, is_array, size, working_dtype
 from arrayopt.engines.array_api import apply
-from arrayopt.groups import Groups, assign, new_slots, override
 from arrayopt.hyper import concrete, scalar
-from arrayopt.params import match_grads, named_params
-from arrayopt.prologue import is_count
+from arrayopt.params.given import match_grads, named_params
+from arrayopt.params.groups import Groups, assign, override
+from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.rules.words import choose
-from arrayopt.scaling import LOSS_SCALE, LossScale
-from arrayopt.state import CLIP_NORM
-from arrayopt.trees import rebuild
-from arrayopt.verdict import Verdict, joint_norm, judge
+from arrayopt.saving.state_dict import CLIP_NORM
+from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
+from arrayopt.state.tensors import new_slots
+from arrayopt.state.verdict import Verdict, joint_norm, judge
+from arrayopt.step.prologue import is_count
 
 __all__ = ["init", "update"]
 

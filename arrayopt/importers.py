@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
-from arrayopt.groups import new_slots
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Adam, AdamW, Rule
+from arrayopt.state.tensors import new_slots
 
 __all__ = ["load_torch"]
 

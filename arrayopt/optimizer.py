@@ -5,18 +5,18 @@ from types import MappingProxyType
 from typing import Any
 
 from arrayopt.arrays import array_namespace, detached, size
-from arrayopt.engines import explain_bucket, select
-from arrayopt.groups import Group, Groups, fields_of, unknown_key
-from arrayopt.hooks import attach
+from arrayopt.engines.table import explain_bucket, select
 from arrayopt.hyper import Hyper, coerce, evaluate
-from arrayopt.prologue import Prologue, checked_count
+from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
+from arrayopt.params.parameters import Tensors
 from arrayopt.rules.base import Rule
-from arrayopt.saving import Saved
-from arrayopt.scaling import LossScale
-from arrayopt.state import CLIP_NORM
-from arrayopt.stats import Stats
-from arrayopt.steps import Coming, run
-from arrayopt.tensors import Tensors
+from arrayopt.saving.saved import Saved
+from arrayopt.saving.state_dict import CLIP_NORM
+from arrayopt.state.loss_scale import LossScale
+from arrayopt.step.hooks import attach
+from arrayopt.step.prologue import Prologue, checked_count
+from arrayopt.step.run import Coming, run
+from arrayopt.step.stats import Stats
 
 __all__ = ["Optimizer"]
 

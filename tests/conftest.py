@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from arrayopt import engines
+from arrayopt.engines import table as engines
 
 
 def pytest_make_parametrize_id(val):

@@ -5,7 +5,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.hyper import Listed
-from tests.refusals import fails_without_a_trace, ones, optimizer, out_of_range, params, raises, row
+from tests.support.refusals import fails_without_a_trace, ones, optimizer, out_of_range, params, raises, row
 
 ADDING = [
     row(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.refusals import A, B, C, optimizer, raises, row
+from tests.support.refusals import A, B, C, optimizer, raises, row
 
 MAKING = [
     row(

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 
 import arrayopt as ao
-from tests.originals import (
+from tests.support.originals import (
     GOLDENS,
     Refused,
     Works,
@@ -27,7 +27,7 @@ from tests.originals import (
     sequences_are_independent,
     unknown,
 )
-from tests.refusals import A, B, ones, optimizer
+from tests.support.refusals import A, B, ones, optimizer
 
 INT = "an int is a number"
 ONE_UNKNOWN = "there is no such option"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.refusals import (
+from tests.support.refusals import (
     INTERVALS,
     OPEN_END,
     build,

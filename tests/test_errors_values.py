@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.refusals import INTERVALS, OPEN_END, OPTIONS, RULES, build, each_number, fields, optimizer, raises
+from tests.support.refusals import INTERVALS, OPEN_END, OPTIONS, RULES, build, each_number, fields, optimizer, raises
 
 SWITCHES = [(rule, field) for rule in RULES for field in fields(rule, switches=True)]
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests import witness
-from tests.cases import ALL, CASES, IDS, make
 from tests.conftest import BACKENDS
-from tests.tolerances import TOLERANCES
+from tests.support import witness
+from tests.support.cases import ALL, CASES, IDS, make
+from tests.support.tolerances import TOLERANCES
 
 SHAPES = {"w": (3, 4), "b": (4,), "zero": (), "empty": (0, 2)}
 NEAR = TOLERANCES["float64"].relative

@@ -16,7 +16,7 @@ import torch
 
 import arrayopt as ao
 from arrayopt.hyper import Listed, coerce, evaluate
-from tests.cases import ALL, IDS, make
+from tests.support.cases import ALL, IDS, make
 
 # ---- coerce: what is given, and what is kept ------------------------------------------------------------------------
 

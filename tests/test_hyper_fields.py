@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from tests.tolerances import TOLERANCES
+from tests.support.tolerances import TOLERANCES
 
 # ---- declaring fields -----------------------------------------------------------------------------------------------
 

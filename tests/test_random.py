@@ -14,9 +14,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.trees import flatten
-from tests.model import Model
-from tests.problems import STEPS, problems
+from arrayopt.params.trees import flatten
+from tests.support.model import Model
+from tests.support.problems import STEPS, problems
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf")
@@ -52,7 +52,7 @@ def surroundings(threads, small):
         if not small:
             yield
             return
-        numpy, numba = (importlib.import_module(f"arrayopt.engines.{name}") for name in ("numpy", "numba"))
+        numpy, numba = (importlib.import_module(f"arrayopt.engines.{name}.engine") for name in ("numpy", "numba"))
         with (
             mock.patch.object(numpy, "SHARED", 8),
             mock.patch.object(numpy, "PACKED", 4),

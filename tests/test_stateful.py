@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import arrayopt as ao
-from tests.model import Model
+from tests.support.model import Model
 from tests.test_random import frozen, settled
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (0, 2), "n0": (2, 3), "n1": (4,)}

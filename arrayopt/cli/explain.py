@@ -9,9 +9,11 @@ import numpy as np
 import arrayopt as ao
 from arrayopt.arrays import WORKING
 from arrayopt.cli.arguments import assignment, listed, make_rule, rule_class, shape
-from arrayopt.engines import ENGINES, Bucket, explain_bucket
-from arrayopt.groups import Group, Tensor
+from arrayopt.engines.base import Bucket
+from arrayopt.engines.table import ENGINES, explain_bucket
 from arrayopt.libraries import UnavailableError, numpy_dtype
+from arrayopt.params.groups import Group
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["add"]
 

@@ -95,7 +95,7 @@ def _trial(library: Library, engine: str) -> str:
 def _cache() -> str:
     """Where generated code is kept."""
     try:
-        from arrayopt.engines.compiled import cache_folder
+        from arrayopt.engines.numba.compiled import cache_folder
 
         folder = cache_folder()
     except ImportError:

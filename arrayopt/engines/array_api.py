@@ -18,8 +18,8 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.engines.base import Bucket, Report
-from arrayopt.groups import Tensor
 from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
 

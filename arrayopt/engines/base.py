@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from arrayopt.arrays import Array, dtype_name, place
-from arrayopt.groups import Counts, Group, Tensor
+from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
-from arrayopt.scaling import LossScale
-from arrayopt.verdict import Verdict
+from arrayopt.state.loss_scale import LossScale
+from arrayopt.state.tensors import Counts, Tensor
+from arrayopt.state.verdict import Verdict
 
 __all__ = ["Bucket", "Engine", "Judge", "Report", "beside", "bucketed", "chosen"]
 
@@ -185,11 +186,11 @@ class Judge(Protocol):
         Parameters
         ----------
         buckets : sequence of Bucket
-            Those that measure gradients; see `arrayopt.clipping.measured`.
+            Those that measure gradients; see `arrayopt.step.clipping.measured`.
         grads : sequence of array or None
             All gradients.
         scaling, scale, limit, check
-            As for `arrayopt.fusion.cuda_judge.emit_judge`.
+            As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
         """
 
     def each_norm(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from arrayopt.functional import init, update
 from arrayopt.hyper import listed
 from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library, to_numpy
 from arrayopt.optimizer import Optimizer
+from arrayopt.params.trees import flatten
 from arrayopt.rules.base import Rule
-from arrayopt.trees import flatten
 
 __all__ = ["Backend", "Stepper", "backend_names", "choose", "start"]
 

@@ -10,11 +10,11 @@ from arrayopt.arrays import Array, array_namespace, detached, dtype_name
 from arrayopt.hyper import is_number
 from arrayopt.libraries import UnavailableError, library_name, to_numpy
 from arrayopt.optimizer import Optimizer
-from arrayopt.params import match_grads, named_params
+from arrayopt.params.given import match_grads, named_params
+from arrayopt.params.trees import flatten, rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.testing.backends import Backend, Stepper, choose, start
 from arrayopt.testing.ulps import Scale, ulps
-from arrayopt.trees import flatten, rebuild
 
 __all__ = ["LIMITS", "Difference", "Outcome", "assert_equivalent", "compare"]
 

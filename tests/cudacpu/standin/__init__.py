@@ -11,8 +11,7 @@
 It is strict where CuPy is: nothing is converted to NumPy or from it unasked; arguments are packed as CuPy packs them;
 an array belongs to a device. And it is strict where a GPU is merely slow, or wrong now and then: work waits in its
 stream until something waits for it, a copy reads pinned memory no sooner than that, memory starts uninitialised, and
-all launches are checked (`checking`). It cannot show that CuPy takes the same calls: tests/test_cupy_names.py looks at
-that.
+all launches are checked (`checking`). It cannot show that CuPy takes the same calls: test_cupy_names.py looks at that.
 """
 
 import sys
@@ -27,7 +26,12 @@ __all__ = ["Forbidden", "checking", "counts", "forbidden", "install", "installed
 _away = {}  # the modules that are not in sys.modules now: ours, or those that ours took the place of
 
 
-BOUND = ("arrayopt.engines.cupy", "arrayopt.engines.device", "arrayopt.engines.upload")
+BOUND = (
+    "arrayopt.engines.cuda.engine",
+    "arrayopt.engines.cuda.device",
+    "arrayopt.engines.cuda.judge",
+    "arrayopt.engines.cuda.upload",
+)
 """What has imported CuPy by name, and must do so again."""
 
 

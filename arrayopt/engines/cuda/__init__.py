@@ -1,0 +1,1 @@
+"""The CUDA engine: generated kernels, run through CuPy."""

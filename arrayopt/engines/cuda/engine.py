@@ -1,0 +1,275 @@
+"""The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from arrayopt.arrays import REAL, WORKING, Array, detached, is_array, place
+from arrayopt.engines.base import Bucket, Report, chosen
+from arrayopt.engines.cuda.between import hypers as hypers_of
+from arrayopt.engines.cuda.device import access, here
+from arrayopt.engines.cuda.emit import emit
+from arrayopt.engines.cuda.judge import Judge
+from arrayopt.engines.cuda.queue import tickets
+from arrayopt.engines.cuda.stages import pieces, stages, tiles
+from arrayopt.engines.cuda.text import COLUMNS
+from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.fused import Batch, Fused, Ints
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["CuPy"]
+
+THREADS = 256
+WORD = 16
+"""Bytes that are read at once, at most."""
+
+STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")])
+NOTHING = np.uint64(0)
+"""A null pointer, as an argument of a kernel."""
+
+
+@lru_cache(maxsize=256)
+def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int) -> tuple[Any, Any]:
+    """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
+    module = cupy.RawModule(code=emit(plan, dtype, grad_dtype), options=("-std=c++17", *options))
+    return module.get_function("prepare"), module.get_function("run")
+
+
+class _Table(Batch):
+    """Tensors as a table in device memory, and the kernels that work through it."""
+
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
+        self.access, self.device = access(self.tensors[0].array)
+        tiles(self.geo, plan.element)
+        self.stages = stages(plan)
+        self.pieces = pieces(self.stages, self.geo)
+        self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
+        lengths = self.where.lengths(plan, self.geo)
+        n, first = len(members), len(COLUMNS)
+        self.at = {name: first + i for i, name in enumerate(self.names)}
+        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1]), np.int64)
+        self.host[:, : len(GEOMETRY)] = self.geo
+        self.host[:, COLUMNS.index("GROUP")] = self.groups
+        self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        with here(self.access, self.device):
+            self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
+            self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
+        self.staged: dict[tuple[int, str], Any] = {}
+        self.even: Any = None  # which tensors, but for their gradients, can be read in words
+        self.queues: dict[bytes, Any] = {}
+        self.alive: list[Any] = []
+        self.factor: Any = self.factor_there.array
+        self.skip: Any = NOTHING
+        self.captured = False
+
+    def _allocate(self, real: Any, work: int, groups: int) -> None:
+        """Make all that lasts in device memory."""
+        n, wide = len(self.tensors), np.result_type(real, np.complex64)
+        sizes = -(-self.geo[:, GEOMETRY.index("SIZE")] // 4) * 4
+        self.scratch = []
+        for name, kind in self.plan.spilled.items():
+            self.scratch.append(cupy.empty(int(sizes.sum()), wide if kind == "complex" else real))
+            starts = (np.cumsum(sizes) - sizes) * self.scratch[-1].dtype.itemsize
+            self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts
+        self.work = cupy.empty(max(1, work), real)
+        self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
+        self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
+        self.table, self.counts_there = Upload(self.host.shape, np.int64), Upload((n,), np.int64)
+        self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
+        self.factor_there = Upload((1,), np.float64)
+        self.step_there = np.zeros((), STEP)
+        there = (self.table.array, self.scalars_there, self.values_there, self.work)
+        for name, x in zip(STEP.names or (), there, strict=True):
+            self.step_there[name] = x.data.ptr
+
+    # ---- before a step ----------------------------------------------------------------------------------------------
+
+    def ready(
+        self,
+        rows: Ints,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        clip: Array | None,
+        skip: Array | None,
+    ) -> None:
+        """See `Batch.ready`."""
+        with here(self.access, self.device):
+            self.send(hypers)
+            self.factor = clip if is_array(clip) else self.factor_there.array
+            if not is_array(clip):
+                self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
+            self.skip = NOTHING if skip is None else skip
+            self.follow()
+            self.alive = self._bind_grads(rows, grads)
+            if self.captured and not self.table.holds(self.host):
+                moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
+                names = ", ".join(self.tensors[i].name for i in moved[:5])
+                raise ValueError(
+                    f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                    " write into the same arrays, or make a new Optimizer"
+                )
+            self.table.put(self.host)
+            if id(self) not in self.updates.there:  # else the device knows better
+                self.counts_there.put(self.updates[self.places])
+
+    def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
+        with here(self.access, self.device):
+            self.send(hypers)
+            if self.captured and id(self) not in self.updates.there:  # another table has counted since
+                self.counts_there.put(self.updates[self.places])
+                self.updates.there[id(self)] = self._fetch
+
+    def send(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Send hyper-parameters to the device; what follows from them is computed there."""
+        self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
+
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = {}
+        for name in self.plan.touched:
+            for row in range(len(self.tensors)):
+                x = self.stored(row, name)
+                if not self.access.contiguous(x):
+                    x = self.staged[row, name] = self.access.like(x)
+                self.host[row, self.at[name]] = self.access.address(x)
+        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
+        self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
+        if self.plan.element != "C":
+            self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
+
+    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
+        """Put the gradients' addresses into the table; what is returned must live until the launch."""
+        address, contiguous = self.access.address, self.access.contiguous
+        given: list[Any] = list(chosen(grads, rows))
+        if not all(map(contiguous, given)):
+            given = [g if contiguous(g) else self.access.packed(g) for g in given]
+        self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
+        self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
+        return given
+
+    def _queue(self, rows: Ints) -> Any:
+        """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""
+        key = rows.tobytes()
+        if key not in self.queues:
+            made, ends = tickets(self.stages, self.pieces, rows, self._lag(rows))
+            counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
+            if not self.captured:  # what is captured holds addresses
+                self.queues.clear()
+            places = cupy.asarray(rows.astype(np.int32))
+            self.queues[key] = places, cupy.asarray(made.view(np.int32)), ends, counters
+        return self.queues[key]
+
+    def _lag(self, rows: Ints) -> int | None:
+        """See `tickets`: one launch, where most elements are of tensors that the L2 cache holds from pass to pass."""
+        passes = self.plan.passes
+        if len(passes) < 2:
+            return 0
+        shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
+        sizes = self.geo[rows, GEOMETRY.index("SIZE")]
+        held = sizes * shared <= _cache()
+        return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.step`."""
+        with here(self.access, self.device):
+            self.run(rows, grads, threads)
+            self.captured |= cupy.cuda.get_current_stream().is_capturing()
+        if self.captured or self.skip is not NOTHING or id(self) in self.updates.there:
+            self.updates.there[id(self)] = self._fetch
+        else:
+            self.counts_there.advance(rows)
+            self.updates[self.places[rows]] += 1
+        self.alive = []
+
+    def _fetch(self) -> None:
+        """Bring the numbers of updates up to date; waits for the device."""
+        with here(self.access, self.device):
+            self.counts_there.known = self.counts_there.array.get()
+        self.updates.values[self.places] = self.counts_there.known
+
+    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.run`."""
+        for (row, name), copy in self.staged.items():
+            copy[...] = detached(self.stored(row, name))
+        there, queue, ends, counters = self._queue(rows)
+        taken, done = counters[: len(ends)], counters[len(ends) :]
+        given = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts_there.array)
+        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
+        self.prepare_kernel((-(-max(len(rows), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
+        first = 0
+        for i, last in enumerate(ends):
+            if last > first:
+                part = (queue, np.int32(first), np.int32(last), taken[i:], done, self.skip)
+                self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
+            first = last
+        for (row, name), copy in self.staged.items():
+            self.replace(row, name, copy)
+
+    def report(self, rows: Ints) -> dict[str, Report]:
+        """See `Batch.report`."""
+        with here(self.access, self.device):
+            kept = [x.copy() for x in (self.values_there, self.scalars_there)]
+            if self.skip is not NOTHING:
+                kept = [cupy.where(self.skip != 0, np.nan, x) for x in kept]
+            values, scalars = map(self.access.own, kept)
+
+        def column(n: Any) -> Any:
+            if n in self.where.tensor:
+                return values[:, self.where.tensor[n]]
+            return [float(n.data)] * len(self.tensors) if n.op == "const" else scalars[:, self.plan.scalars.index(n)]
+
+        columns = {name: column(node) for name, node in self.plan.reports.items()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in self.full(rows).tolist()}
+
+    def reported(self, name: str, rows: Ints) -> Ints:
+        """The addresses of a value that the last step reports of some tensors, in double precision."""
+        column = self.where.tensor[self.plan.reports[name]]
+        values = self.values_there
+        at: Ints = values.data.ptr + (rows * values.shape[1] + column) * values.itemsize
+        return at
+
+
+def _cache() -> int:
+    """Bytes of the device's L2 cache."""
+    return int(cupy.cuda.Device().attributes["L2CacheSize"])
+
+
+def _resident() -> int:
+    """About as many blocks as the device works on at once."""
+    return 3 * int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+
+
+class CuPy(Fused):
+    """Generated kernels over all tensors at once; results do not depend on the grid."""
+
+    name = "cupy"
+    batch = _Table
+    side_by_side = False
+    options: tuple[str, ...] = ()
+    """Further options of the compiler."""
+
+    def describe(self) -> str:
+        """See `Fused.describe`."""
+        return "CUDA kernels over all tensors at once"
+
+    def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
+        """See `Engine.judge`."""
+        homes = {(xp, str(device)) for xp, device in (place(bucket.tensors[0].array) for bucket in buckets)}
+        return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
+
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+        """See `Engine.advance`."""
+        for key, batches in bucket.kept.items():
+            for batch in batches if key[0] == self.name else ():
+                batch.advance(hypers)

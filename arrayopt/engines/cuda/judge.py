@@ -1,0 +1,132 @@
+"""What all gradients together mean for a step, decided on their device, without the host."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from arrayopt.arrays import Array
+from arrayopt.engines.base import Bucket
+from arrayopt.engines.cuda.device import access, here
+from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
+from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.fused import Fused, Ints
+from arrayopt.state.loss_scale import LossScale
+from arrayopt.state.verdict import Verdict
+
+__all__ = ["Judge"]
+
+THREADS = 256
+
+
+@lru_cache(maxsize=64)
+def _kernel(scaling: LossScale | None, scale: str | None, limit: bool, check: bool, options: Any, device: int) -> Any:
+    """The compiled kernel, on the current device."""
+    text = emit_judge(scaling, scale=scale, limit=limit, check=check)
+    return cupy.RawModule(code=text, options=("-std=c++17", *options)).get_function("judge")
+
+
+def _view(x: Any, i: int) -> Any:
+    """A value in a table as a 0-d array, where it lies."""
+    return x[i : i + 1].reshape(())
+
+
+class Judge:
+    """See `arrayopt.engines.base.Judge`.
+
+    Parameters
+    ----------
+    engine : Fused
+        What measures gradients.
+    buckets : sequence of Bucket
+        The tensors, all of one library and on one device.
+    """
+
+    def __init__(self, engine: Fused, buckets: Sequence[Bucket], options: Sequence[str]) -> None:
+        self.engine, self.options = engine, tuple(options)
+        self.access, self.device = access(buckets[0].tensors[0].array)
+        with here(self.access, self.device):
+            self.given, self.state = Upload((len(GIVEN),), np.float64), Upload((len(STATE),), np.float64)
+            self.verdict, self.skip = cupy.zeros(len(VERDICT), np.float64), cupy.zeros((), np.int32)
+        self.factor = _view(self.verdict, VERDICT.index("factor"))
+        self.inverse = _view(self.state.array, STATE.index("inverse"))
+        self.norms: dict[bytes, Upload] = {}
+        self.captured = False
+        self.measured: list[Any] = []
+        self.host: Mapping[str, Any] | None = None
+
+    def give(self, scale: float | None, limit: float | None) -> None:
+        """See `arrayopt.engines.base.Judge.give`."""
+        with here(self.access, self.device):
+            self.given.put(np.array([0.0 if x is None else x for x in (scale, limit)]))
+
+    def hold(self, state: Mapping[str, Any]) -> None:
+        """See `arrayopt.engines.base.Judge.hold`."""
+        if state is not self.host:
+            with here(self.access, self.device):
+                self.state.known = None
+                self.state.put(np.array([float(state[name]) for name in STATE[:-1]] + [1.0 / float(state["scale"])]))
+            self.host = state
+
+    def __call__(
+        self,
+        buckets: Sequence[Bucket],
+        grads: list[Array | None],
+        scaling: LossScale | None,
+        scale: str | None,
+        limit: bool,
+        check: bool,
+    ) -> Verdict:
+        """See `arrayopt.engines.base.Judge.__call__`."""
+        self.measured = []
+        for bucket in buckets:
+            for batch, rows, given in self.engine.made_ready(
+                bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True
+            ):
+                batch.step(rows, given, 1)
+                self.measured.append((batch, rows))
+        with here(self.access, self.device):
+            addresses = [batch.reported("grad_norm", batch.full(rows)) for batch, rows in self.measured]
+            every = np.concatenate([*addresses, np.zeros(1, np.int64)])
+            norms = self._norms(every)
+            kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
+            places = (norms, np.int32(len(every) - 1), self.given.array, self.state.array)
+            kernel((1,), (THREADS,), (*places, self.verdict, self.skip))
+        factor = self.factor if limit or scale is not None else None
+        return Verdict(factor, self.skip if check else False, self.joint_norm)
+
+    def _norms(self, addresses: Ints) -> Any:
+        """A table of addresses in device memory; kept for the next step, and for good where a captured one has it."""
+        key = addresses.tobytes()
+        if key not in self.norms:
+            if not self.captured:
+                self.norms.clear()
+            self.norms[key] = Upload(addresses.shape, np.int64)
+            self.norms[key].put(addresses)
+        self.captured |= cupy.cuda.get_current_stream().is_capturing()
+        return self.norms[key].array
+
+    def joint_norm(self) -> Any:
+        """The joint norm of the last step's gradients, on the device."""
+        with here(self.access, self.device):
+            return self.access.own(self.verdict.copy())[VERDICT.index("norm")]
+
+    def each_norm(self) -> dict[str, Any]:
+        """The norms of the last step's gradients by tensor name; waits for the device."""
+        found: dict[str, Any] = {}
+        for batch, rows in self.measured:
+            found |= {name: report["grad_norm"] for name, report in batch.report(rows).items()}
+        return found
+
+    def settle(self) -> None:
+        """See `arrayopt.engines.base.Judge.settle`."""
+        with here(self.access, self.device):
+            self.state.array[...] = self.verdict[-len(STATE) :]
+
+    def read(self) -> dict[str, Any]:
+        """See `arrayopt.engines.base.Judge.read`."""
+        with here(self.access, self.device):
+            values = self.access.own(self.state.array.copy())
+        return {name: values[i] for i, name in enumerate(STATE)}

@@ -1,0 +1,179 @@
+"""What emitted CUDA is made of: the headers in ``kernels/``, and how values are named, read and written."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from arrayopt.engines.cuda.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
+from arrayopt.engines.written import Lines, Written
+from arrayopt.fusion.graph import Node, reachable
+from arrayopt.fusion.layout import GEOMETRY, layout
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["COLUMNS", "CudaText", "CudaWords", "header"]
+
+COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP")
+"""What a tensor's row of the table begins with; addresses and offsets follow."""
+
+STORED = {
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "Pair<float>",
+    "complex128": "Pair<double>",
+}
+BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
+CALLS = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "sign": "sign",
+    "abs": "magnitude",
+    "mod": "modulo",
+    "copy": "",
+    "isfinite": "finite",
+}
+CALLS |= {"real": "real_part", "imag": "imaginary_part", "conj": "conjugate", "abs2": "square_magnitude", "pow": "pow"}
+CALLS |= {name: name for name in ("sqrt", "exp", "expm1", "log", "log1p")}
+
+
+@cache
+def _folder() -> Path:
+    """Where the headers lie: beside the package in a source tree, in it where it is installed."""
+    package = Path(__file__).resolve().parents[2]
+    beside = package.parent / "kernels"
+    return beside if (package.parent / "pyproject.toml").exists() and beside.is_dir() else package / "_kernels"
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a header of ``kernels/``."""
+    return (_folder() / name).read_text()
+
+
+class CudaWords(Lines):
+    """The words of a CUDA source: numbers, and operations on values that have names."""
+
+    type = "double"
+    """What real numbers are where the text is now."""
+
+    def kind(self, n: Node) -> str:
+        """The C++ type of a value."""
+        return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
+
+    def number(self, x: float) -> str:
+        """A constant."""
+        if math.isfinite(x):
+            return f"({self.type}){x!r}"
+        bits = "0x7ff8000000000000" if math.isnan(x) else "0x7ff0000000000000" if x > 0 else "0xfff0000000000000"
+        return f"({self.type})__longlong_as_double({bits}ll)"
+
+    def constant(self, n: Node) -> str:
+        """A constant of either kind."""
+        return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
+
+    def operation(self, n: Node, args: Sequence[str]) -> str:
+        """What an operation is, of values of these names."""
+        if n.op in BINARY:
+            return f"{args[0]} {BINARY[n.op]} {args[1]}"
+        if n.op == "neg":
+            return f"-{args[0]}"
+        if n.op == "not":
+            return f"!{args[0]}"
+        if n.op == "over":
+            return f"({args[0]} * {args[1]}) * {args[2]}"
+        if n.op == "complex":
+            return f"Complex{{{args[0]}, {args[1]}}}"
+        if n.op == "float":
+            return f"({self.type}){args[0]}"
+        if n.op == "where":
+            yes, no = (f"complex_of({x})" if n.dtype == "complex" else x for x in args[1:])
+            return f"{args[0]} ? {yes} : {no}"
+        return f"{CALLS[n.op]}({', '.join(args)})"
+
+    def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
+        """Define what some scalars are computed from, by the scalars that are given; the names of all."""
+        known: dict[Node, str] = {}
+        for n in reachable(nodes):
+            if n.op == "const":
+                known[n] = self.constant(n)
+                continue
+            known[n] = f"s{n.id}"
+            text = given(n.data) if n.op == "host" else self.operation(n, [known[a] for a in n.args])
+            self.put(1, f"const {self.kind(n)} s{n.id} = {text};")
+        return known
+
+
+class CudaText(CudaWords, Written):
+    """The text of a CUDA source, being written."""
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
+        super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
+        self.type = "W"  # of real numbers, where the text is now
+
+    def constants(self, hypers: int) -> None:
+        """The sizes that the headers and the rest of the text share."""
+        self.put(0, f"typedef {STORED[self.real]} W;  // the dtype of arithmetic", "")
+        self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
+        values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.where.tensor)}
+        # resident on a multiprocessor, which leaves a thread 80 registers, or 128
+        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" else 2
+        if self.plan.element == "C":
+            values["kChunk"] = CHUNK
+        else:
+            most = max(sum(self.where.partials[s] == "column" for s in p.sums) for p in self.plan.passes)
+            values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
+            values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
+        self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def name(self, n: Node) -> str:
+        """What a value is called in the text."""
+        if n.op == "const":
+            return self.constant(n)
+        if n.on_host:
+            return f"h{self.scalar[n]}"
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+
+    def declare(self, n: Node, text: str) -> str:
+        """The definition of a value from what it is."""
+        return f"const {self.kind(n)} {self.name(n)} = {text};"
+
+    def typed(self, n: Node, text: str) -> str:
+        """What is read of a value that lies somewhere as a real number, in the value's own type."""
+        return f"{text} != 0" if n.dtype == "bool" else f"({self.type}){text}"
+
+    def stored(self, name: str) -> str:
+        """The C++ type of an element of a stored array."""
+        return STORED[self.storage[name]]
+
+    def expression(self, n: Node) -> str:
+        """What an operation is, of values by their own names."""
+        return self.operation(n, [self.name(a) for a in n.args])
+
+    def value(self, n: Node) -> str:
+        """A value over fewer axes than the elements, read where the indices of its axes are known."""
+        if n.op == "input":
+            return self.typed(n, f"widen(at_{n.data}[{self.index(n.axes)}])")
+        if n.on_host:
+            return self.typed(n, f"scalar[{self.scalar[n]}]")
+        if n.axes == "":
+            return self.typed(n, f"value[{self.where.tensor[n]}]")
+        return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")
+
+    def pointer(self, name: str) -> str:
+        """The definition of where a stored array lies."""
+        kind = self.stored(name)
+        return f"{kind}* const at_{name} = reinterpret_cast<{kind}*>(t[AT_{name}]);"
+
+    def open(self, parameters: str) -> None:
+        """Begin a function's body: where the tensor's own values lie."""
+        self.put(0, f"__device__ {parameters} {{")
+        self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
+        self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
+        self.put(1, "double* const value = step.values + (long long)tensor * kValues;")
+        self.put(1, "const long long A = t[IN_A], B = t[IN_B], R = t[IN_R], C = t[IN_C];")
+        self.put(1, "(void)scalar, (void)value, (void)A, (void)B, (void)R, (void)C;")

@@ -1,0 +1,1 @@
+"""The Numba engine: fused loops in machine code."""

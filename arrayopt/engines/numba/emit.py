@@ -1,0 +1,193 @@
+"""Emitting Numba: a plan as the text of a Python module of fused loops.
+
+For each pass k there is `pass_k`, the loop over a stretch of elements, and `units_k`, which runs it over units of one
+tensor; for each prologue `between_k`. `run` does stages of a list of tensors, one tensor after the other: stage 2k is
+prologue k, stage 2k + 1 one thread's share of pass k.
+"""
+
+from collections.abc import Iterable
+
+from arrayopt.arrays import NARROW
+from arrayopt.engines.numba.between import between
+from arrayopt.engines.numba.lanes import emit_lanes
+from arrayopt.engines.numba.text import HALF, HEADER, Text
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import layout
+from arrayopt.fusion.plan import Pass, Plan
+
+__all__ = ["emit"]
+
+
+def emit(
+    plan: Plan,
+    dtype: str,
+    grad_dtype: str | None = None,
+    *,
+    split: Lanes | None = None,
+    about: str = ".",
+    cache: bool = True,
+) -> str:
+    """The text of a module that runs a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    dtype, grad_dtype : str
+        What parameters and gradients are stored in.
+    split : Lanes, optional
+        The plan in segments, for matrices that are laid side by side.
+    about : str
+        What to say in the first line.
+    cache : bool
+        Whether Numba is to keep the compiled code on disk.
+    """
+    m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
+    m.put(0, *HEADER.format(about=about, real=m.real, cache=cache).splitlines())
+    if set(NARROW) & set(m.storage.values()):
+        m.put(0, *HALF.splitlines())
+    m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
+    if split:
+        count = emit_lanes(m, split)
+    else:
+        count = len(plan.passes)
+        for k, p in enumerate(plan.passes):
+            _loop(m, k, p)
+            _units(m, k, p)
+        for k in _between(plan):
+            between(m, k, plan.passes[k - 1].sums if k else (), plan.prologues[k], plan.small if k == count else {})
+    _entry(m, count, range(count + 1) if split else _between(plan))
+    return m.text()
+
+
+def _between(plan: Plan) -> list[int]:
+    """Before which passes, or after the last one, there is something to do."""
+    count = len(plan.passes)
+    sums = [(), *(p.sums for p in plan.passes)]
+    return [k for k in range(count + 1) if sums[k] or plan.prologues[k] or (k == count and plan.small)]
+
+
+def _split(m: Text, p: Pass) -> dict[str, list[Node]]:
+    """Values of fewer axes that a pass's elements are computed from, by how they reach the loop."""
+    used = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(s.args[0] for s in p.sums)]
+    element, seen = m.plan.element, set()
+    out: dict[str, list[Node]] = {"host": [], "tensor": [], "row": [], "column": [], "batch": []}
+    for n in used:
+        if n in seen or n.op == "const" or (n.axes == element and not n.on_host) or n.op == "complex":
+            continue
+        seen.add(n)
+        if n.on_host:
+            kind = "host"
+        elif n.axes == "":
+            kind = "tensor"
+        else:
+            kind = "column" if "C" in n.axes else "row" if "R" in n.axes else "batch"
+        out[kind].append(n)
+    return out
+
+
+def _scalar_names(m: Text, small: dict[str, list[Node]]) -> list[str]:
+    """What a loop takes that does not vary in it."""
+    return [m.bare(n) for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
+
+
+def _loop(m: Text, k: int, p: Pass) -> None:
+    """The loop over a stretch of elements: loads, operations, stores, sums."""
+    small = _split(m, p)
+    arrays = list(dict.fromkeys([*p.loads, *p.stores]))
+    columns = [f"v{n.id}" for n in small["column"]]
+    column_sums = [s for s in p.sums if m.where.partials[s] == "column"]
+    scalar_sums = [s for s in p.sums if m.where.partials[s] != "column"]
+    scalars = _scalar_names(m, small)
+    args = [*(f"at_{x}" for x in arrays), *columns, *(f"s{s.id}" for s in column_sums), *scalars]
+    m.put(0, "", "", "@inner", f"def pass_{k}({', '.join(args)}):")
+    m.put(1, *(f"s{s.id} = W(0.0)" for s in scalar_sums), f"for i in range(at_{arrays[0]}.size):")
+    for name, node in p.loads.items():
+        m.put(2, f"{m.name(node)} = {m.load(m.storage[name], f'at_{name}[i]')}")
+    m.put(2, *(f"{m.name(n)} = {m.typed(n, f'v{n.id}[i]')}" for n in small["column"]))
+    m.put(2, *(f"{m.name(n)} = {m.expression(n)}" for n in p.nodes))
+    m.put(2, *(f"at_{name}[i] = {m.store(m.storage[name], m.name(n))}" for name, n in p.stores.items()))
+    m.put(2, *(f"s{s.id} += {m.name(s.args[0])}" for s in scalar_sums))
+    m.put(2, *(f"s{s.id}[i] += {m.name(s.args[0])}" for s in column_sums))
+    m.put(1, f"return ({''.join(f's{s.id}, ' for s in scalar_sums)})" if scalar_sums else "return")
+
+
+def _units(m: Text, k: int, p: Pass) -> None:
+    """Pass k over units lo to hi of one tensor."""
+    small = _split(m, p)
+    arrays = list(dict.fromkeys([*p.loads, *p.stores]))
+    m.put(0, "", "", "@inner", f"def units_{k}(row, lo, hi, thread, table, scalars, values, work, part):")
+    m.put(1, "size, TC = table[row, IN_SIZE], table[row, IN_TC]")
+    if m.plan.element != "C":
+        m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
+    for name in arrays:
+        m.array(1, name, "size")
+    inputs = {n.data: n for kind in ("tensor", "row", "column", "batch") for n in small[kind] if n.op == "input"}
+    for name, n in inputs.items():
+        m.array(1, name, " * ".join(n.axes) or "1")
+    for n in small["host"]:
+        m.put(1, f"h{m.scalar[n]} = W(scalars[row, {m.scalar[n]}])")
+    m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["tensor"]))
+    # every other pass runs backwards, so that it begins with what the one before has left in the cache
+    m.put(1, "for unit in range(lo, hi):" if k % 2 == 0 else "for unit in range(hi - 1, lo - 1, -1):")
+    (_stretch if m.plan.element == "C" else _tile)(m, k, p, small, arrays)
+
+
+def _stretch(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[str]) -> None:
+    """A unit of a tensor that is seen as one row of elements."""
+    m.put(2, "o = unit * TC", "e = min(size, o + TC)")
+    args = ", ".join([*(f"at_{x}[o:e]" for x in arrays), *_scalar_names(m, small)])
+    m.put(2, f"{'got = ' if p.sums else ''}pass_{k}({args})")
+    m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = got[{i}]" for i, s in enumerate(p.sums)))
+
+
+def _tile(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[str]) -> None:
+    """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
+    kinds = m.where.partials
+    m.put(2, "TR, G = table[row, IN_TR], table[row, IN_G]", "NR, NC = table[row, IN_NR], table[row, IN_NC]")
+    m.put(2, "c0, rt = unit % NC * TC, unit // NC % NR", "c1, r0 = min(C, c0 + TC), rt * TR", "r1 = min(R, r0 + TR)")
+    m.put(2, "ab0 = unit // NC // NR * G", "ab1 = min(A * B, ab0 + G)")
+    by_kind = {kind: [s for s in p.sums if kinds[s] == kind] for kind in ("tensor", "row", "column", "batch")}
+    m.put(2, *(f"t{s.id} = 0.0" for s in by_kind["tensor"]), "for ab in range(ab0, ab1):")
+    m.put(3, "a, b = ab // B, ab % B")
+    m.put(3, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["batch"]))
+    for n in small["column"]:
+        start = m.index(n.axes.replace("C", ""))
+        start = f"({start}) * C" if start != "0" else "0"
+        source = f"at_{n.data}" if n.op == "input" else "work"
+        offset = "" if n.op == "input" else f"table[row, VEC{m.vector[n]}] + "
+        m.put(3, f"v{n.id} = {source}[{offset}{start} + c0 : {offset}{start} + c1]")
+    for s in by_kind["column"]:
+        offset = f"table[row, PART{m.partial[s]}] + (ab * NR + rt) * C"
+        m.put(3, f"s{s.id} = work[{offset} + c0 : {offset} + c1]", f"s{s.id}[:] = W(0.0)")
+    m.put(3, *(f"y{s.id} = 0.0" for s in by_kind["batch"]), "for r in range(r0, r1):")
+    m.put(4, "o = (ab * R + r) * C + c0", "e = o + c1 - c0")
+    m.put(4, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["row"]))
+    scalars = _scalar_names(m, small)
+    args = [*(f"at_{x}[o:e]" for x in arrays), *(f"v{n.id}" for n in small["column"])]
+    args += [*(f"s{s.id}" for s in by_kind["column"]), *scalars]
+    scalar_sums = [s for s in p.sums if kinds[s] != "column"]
+    m.put(4, f"{'got = ' if scalar_sums else ''}pass_{k}({', '.join(args)})")
+    for i, s in enumerate(scalar_sums):
+        if kinds[s] == "row":
+            m.put(4, f"work[table[row, PART{m.partial[s]}] + (ab * R + r) * NC + unit % NC] = got[{i}]")
+        else:
+            m.put(4, f"{'t' if kinds[s] == 'tensor' else 'y'}{s.id} += got[{i}]")
+    for s in by_kind["batch"]:
+        m.put(3, f"part[table[row, PART{m.partial[s]}] + (ab * NR + rt) * NC + unit % NC] = y{s.id}")
+    m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
+
+
+def _entry(m: Text, count: int, prologues: Iterable[int]) -> None:
+    """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
+    rest = "table, scalars, values, work, part"
+    m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
+    m.put(2, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
+    m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
+    m.put(2, "for stage in range(max(0, first), last):")
+    for k in range(count + 1):
+        if k in prologues:
+            m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
+        if k < count:
+            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, thread, {rest})")

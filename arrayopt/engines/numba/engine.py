@@ -1,0 +1,200 @@
+"""The Numba engine: a plan as fused loops in machine code, over tables of tensors, on all cores."""
+
+import functools
+import heapq
+from collections.abc import Sequence
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+from numba.core.errors import NumbaError
+
+from arrayopt.arrays import Array, dtype_name, memory
+from arrayopt.engines.base import Bucket, chosen
+from arrayopt.engines.fused import Batch, Fused, Ints, plain
+from arrayopt.engines.numba.compiled import converts_float16, forget, load
+from arrayopt.engines.numba.emit import emit
+from arrayopt.engines.threads import run, thread_count
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["Numba"]
+
+SHARED = 1 << 18
+"""So many elements a thread are worth a meeting of all threads; tensors of fewer are one thread's."""
+
+ALONE = 1 << 15
+"""Up to so many elements in all, one thread is quicker than several."""
+
+
+class _Table(Batch):
+    """Tensors as a table of sizes, addresses and offsets, and the compiled module that works through it."""
+
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
+        self.emit = functools.partial(emit, plan, dtype, grad_dtype, split=split)
+        self.module = load(lambda cache: self.emit(cache=cache))
+        names = ["p", "g", *plan.slots, *plan.spilled]
+        lengths = self.where.lengths(plan, self.geo)
+        self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
+        self.table: Ints = np.zeros((len(members), len(GEOMETRY) + len(names) + lengths.shape[1] + 1), np.int64)
+        self.table[:, : len(GEOMETRY)] = self.geo
+        self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
+        for j, kind in enumerate([*("row" for _ in self.where.vectors), *self.where.partials.values()]):
+            room = self.room["work" if kind in ("row", "column") else "part"]
+            self.table[:, len(GEOMETRY) + len(names) + j] = room
+            room += lengths[:, j]
+        self.table[:, -1] = self.room["work"]
+        self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
+        if split is not None:
+            column = dict(zip(GEOMETRY, self.geo.T, strict=True))
+            self.own += column["G"] * self.module.planes(column["R"], column["C"])
+        self.scratch: dict[str, Any] = {}
+        self.staged: list[tuple[int, str]] = []
+        count = len(plan.passes if split is None else split.segments)
+        self.stages = list(range(2 * count + 1))
+        try:
+            self._compile()
+        except NumbaError as error:
+            raise ValueError(
+                f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
+            ) from error
+        except (EOFError, UnpicklingError):  # what Numba has kept is damaged
+            forget(self.module)
+            self.module = load(lambda cache: self.emit(cache=cache))
+            self._compile()
+        self.shares: dict[Any, tuple[Ints, list[Ints], list[Any]]] = {}
+
+    def _compile(self) -> None:
+        """Have everything compiled, or read from disk, before anything is written."""
+        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
+        self.module.run(np.zeros(0, np.int64), 0, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+
+    def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
+        """Room for the values between the passes of any one of these tensors, and for partial sums."""
+        need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
+        return np.empty(need[0], self.module.W), np.empty(need[1])
+
+    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.run`."""
+        alive = self._bind_grads(rows, grads)
+        chosen, copies = set(rows.tolist()) if self.staged else set(), []
+        for row, name in self.staged:
+            if row in chosen:
+                copies.append((row, name, np.array(memory(self.stored(row, name)), order="C", copy=True)))
+                self.table[row, self.at[name]] = copies[-1][2].ctypes.data
+        self._loop(rows, threads)
+        for row, name, copy in copies:
+            self.replace(row, name, copy)
+        del alive
+
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = []
+        for name in self.plan.touched:
+            for row in range(len(self.tensors)):
+                x = self.stored(row, name)
+                if not isinstance(x, np.generic) and plain(memory(x)):  # memory of a scalar is a copy
+                    self.table[row, self.at[name]] = memory(x).ctypes.data
+                else:
+                    self.staged.append((row, name))
+
+    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
+        """Put the gradients' addresses into the table; what is returned must live until they have been used."""
+        column, given = self.at["g"], list(chosen(grads, rows))
+        if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
+            given = list(map(memory, given))
+        self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
+        self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+        if self.table[rows[0], column] not in (0, given[0].ctypes.data):
+            raise RuntimeError(
+                "engine 'numba': NumPy's arrays are not laid out in memory as it knows them; use another"
+            )
+        for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
+            given[i] = np.require(given[i], requirements=["C", "A"])
+            self.table[rows[i], column] = given[i].ctypes.data
+        return given
+
+    def _share(self, rows: Ints, threads: int) -> tuple[Ints, list[Ints], list[Any]]:
+        """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
+        key = (threads, rows.tobytes())
+        if key not in self.shares:
+            sizes = self.table[rows, 0]
+            total = int(sizes.sum())
+            if total <= ALONE:
+                threads = 1
+            big = (threads > 1) & (sizes > max(SHARED, total // (4 * threads)))
+            own_rows = [x for x in divide(rows[~big], sizes[~big] + 64, threads) if len(x)]
+            rooms = [self._rooms(rows[big], threads), *(self._rooms(x, 1) for x in own_rows)]
+            self.shares = {key: (rows[big], own_rows, rooms)}
+        return self.shares[key]
+
+    def _scratch(self, shared: Ints, own: list[Ints]) -> None:
+        """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
+        largest = max((int(self.geo[rows, 0].max(initial=0)) for rows in own), default=0)
+        need = max(len(own) * largest, int(self.geo[shared, 0].max(initial=0)))
+        for name, kind in self.plan.spilled.items():
+            if name not in self.scratch or self.scratch[name].size < need:
+                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
+                self.scratch[name] = np.empty(need, wide)
+            room = self.scratch[name]
+            self.table[shared, self.at[name]] = room.ctypes.data
+            for i, rows in enumerate(own):
+                self.table[rows, self.at[name]] = room.ctypes.data + i * largest * room.itemsize
+
+    def _loop(self, rows: Ints, threads: int) -> None:
+        """All passes: over what threads share, meeting after each, then over what is each one's own."""
+        shared, own, rooms = self._share(rows, threads)
+        self._scratch(shared, own)
+        rest = (self.table, self.scalars, self.values)
+        for row in shared:
+            for stage in self.stages:
+                n, alone = threads if stage % 2 else 1, np.array([row])
+                args = (*rest, *rooms[0])
+                run([functools.partial(self.module.run, alone, stage, stage + 1, i, n, *args) for i in range(n)])
+        stages = self.stages[-1] + 1
+        tasks = [
+            functools.partial(self.module.run, x, 0, stages, 0, 1, *rest, *room)
+            for x, room in zip(own, rooms[1:], strict=True)
+        ]
+        if tasks:
+            run(tasks)
+
+
+def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
+    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
+
+    What lies side by side is best worked through by the same thread, for its processor fetches ahead.
+    """
+    small = loads <= loads.sum() // (64 * parts)
+    large: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0, i) for i in range(parts)]
+    for row, n in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
+        least, i = heapq.heappop(heap)
+        large[i].append(row)
+        heapq.heappush(heap, (least + n, i))
+    taken = np.array([n for n, _ in sorted(heap, key=lambda x: x[1])])
+    room = np.maximum(loads.sum() / parts - taken, 0.0)
+    cuts = np.searchsorted(np.cumsum(loads[small]), np.cumsum(room)[:-1])
+    runs = np.split(rows[small], cuts)
+    return [np.array(sorted([*some, *run]), np.int64) for some, run in zip(large, runs, strict=True)]
+
+
+class Numba(Fused):
+    """Fused loops in machine code; results do not depend on the number of threads."""
+
+    name = "numba"
+    batch = _Table
+
+    def check(self, bucket: Bucket) -> None:
+        """See `Engine.check`."""
+        super().check(bucket)
+        if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
+            raise ValueError("it needs a processor that converts float16 (F16C)")
+
+    def describe(self) -> str:
+        """See `Fused.describe`."""
+        return f"fused loops, {thread_count()} threads"

@@ -1,0 +1,221 @@
+"""What emitted Numba text is made of: its header, and how values are named, read and written in it."""
+
+import math
+
+from arrayopt.arrays import NARROW
+from arrayopt.engines.written import Written
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["HALF", "HEADER", "Text"]
+
+HEADER = '''"""Fused loops{about}
+
+Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
+`scalars`, a row of float64 per tensor; `values`, what prologues leave for passes, per tensor; `work` and `part`,
+values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin. Stage -1
+puts the address of a gradient's elements in the place of that of the NumPy array.
+"""
+import math
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+W = np.{real}
+FAST = {{"contract", "reassoc", "nsz"}}
+jit = nb.njit(error_model="numpy", nogil=True, cache={cache}, fastmath=FAST)
+inner = nb.njit(error_model="numpy", nogil=True, fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@intrinsic
+def pointer(typingctx, address):
+    """An address as a pointer."""
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+    return types.voidptr(types.int64), codegen
+
+
+@inner
+def look(array):
+    """Where the elements of the NumPy array at an address lie; 0 if not one after the other, or not aligned."""
+    head = nb.carray(pointer(array), (9,), np.int64)  # count, type, data, ndim, shape, strides, base, dtype, flags
+    return head[2] if head[8] & 0x101 == 0x101 else 0
+
+
+@inner
+def maximum(a, b):
+    return a if (a > b) | (a != a) else b
+
+
+@inner
+def minimum(a, b):
+    return a if (a < b) | (a != a) else b
+
+
+@inner
+def select(c, a, b):
+    return a if c else b
+
+
+@nb.njit(error_model="numpy", nogil=True, fastmath={{"contract"}}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def over(a, scale, reciprocal):
+    """A division; in this order, for the product of the latter two may be infinite."""
+    return a * scale * reciprocal
+
+
+@inner
+def sign(a):
+    return W(a > 0) - W(a < 0) if a == a else a
+
+'''
+
+HALF = """
+@intrinsic
+def bits_to_float(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def float_to_bits(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def load_float16(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def store_float16(typingctx, x):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+    return types.uint16(types.float32), codegen
+
+
+@inner
+def load_bfloat16(b):
+    return bits_to_float(np.uint32(b) << np.uint32(16))
+
+
+@inner
+def store_bfloat16(x):
+    b = float_to_bits(x)
+    rounded = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16(rounded) if x == x else np.uint16((b >> np.uint32(16)) | np.uint32(0x40))
+
+"""
+
+BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "pow": "**",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
+CALLS = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "where": "select",
+    "sign": "sign",
+    "over": "over",
+    "abs": "abs",
+    "float": "W",
+    "copy": "",
+    "complex": "complex",
+}
+CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
+
+
+class Text(Written):
+    """The text of a module, being written."""
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
+        super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
+        self.columns.append("OWN")
+        self.seen: dict[Node, None] | None = None
+
+    def name(self, n: Node) -> str:
+        """What a value is called in the text."""
+        if n.op == "const":
+            if n.dtype == "bool":
+                return repr(n.data)
+            return f"W({n.data!r})" if math.isfinite(n.data) else f"W(float('{n.data}'))"
+        if n.on_host:
+            return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+
+    def bare(self, n: Node) -> str:
+        """By what name a loop takes a value; a truth value comes as the float that it lies as."""
+        return self.name(n).strip("()").split(" ")[0]
+
+    def typed(self, n: Node, text: str, cast: str = "W") -> str:
+        """What is read of a value that lies somewhere as a float, in the value's own type."""
+        return f"{text} != 0" if n.dtype == "bool" else f"{cast}({text})" if cast else text
+
+    def expression(self, n: Node) -> str:
+        """The right-hand side of an operation."""
+        args = [self.name(a) for a in n.args]
+        if n.op in BINARY:
+            return f"{args[0]} {BINARY[n.op]} {args[1]}"
+        if n.op in ("real", "imag"):
+            if n.args[0].dtype != "complex":
+                return args[0] if n.op == "real" else "W(0.0)"
+            return f"{args[0]}.{n.op}"
+        if n.op == "conj":
+            return f"{args[0]}.conjugate()" if n.args[0].dtype == "complex" else args[0]
+        if n.op == "abs2":
+            return f"{args[0]}.real * {args[0]}.real + {args[0]}.imag * {args[0]}.imag"
+        if n.op == "isfinite" and n.args[0].dtype == "complex":
+            return f"math.isfinite({args[0]}.real) & math.isfinite({args[0]}.imag)"
+        if n.op == "neg":
+            return f"-{args[0]}"
+        if n.op == "not":
+            return f"not {args[0]}"
+        return f"{CALLS[n.op]}({', '.join(args)})"
+
+    def load(self, kind: str, stored: str) -> str:
+        """What is stored in a dtype, in the dtype of arithmetic."""
+        if kind in NARROW:
+            return f"load_{kind}({stored})" if self.real == "float32" else f"W(load_{kind}({stored}))"
+        return stored if kind.startswith("complex") or kind == self.real else f"W({stored})"
+
+    def store(self, kind: str, value: str) -> str:
+        """A value as it is stored in a dtype."""
+        return f"store_{kind}(np.float32({value}))" if kind in NARROW else value
+
+    def array(self, indent: int, name: str, size: str) -> None:
+        """Make a stored array from its address."""
+        kind = {"float16": "uint16", "bfloat16": "uint16"}.get(self.storage[name], self.storage[name])
+        self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
+
+    def at(self, n: Node, index: str) -> str:
+        """Where a value over fewer axes lies; in a prologue, whose loops begin at 0, as a view, which is taken down."""
+        if n.op == "input":
+            return f"at_{n.data}[{index}]"
+        if self.seen is None:
+            return f"work[table[row, VEC{self.vector[n]}] + {index}]"
+        self.seen[n] = None
+        return f"w{self.vector[n]}[{index}]"
+
+    def value(self, n: Node) -> str:
+        """A value over fewer axes, read where the indices of its axes are known."""
+        if n.op == "const" or n.on_host:
+            return self.name(n)
+        tensor = n.axes == "" and n.op != "input"
+        return f"values[row, {self.where.tensor[n]}]" if tensor else self.at(n, self.index(n.axes))

@@ -1,0 +1,1 @@
+"""The NumPy engine: blocks that stay in cache."""

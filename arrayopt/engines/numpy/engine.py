@@ -1,0 +1,312 @@
+"""The NumPy engine: a plan, operation by operation, over blocks that stay in cache, into a few reused buffers."""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import NARROW, REAL, WORKING, Array
+from arrayopt.engines.base import Bucket
+from arrayopt.engines.fused import Batch, Fused, Ints, plain
+from arrayopt.engines.numpy.lanes import Matrices
+from arrayopt.engines.numpy.program import program
+from arrayopt.engines.threads import run, thread_count
+from arrayopt.fusion.graph import HOST, Node
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["NumPy"]
+
+PACKED = 2048
+"""Tensors of up to so many elements are taken together, where the plan does not look at rows and columns."""
+
+GROUP = 16384
+"""So many elements are taken together."""
+
+SHARED = 1 << 20
+"""Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
+
+_scratch = threading.local()
+
+
+def _buffers(kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch) -> list[Any]:
+    """This thread's buffers in some room, of at least n elements each."""
+    made: dict[Any, Any] = room.__dict__.setdefault("made", {})
+    complex_ = np.result_type(real, np.complex64)
+    dtypes = {"real": np.dtype(real), "complex": complex_, "bool": np.dtype(bool)}
+    out = []
+    for i, kind in enumerate(kinds):
+        key = (i, dtypes[kind])
+        if key not in made or made[key].size < n:
+            made[key] = np.empty(n, dtypes[kind])
+        out.append(made[key])
+    return out
+
+
+class _Blocks(Batch):
+    """Tensors that are worked through block by block."""
+
+    chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
+    lane_room = 1 << 17  # a call takes about a microsecond, whatever it does
+
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
+        self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
+        narrow = NARROW if split is None else ()  # planes are in the dtype of arithmetic
+        same = frozenset(name for name, stored in plan.storage.items() if stored not in narrow)
+        self.programs = [program(plan, k, same) for k in range(len(plan.passes))]
+        self.scratch = threading.local()
+        self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
+
+    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.run`."""
+        big = rows[~self.small[rows]]
+        large = max(SHARED, int(self.geo[rows, 0].sum()) // (4 * threads))
+        shared = [row for row in big.tolist() if self.geo[row, 0] > large and threads > 1]
+        for row in shared:
+            self._tensor(row, grads[row], threads)
+        todo: list[Callable[[], None]] = [
+            *(partial(self._tensor, row, grads[row], 1) for row in big.tolist() if row not in set(shared)),
+            *(partial(self._together, some, grads) for some in self._groups(rows[self.small[rows]])),
+        ]
+        lock, queue = threading.Lock(), iter(todo)
+
+        def work() -> None:
+            while True:
+                with lock:
+                    job = next(queue, None)
+                if job is None:
+                    return
+                job()
+
+        if todo:
+            run([work] * min(threads, len(todo)))
+
+    def _groups(self, rows: Ints) -> Iterator[Ints]:
+        """Rows in groups of about `GROUP` elements."""
+        ends = np.cumsum(self.geo[rows, 0])
+        return iter(np.split(rows, np.flatnonzero(np.diff(ends // GROUP)) + 1)) if len(rows) else iter(())
+
+    # ---- one tensor -------------------------------------------------------------------------------------------------
+
+    def _tensor(self, row: int, grad: Array, threads: int) -> None:
+        """All passes over one tensor."""
+        arrays = {name: self.stored(row, name) for name in self.plan.touched}
+        copies = {name: np.array(x, order="C") for name, x in arrays.items() if not plain(x)}
+        arrays |= copies | {"g": np.ascontiguousarray(grad)} | self._spilled(math.prod(grad.shape))
+        known: dict[Node, Any] = {n: _scalar(n, self.scalars[row, i]) for i, n in enumerate(self.plan.scalars)}
+        if self.split is None:
+            self._passes(row, arrays, known, threads)
+        else:
+            self._segments(row, self.split, arrays, known, threads)
+        for n, i in self.where.tensor.items():
+            self.values[row, i] = known[n]
+        for name, copy in copies.items():
+            self.replace(row, name, copy.reshape(self.stored(row, name).shape))
+
+    def _segments(self, row: int, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
+        """A tensor of small matrices side by side."""
+        geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
+        extents = geo["A"] * geo["B"], geo["R"], geo["C"], geo["G"]
+
+        def pass_(k: int, planes: dict[str, Any], env: dict[Node, Any]) -> dict[Node, Any]:
+            shape = next(iter(planes.values())).shape
+            buffers = _buffers(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
+            return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
+
+        Matrices(self.plan, split, arrays, known, extents, self.real).run(pass_, threads)
+
+    @np.errstate(all="ignore")
+    def _passes(self, row: int, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
+        """A tensor pass by pass, in blocks."""
+        a, b, r, c = (int(x) for x in self.geo[row, 1:5])
+        extents = {"A": a, "B": b, "R": r, "C": c}
+        elements = {name: x.reshape(a * b, r, c) for name, x in arrays.items() if self._is_element(name)}
+        for name, axes in self.plan.slots.items():
+            if not self._is_element(name):
+                arrays[name] = arrays[name].reshape([extents[x] if x in axes else 1 for x in "ABRC"])
+        for k in range(len(self.plan.prologues)):
+            for n in self.plan.prologues[k]:
+                known[n] = _small(n, [_lookup(x, known, arrays) for x in n.args], self.real)
+            if k < len(self.plan.passes):
+                self._pass(k, row, elements, known, arrays, threads)
+        for name, n in self.plan.small.items():
+            arrays[name][...] = _lookup(n, known, arrays)
+
+    def _is_element(self, name: str) -> bool:
+        """Whether a stored array has a value for each element."""
+        return self.plan.slots.get(name, self.plan.element) == self.plan.element
+
+    def _spilled(self, n: int) -> dict[str, Any]:
+        """This thread's scratch memory for n elements of each spilled value."""
+        kinds = self.plan.spilled.values()
+        return {
+            name: x[:n] for name, x in zip(self.plan.spilled, _buffers(kinds, self.real, n, self.scratch), strict=True)
+        }
+
+    def _pass(
+        self, k: int, row: int, elements: dict[str, Any], known: dict[Node, Any], arrays: dict[str, Any], threads: int
+    ) -> None:
+        """Pass k over one tensor; the sums that it makes are put into `known`."""
+        geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
+        a, b, r, c, nr, nc, units = (geo[x] for x in ("A", "B", "R", "C", "NR", "NC", "UNITS"))
+        p, prog = self.plan.passes[k], self.programs[k]
+        kinds = {s: self.where.partials[s] for s in p.sums}
+        shapes = {"tensor": (units,), "row": (a * b, r, nc), "column": (a * b, nr, c), "batch": (a * b, nr, nc)}
+        parts = {
+            s: np.empty(shapes[kind], np.float64 if kind in ("tensor", "batch") else self.real)
+            for s, kind in kinds.items()
+        }
+        spread = {n: self._constant(_spread(_lookup(n, known, arrays), a, b)) for n in prog.small}
+        names = {*p.loads, *p.stores}
+
+        @np.errstate(all="ignore")
+        def some(lo: int, hi: int) -> None:
+            buffers = _buffers(prog.buffers, self.real, geo["TR"] * geo["TC"] * geo["G"])
+            for u in range(lo, hi):
+                ct, rt, ab0 = u % nc, u // nc % nr, u // nc // nr * geo["G"]
+                ab = slice(ab0, min(a * b, ab0 + geo["G"]))
+                rows = slice(rt * geo["TR"], min(r, (rt + 1) * geo["TR"]))
+                cols = slice(ct * geo["TC"], min(c, (ct + 1) * geo["TC"]))
+                shape = (ab.stop - ab.start, rows.stop - rows.start, cols.stop - cols.start)
+                n = shape[0] * shape[1] * shape[2]
+                block = {name: elements[name][ab, rows, cols] for name in names}
+                env = {m: _cut(x, ab, rows, cols) for m, x in spread.items()}
+                got = self._run(k, block, env, [x[:n].reshape(shape) for x in buffers])
+                for s, kind in kinds.items():
+                    x = got[s.args[0]]
+                    if kind == "tensor":
+                        parts[s][u] = np.add.reduce(x, axis=None)
+                    elif kind == "row":
+                        x.sum(axis=2, out=parts[s][ab, rows, ct])
+                    elif kind == "column":
+                        x.sum(axis=1, out=parts[s][ab, rt, cols])
+                    else:
+                        x.sum(axis=(1, 2), out=parts[s][ab, rt, ct])
+
+        run([partial(some, units * i // threads, units * (i + 1) // threads) for i in range(threads)])
+        for s, kind in kinds.items():
+            known[s] = self._combine(s, kind, parts[s], a, b)
+
+    def _constant(self, x: Any) -> Any:
+        """A number as an array without axes, which NumPy takes in sooner; anything else as it is."""
+        return np.asarray(x, self.real) if isinstance(x, float) else x
+
+    def _combine(self, s: Node, kind: str, part: Any, a: int, b: int) -> Any:
+        """A sum over elements from its partial sums."""
+        if kind == "tensor":
+            return float(np.add.reduce(part))
+        if kind == "row":
+            return part.sum(axis=2).reshape(a, b, -1, 1)
+        if kind == "column":
+            return part.sum(axis=1).reshape(a, b, 1, -1)
+        whole = part.sum(axis=(1, 2)).reshape(a, b, 1, 1)
+        return (whole if "B" in s.axes else whole.sum(axis=1, keepdims=True)).astype(self.real)
+
+    def _run(self, k: int, block: dict[str, Any], env: dict[Node, Any], buffers: list[Any]) -> dict[Node, Any]:
+        """A pass on one block: loads, operations and stores; the values that it sums."""
+        p, prog = self.plan.passes[k], self.programs[k]
+        made = prog.run(block, env, buffers, self.real)
+        if prog.copies:
+            raw = {*p.loads.values(), *(n for n in p.nodes if n.op in ("real", "imag"))}
+            copies = {
+                name: (np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n])
+                for name, n in prog.copies.items()
+            }
+            for name, x in copies.items():
+                np.copyto(block[name], x, casting="same_kind" if not np.isscalar(x) else "unsafe")
+        return made
+
+    # ---- many small tensors -----------------------------------------------------------------------------------------
+
+    @np.errstate(all="ignore")
+    def _together(self, rows: Ints, grads: Sequence[Array | None]) -> None:
+        """All passes over some small tensors, as one array."""
+        chosen, sizes = rows.tolist(), self.geo[rows, 0]
+        starts = np.cumsum(sizes) - sizes
+        names = self.plan.touched
+        block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
+        given: list[Any] = [grads[row] for row in chosen]
+        block["g"] = np.concatenate(given, axis=None)
+        block |= self._spilled(block["g"].size)
+        known: dict[Node, Any] = {}
+        for i, n in enumerate(self.plan.scalars):
+            column = self.scalars[rows, i].astype(bool if n.dtype == "bool" else float)
+            known[n] = column[0].item() if (column == column[0]).all() else column
+        for k in range(len(self.plan.prologues)):
+            for n in self.plan.prologues[k]:
+                known[n] = HOST[n.op](*(_lookup(x, known, {}) for x in n.args))
+            if k < len(self.plan.passes):
+                prog = self.programs[k]
+                env = {n: self._repeat(known[n], sizes) for n in prog.small}
+                buffers = _buffers(prog.buffers, self.real, block["g"].size)
+                got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
+                for s in self.plan.passes[k].sums:
+                    known[s] = np.add.reduceat(got[s.args[0]], starts).astype(np.float64)
+        for n, i in self.where.tensor.items():
+            self.values[rows, i] = known[n]
+        written = {name for p in self.plan.passes for name in p.stores}
+        for name in names:
+            if name in written:
+                for row, piece in zip(chosen, np.split(block[name], starts[1:]), strict=True):
+                    old = self.stored(row, name)
+                    if isinstance(old, np.ndarray) and old.ndim == 1 and old.flags.writeable:
+                        old[...] = piece
+                    else:
+                        self.replace(row, name, piece.reshape(old.shape))
+
+    def _repeat(self, x: Any, sizes: Any) -> Any:
+        """A value per tensor as a value per element."""
+        return x if isinstance(x, float | bool) else np.repeat(x if x.dtype == bool else x.astype(self.real), sizes)
+
+
+def _scalar(n: Node, x: Any) -> float | bool:
+    """A scalar of the step as a Python number, which does not widen what it is combined with."""
+    return bool(x) if n.dtype == "bool" else float(x)
+
+
+def _lookup(n: Node, known: dict[Node, Any], arrays: dict[str, Any]) -> Any:
+    """The value of a node that is a constant, a stored array or known."""
+    return n.data if n.op == "const" else arrays[n.data] if n.op == "input" and n not in known else known[n]
+
+
+def _small(n: Node, args: list[Any], real: Any) -> Any:
+    """A value over fewer axes than the elements, as a number or an array of rank 4."""
+    if n.op == "sum":
+        made = np.sum(args[0], axis=tuple("ABRC".index(x) for x in n.args[0].axes if x not in n.axes), keepdims=True)
+    else:
+        made = HOST[n.op](*args)
+    if n.axes:
+        return made.astype(real, copy=False) if n.dtype == "real" else made
+    return made.item() if isinstance(made, np.ndarray | np.generic) else made
+
+
+def _spread(x: Any, a: int, b: int) -> Any:
+    """A value of rank 4 as one of rank 3, with the first two axes as one."""
+    if not isinstance(x, np.ndarray):
+        return x
+    return x[0] if x.shape[:2] == (1, 1) else np.broadcast_to(x, (a, b, *x.shape[2:])).reshape(a * b, *x.shape[2:])
+
+
+def _cut(x: Any, *slices: slice) -> Any:
+    """A block of a value of rank 3, whole where it does not vary."""
+    if not isinstance(x, np.ndarray) or x.ndim == 0:
+        return x
+    return x[tuple(s if n > 1 else slice(None) for n, s in zip(x.shape, slices, strict=True))]
+
+
+class NumPy(Fused):
+    """Blocks that stay in cache, in place; results do not depend on the number of threads."""
+
+    name = "numpy"
+    batch = _Blocks
+
+    def describe(self) -> str:
+        """See `Fused.describe`."""
+        return f"NumPy on blocks that stay in cache, {thread_count()} threads"

@@ -1,0 +1,60 @@
+"""The generated code of a rule, as text."""
+
+from arrayopt.arrays import WORKING
+from arrayopt.engines.table import ENGINES
+from arrayopt.fusion.plan import plan_for
+from arrayopt.rules.base import Rule
+
+__all__ = ["source"]
+
+MOST = 64
+"""The dimensions that an array of NumPy can have."""
+
+
+def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: int = 2) -> str:
+    """The code that a fused engine runs for a rule; it needs neither parameters nor the engine's library.
+
+    Parameters
+    ----------
+    rule : Rule
+        The update rule.
+    engine : str, default "numba"
+        Which engine's code: ``"numba"`` or ``"cupy"``.
+    dtype : str, default "float32"
+        What parameters and gradients are stored in.
+    rank : int, default 2
+        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and columns, as `CAME`.
+
+    Returns
+    -------
+    str
+        A self-contained Python module, or CUDA C++ source. It begins with the plan: the passes, what each loads, stores
+        and reduces, and the bytes per parameter.
+
+    Raises
+    ------
+    TypeError
+        If the rule is none, or does something that cannot be traced, or the rank is not an integer.
+    ValueError
+        If there is no such engine, dtype or rank.
+
+    Examples
+    --------
+    >>> import arrayopt as ao
+    >>> print(ao.source(ao.SGD(lr=0.1)).splitlines()[0])
+    \"""Fused loops: SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0), float32, rank 2.
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(f"source: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+    for name, value, known in (
+        ("engine", engine, [name for name, row in ENGINES.items() if row.emits]),
+        ("dtype", dtype, WORKING),
+    ):
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"source: `{name}` must be one of {', '.join(map(repr, known))}; got {value!r}")
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise TypeError(f"source: `rank` must be an integer; got {rank!r}")
+    if not 0 <= rank <= MOST:
+        raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
+    plan = plan_for(rule, rank, dtype)
+    return ENGINES[engine].emitter()(plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")

@@ -1,0 +1,155 @@
+"""The table of engines, and the one place where one is chosen. A new engine is a folder and a row."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+from arrayopt.arrays import Array, dtype_name, library, place, size
+from arrayopt.engines.base import Bucket, Engine
+from arrayopt.fusion.symbol import TraceError
+
+__all__ = ["ENGINES", "FUSED", "EngineRow", "explain_bucket", "select"]
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """An engine: where it is, what it needs, and whose arrays it takes.
+
+    Attributes
+    ----------
+    home : str
+        The module and the class.
+    takes : tuple of str
+        The kinds of arrays that it fuses; an engine that fuses none takes all.
+    needs : str
+        The package that it cannot do without, if it is not NumPy.
+    install : str
+        The name of the package, and how it is had.
+    emits : str
+        The module whose `emit` writes its code, where it has one.
+    """
+
+    home: tuple[str, str]
+    takes: tuple[str, ...] = ()
+    needs: str = ""
+    install: str = ""
+    emits: str = ""
+
+    def open(self) -> Engine:
+        """The engine; ValueError where what it needs is not installed."""
+        if self.needs and self.needs not in sys.modules and find_spec(self.needs) is None:
+            raise ValueError(f"it needs {self.install}")
+        made: Engine = getattr(import_module(self.home[0]), self.home[1])()
+        return made
+
+    def emitter(self) -> Callable[..., str]:
+        """The function that writes the engine's code; it needs neither the engine's package nor a device."""
+        emit: Callable[..., str] = import_module(self.emits).emit
+        return emit
+
+
+ENGINES: dict[str, EngineRow] = {
+    "array_api": EngineRow(("arrayopt.engines.array_api", "ArrayAPI")),
+    "numpy": EngineRow(("arrayopt.engines.numpy.engine", "NumPy"), ("numpy",)),
+    "numba": EngineRow(
+        ("arrayopt.engines.numba.engine", "Numba"),
+        ("numpy", "torch"),
+        "numba",
+        "Numba, which is not installed; pip install 'arrayopt[cpu]'",
+        "arrayopt.engines.numba.emit",
+    ),
+    "cupy": EngineRow(
+        ("arrayopt.engines.cuda.engine", "CuPy"),
+        ("cupy", "torch on cuda"),
+        "cupy",
+        "CuPy, which is not installed; pip install 'arrayopt[cuda12]' or 'arrayopt[cuda13]'",
+        "arrayopt.engines.cuda.emit",
+    ),
+}
+"""The engines, the better ones last; PyTorch's tensors are worked on where they lie, without copying."""
+
+
+FUSED: dict[str, tuple[str, ...]] = {
+    arrays: tuple(name for name, row in reversed(ENGINES.items()) if arrays in row.takes)
+    for arrays in dict.fromkeys(arrays for row in ENGINES.values() for arrays in row.takes)
+}
+"""The fused engines for each kind of arrays, best first."""
+
+
+def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
+    """The engine for a bucket, and why it is that one.
+
+    Parameters
+    ----------
+    name : str
+        ``"auto"`` or the name of an engine.
+    bucket : Bucket
+        What it is to run over.
+
+    Raises
+    ------
+    ValueError
+        If there is no engine of that name, or it cannot serve these arrays or this rule, with the reason.
+    """
+    key = ("engine", name)
+    if key not in bucket.kept:
+        bucket.kept[key] = _select(name, bucket)
+    chosen: tuple[Engine, str] = bucket.kept[key]
+    return chosen
+
+
+def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
+    """See `select`."""
+    arrays = _kind(bucket.tensors[0].array)
+    if name != "auto":
+        if name not in ENGINES:
+            raise ValueError(
+                f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}"
+            )
+        try:
+            return _serving(name, arrays, bucket), "asked for"
+        except ValueError as error:
+            raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
+    reasons: list[str] = []
+    for fused in FUSED.get(arrays, ()):
+        try:
+            return _serving(fused, arrays, bucket), "; ".join([f"the fastest for {arrays} arrays", *reasons])
+        except ValueError as error:
+            reasons.append(f"{fused}: {error}")
+    return ENGINES["array_api"].open(), "; ".join(reasons) or f"the only engine for {arrays} arrays"
+
+
+def _kind(x: Array) -> str:
+    """An array's library, and for PyTorch the kind of device where that is not the CPU."""
+    name, device = library(x), getattr(x, "device", None)
+    kind = getattr(device, "type", "cpu")
+    return f"{name} on {kind}" if name == "torch" and kind != "cpu" else name
+
+
+def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
+    """An engine, if it can run this bucket; ValueError with the reason otherwise."""
+    row = ENGINES[name]
+    if row.takes and name not in FUSED.get(arrays, ()):
+        raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
+    engine = row.open()
+    try:
+        engine.check(bucket)
+    except TraceError as error:
+        raise ValueError(str(error)) from error
+    return engine
+
+
+def explain_bucket(bucket: Bucket, engine: str) -> str:
+    """In some lines: the rules, the tensors, the engine and why it was chosen, and what it does."""
+    chosen, why = select(engine, bucket)
+    first, total = bucket.tensors[0].array, sum(size(tensor.array) for tensor in bucket.tensors)
+    where = f"{library(first)} on {place(first)[1]}"
+    return "\n".join(
+        [
+            *(repr(group.rule) for group in bucket.groups),
+            f"  {len(bucket.tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}",
+            f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}",
+        ]
+    )

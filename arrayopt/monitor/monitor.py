@@ -1,0 +1,291 @@
+"""What goes on in each layer while training: trust ratios, norms and learning rates, kept, written out and drawn."""
+
+import csv
+import json
+import math
+import operator
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import listed
+from arrayopt.optimizer import Optimizer
+from arrayopt.saving.paths import checked_path
+
+__all__ = ["Monitor"]
+
+
+class Monitor:
+    """Keeps what an optimizer reports of each tensor, at some of its steps.
+
+    Parameters
+    ----------
+    opt : Optimizer
+        What to watch. It need not have been made with ``stats=True``: statistics are collected at the chosen steps
+        only, and `Optimizer.stats` is as it would be without.
+    every : int, default 1
+        Keep every so many steps, at least 1, beginning with the first.
+    steps : callable, optional
+        Instead of `every`: ``steps(step)`` says whether to keep a step, counted from 0.
+    keep : int, optional
+        How many steps to hold, at least 1; the oldest are dropped. By default all.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as said above.
+
+    Notes
+    -----
+    A step leaves 0-d arrays on the parameters' device, some for each tensor. Nothing waits for them before one of
+    `read`, `series`, `send`, `to_csv`, `to_jsonl` or `plot` is called.
+
+    The quantities, as far as there are: ``lr``, and ``param_norm``, ``grad_norm``, ``update_norm``, ``trust_ratio``
+    and whatever else the rule reports (see `Optimizer.stats`), and ``update_ratio``, which is update_norm / param_norm:
+    NaN where both are zero, infinite where only param_norm is.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> opt = ao.Optimizer({"w": np.ones((2, 2)), "b": np.zeros(2)}, ao.LAMB(lr=0.1))
+    >>> monitor = ao.Monitor(opt, every=2)
+    >>> for _ in range(4):
+    ...     params = opt.step({"w": np.ones((2, 2)), "b": np.ones(2)})
+    >>> [(row["step"], row["tensor"], round(row["update_ratio"], 2)) for row in monitor.read()]
+    [(0, 'w', 0.1), (0, 'b', inf), (2, 'w', 0.1), (2, 'b', 0.1)]
+    """
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        *,
+        every: int = 1,
+        steps: Callable[[int], bool] | None = None,
+        keep: int | None = None,
+    ) -> None:
+        if not isinstance(opt, Optimizer):
+            raise TypeError(f"Monitor: `opt` must be an Optimizer; got {opt!r}")
+        if steps is not None and not callable(steps):
+            raise TypeError(f"Monitor: `steps` must be a function of the step; got {steps!r}")
+        self._every = _positive("every", every)
+        self._steps = steps
+        self._records: deque[_Record] = deque(
+            maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize)
+        )
+        self._sent = -1
+        self._opt = opt
+        self._remove = opt.before_step(self._before)
+
+    def close(self) -> None:
+        """Stop watching; what has been kept stays."""
+        self._remove()
+
+    def __len__(self) -> int:
+        """How many steps are held."""
+        return len(self._records)
+
+    # ---- while training ---------------------------------------------------------------------------------------------
+
+    def _before(self, opt: Optimizer, grads: Any) -> None:
+        """Ask for the reports of this step, if it is one to keep."""
+        step = opt.step_count
+        if self._steps(step) if self._steps is not None else step % self._every == 0:
+            opt.stats.request(self._keep)
+
+    def _keep(self, reports: Mapping[str, Mapping[str, Array]]) -> None:
+        """Keep a step's reports, with the learning rates that it had."""
+        step = self._opt.step_count - 1
+        rates = {name: rate for group in self._opt.groups for name, rate in _rates(group, step)}
+        kept = {name: {**rates.get(name, {}), **reports[name]} for name in self._opt.state if name in reports}
+        self._records.append(_Record(step, kept))
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self) -> list[dict[str, Any]]:
+        """What is held, as plain values; waits for the device.
+
+        Returns
+        -------
+        list of dict
+            A row for each step and tensor, in that order: ``step``, from 0, ``tensor``, and the quantities as floats.
+        """
+        return [
+            {"step": record.step, "tensor": name, **x} for record in self._records for name, x in record.read().items()
+        ]
+
+    def series(self, quantity: str) -> dict[str, tuple[list[int], list[float]]]:
+        """One quantity of each tensor that has it, over the steps; waits for the device.
+
+        Parameters
+        ----------
+        quantity : str
+            Such as ``"trust_ratio"``.
+
+        Returns
+        -------
+        dict of str to (list of int, list of float)
+            By tensor name the steps and the values.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is not a string; if no tensor has the quantity.
+        """
+        if not isinstance(quantity, str):
+            raise TypeError(f"Monitor: a quantity must be a string; got {quantity!r}")
+        rows = self.read()
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for row in rows:
+            if quantity in row:
+                steps, values = found.setdefault(row["tensor"], ([], []))
+                steps.append(row["step"])
+                values.append(row[quantity])
+        if not found or quantity in ("step", "tensor"):
+            raise ValueError(f"Monitor: there is no {quantity!r}; there are {', '.join(_quantities(rows)) or 'none'}")
+        return found
+
+    # ---- giving away ------------------------------------------------------------------------------------------------
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write what is held as a table: step, tensor and a column for each quantity, empty where there is none.
+
+        Parameters
+        ----------
+        path : path-like
+            The file, which is replaced. Numbers can be read back without loss; ``nan`` and ``inf`` are written so.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            If it is no path, or cannot be written.
+        """
+        path, rows = checked_path("Monitor.to_csv", path), self.read()
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["step", "tensor", *_quantities(rows)])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> None:
+        """Write what is held as JSON, one object a line for each row of `read`.
+
+        Parameters
+        ----------
+        path : path-like
+            The file, which is replaced. Values that are not finite are null, for JSON has no others.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            If it is no path, or cannot be written.
+        """
+        with open(checked_path("Monitor.to_jsonl", path), "w", encoding="utf-8") as file:
+            for row in self.read():
+                finite = {k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in row.items()}
+                file.write(json.dumps(finite, allow_nan=False) + "\n")
+
+    def send(self, sink: Callable[[int, dict[str, float]], object]) -> None:
+        """Give each step that has not been sent yet to a logger; waits for the device.
+
+        Parameters
+        ----------
+        sink : callable
+            Called as ``sink(step, {"layer/trust_ratio": value, ...})``, with the tensor's name for ``layer``.
+
+        Raises
+        ------
+        TypeError
+            If it is not a function.
+        """
+        if not callable(sink):
+            raise TypeError(f"Monitor.send: `sink` must be a function; got {sink!r}")
+        for record in self._records:
+            if record.step > self._sent:
+                reports = record.read().items()
+                sink(record.step, {f"{name}/{key}": value for name, x in reports for key, value in x.items()})
+                self._sent = record.step
+
+    def plot(self, quantities: str | Iterable[str] | None = None, *, path: Any = None) -> Any:
+        """Draw layers by steps, a heat map for each quantity; waits for the device.
+
+        Parameters
+        ----------
+        quantities : str or iterable of str, optional
+            What to draw; by default all that there are.
+        path : path-like, optional
+            Where to save the figure; the suffix says in which format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure. Colours are logarithmic where values are positive and span more than a factor of ten.
+
+        Raises
+        ------
+        ImportError
+            If Matplotlib is missing.
+        TypeError, ValueError
+            If there is nothing of such a quantity, or a name or the path is none.
+        """
+        from arrayopt.monitor.figure import heat_maps
+
+        path = None if path is None else checked_path("Monitor.plot", path)
+        if quantities is None:
+            chosen = _quantities(self.read())
+        else:
+            chosen = [quantities] if isinstance(quantities, str) else listed("Monitor.plot: `quantities`", quantities)
+        if not chosen:
+            raise ValueError("Monitor: nothing has been kept yet that could be drawn")
+        figure = heat_maps({name: self.series(name) for name in chosen})
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+@dataclass
+class _Record:
+    """What was kept of a step: by tensor its quantities, as the device's arrays until they are read."""
+
+    step: int
+    reports: dict[str, dict[str, Any]]
+    is_read: bool = False
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """The quantities as floats; the device's arrays are let go."""
+        if not self.is_read:
+            self.reports, self.is_read = {name: _floats(report) for name, report in self.reports.items()}, True
+        return self.reports
+
+
+def _positive(name: str, value: Any) -> int:
+    """An integer of at least 1."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"Monitor: `{name}` must be an integer; got {value!r}") from None
+    if number < 1:
+        raise ValueError(f"Monitor: `{name}` must be at least 1; got {number}")
+    return number
+
+
+def _rates(group: Any, step: int) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The learning rate of a group's tensors, if it has one."""
+    rate = group.rule.at(step).get("lr")
+    return [] if rate is None else [(name, {"lr": rate}) for name in group.names]
+
+
+def _floats(report: Mapping[str, Any]) -> dict[str, float]:
+    """A tensor's quantities as floats."""
+    found = {key: float(x) for key, x in report.items()}
+    if "update_norm" in found and "param_norm" in found:
+        update, param = found["update_norm"], found["param_norm"]
+        found["update_ratio"] = update / param if param else math.inf if update > 0 else math.nan
+    return found
+
+
+def _quantities(rows: list[dict[str, Any]]) -> list[str]:
+    """The quantities that rows have, each once, in the order in which they come."""
+    return list(dict.fromkeys(key for row in rows for key in row if key not in ("step", "tensor")))

@@ -1,0 +1,200 @@
+"""What a user gives as parameters and gradients: flattened, named and checked."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, is_array, kind, library, overlapping, place, writable
+from arrayopt.params.trees import flatten
+
+__all__ = ["extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
+
+
+def named_params(params: Any, who: str = "Optimizer") -> list[tuple[str, Array]]:
+    """The parameters of a tree with their names, in order; leaves that are None are left out.
+
+    Raises
+    ------
+    TypeError
+        For a leaf that is not an array, or an array of integers or booleans.
+    ValueError
+        For a tree without arrays, and where two parameters have one name or are one writable array.
+    """
+    named = [(name, leaf) for name, leaf in flatten(params) if leaf is not None]
+    _check(named, who, params)
+    return named
+
+
+def _check(named: list[tuple[str, Array]], who: str, params: Any) -> None:
+    """Raise where these are not parameters."""
+    if not named:
+        raise ValueError(f"{who}: params must hold at least one array; got {params!r}")
+    names: set[str] = set()
+    arrays: dict[int, str] = {}
+    for name, leaf in named:
+        if not is_array(leaf):
+            raise TypeError(
+                f"{who}: params must be arrays, or dicts, lists and tuples of them;"
+                f" got {type(leaf).__name__} at {name!r}"
+            )
+        if kind(leaf) not in ("real", "complex"):
+            raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
+        if name in names:
+            raise ValueError(f"{who}: two parameters are named {name!r}")
+        if overlapping(leaf):
+            raise ValueError(f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it first")
+        if arrays.setdefault(id(leaf), name) != name and writable(leaf):
+            raise ValueError(f"{who}: {arrays[id(leaf)]!r} and {name!r} are the same array")
+        names.add(name)
+
+
+def is_group_list(params: Any) -> bool:
+    """Whether params is a list of group dicts, and not a tree of parameters.
+
+    Raises
+    ------
+    TypeError
+        For a list that mixes group dicts with other things.
+    """
+    if not isinstance(params, list):
+        return False
+    groups = [isinstance(entry, dict) and ("params" in entry or "order_params" in entry) for entry in params]
+    if any(groups) and not all(groups):
+        odd = params[groups.index(False)]
+        raise TypeError(
+            f"Optimizer: params must be all group dicts or none; got {type(odd).__name__} among group dicts"
+        )
+    return any(groups)
+
+
+def parse_group_list(
+    entries: list[dict[str, Any]],
+) -> tuple[list[tuple[str, Array]], list[tuple[dict[str, Any], list[str]]]]:
+    """Sort a list of group dicts out: the named parameters in order, and each group's overrides and names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `named_params`; for a group without parameters, and for `order_params` that come with other keys or are not
+        exactly the parameters.
+    """
+    named: list[tuple[str, Array]] = []
+    groups: list[tuple[dict[str, Any], list[str]]] = []
+    order: Any = None
+    offset = 0
+    for i, entry in enumerate(entries):
+        if "order_params" in entry:
+            if len(entry) > 1 or order is not None:
+                raise ValueError(
+                    f"Optimizer: `order_params` must stand once, alone in its dict; got keys {list(entry)}"
+                )
+            order = entry["order_params"]
+            if not isinstance(order, Iterable) or is_array(order):
+                raise TypeError(f"Optimizer: `order_params` must be a list of parameters; got {type(order).__name__}")
+            order = list(order)
+            continue
+        members = entry["params"]
+        members = list(members) if isinstance(members, Iterator) else [members] if is_array(members) else members
+        leaves = named_params(members, f"Optimizer: group {i}")
+        if not isinstance(members, dict):  # arrays without names of their own are numbered over all groups
+            leaves = [(_numbered(name, offset), leaf) for name, leaf in leaves]
+        offset += len(leaves) if isinstance(members, dict) else len(members)
+        groups.append(({k: v for k, v in entry.items() if k != "params"}, [name for name, _ in leaves]))
+        named += leaves
+    _check(named, "Optimizer", entries)
+    return (named if order is None else _ordered(named, order)), groups
+
+
+def _numbered(path: str, offset: int) -> str:
+    """A path whose leading position is shifted: the first array after three others is "3", wherever it stands."""
+    head, dot, rest = path.partition(".")
+    return f"{int(head) + offset if head.isdigit() else head}{dot}{rest}"
+
+
+def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str, Array]]:
+    """Parameters in the order of `order_params`, which holds the arrays themselves or their names."""
+    by_key: dict[Any, tuple[str, Array]] = {id(leaf): (name, leaf) for name, leaf in named}
+    by_key |= {name: (name, leaf) for name, leaf in named}
+    found = [by_key.get(entry if isinstance(entry, str) else id(entry)) for entry in order]
+    strange = [i for i, pair in enumerate(found) if pair is None]
+    ordered = [pair for pair in found if pair is not None]
+    missing = [name for name, _ in named if name not in dict(ordered)]
+    if strange or missing or len(ordered) != len(named):
+        raise ValueError(
+            f"Optimizer: `order_params` must be exactly the parameters of the groups, each once; missing: {missing},"
+            f" not parameters: positions {strange}, got {len(order)} for {len(named)}"
+        )
+    return ordered
+
+
+def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, list[tuple[str, Array]]]:
+    """A tree with more parameters in it than those of `names`, and the new ones with their names.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `named_params`; for names that are taken; for a tree that is neither a dict nor a list.
+    """
+    if isinstance(tree, dict) and isinstance(params, dict):
+        taken = [str(key) for key in params if key in tree]
+        if taken:
+            raise ValueError(f"{who}: there is already a parameter at {', '.join(taken)}")
+        larger: Any = copy.copy(tree)
+        larger.update(params)
+    elif isinstance(tree, list) and not isinstance(params, dict):
+        larger = [*tree, *(list(params) if isinstance(params, list | tuple | Iterator) else [params])]
+    else:
+        raise ValueError(
+            f"{who}: params must be a dict where the parameters are a dict, an array or a list where they are a list;"
+            f" got {type(params).__name__} for {type(tree).__name__}"
+        )
+    named = named_params(larger, who)[len(names) :]
+    taken = [repr(name) for name, _ in named if name in names]
+    if taken:
+        raise ValueError(f"{who}: there is already a parameter named {', '.join(taken)}")
+    _check(named, who, params)
+    return larger, named
+
+
+def match_grads(
+    who: str, params: list[tuple[str, Array]], grads: Any, *, by_position: bool = False, devices: bool = True
+) -> dict[str, Array | None]:
+    """The gradient of each parameter by name (None where left out), once everything about them has been checked.
+
+    With `by_position`, a list of gradients is taken in the order of the parameters, whatever their names.
+
+    Raises
+    ------
+    ValueError
+        Listing every mismatch of names, shapes, dtype kinds, libraries and devices.
+    """
+    given, names = dict(flatten(list(grads) if isinstance(grads, Iterator) else grads)), dict(params)
+    if by_position and not isinstance(grads, dict):
+        if len(given) != len(params):
+            raise ValueError(f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}")
+        given = dict(zip(names, given.values(), strict=True))
+    wrong = [f"missing {name!r}" for name in names if name not in given]
+    wrong += [f"unexpected {name!r}" for name, g in given.items() if name not in names and g is not None]
+    for name, p in params:
+        g = given.get(name)
+        if g is not None:
+            wrong += [f"{what} at {name!r}, expected {expected}" for what, expected in _differences(p, g, devices)]
+    if wrong:
+        raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}")
+    return {name: given[name] for name in names}
+
+
+def _differences(p: Array, g: Any, devices: bool) -> list[tuple[str, Any]]:
+    """In what a gradient differs from its parameter: (what came, what was expected)."""
+    if not is_array(g):
+        return [(type(g).__name__, "an array or None")]
+    if array_namespace(g) is not array_namespace(p):
+        return [(f"{library(g)} array", f"{library(p)} array")]
+    found: list[tuple[str, Any]] = []
+    if tuple(g.shape) != tuple(p.shape):
+        found.append((f"shape {tuple(g.shape)}", tuple(p.shape)))
+    if kind(g) != kind(p):
+        found.append((f"dtype {g.dtype}", f"a {kind(p)} floating dtype like {p.dtype}"))
+    if devices and place(g)[1] != place(p)[1]:
+        found.append((f"device {place(g)[1]}", place(p)[1]))
+    return found

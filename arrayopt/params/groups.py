@@ -1,0 +1,162 @@
+"""Groups: which rule, with which hyper-parameters, each tensor is under."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from arrayopt.arrays import Array, dtype_name, is_array, size
+from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import Tensor, new_slots
+
+__all__ = ["Group", "Groups", "assign", "fields_of", "override", "unknown_key"]
+
+Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
+Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, Any]]]
+"""Overrides by pattern; a mapping's keys are patterns too (typed as anything, for a mapping's keys cannot vary)."""
+
+
+class Group:
+    """Tensors under one rule. The rule's hyper-parameters can be read and set as attributes: ``group.lr = 0.1``.
+
+    Attributes
+    ----------
+    label : str
+        What the group was made from: a pattern, its place in a list, or "rest".
+    rule : Rule
+        The group's own rule.
+    names : tuple of str
+        Names of its tensors.
+    overridden : frozenset of str
+        Fields that the group sets for itself; the others follow the optimizer's rule.
+    """
+
+    __slots__ = ("label", "overridden", "rule", "tensors")
+
+    label: str
+    overridden: frozenset[str]
+    rule: Rule
+    tensors: list[Tensor]
+
+    def __init__(self, label: str, rule: Rule, overrides: Mapping[str, Any], tensors: list[Tensor]) -> None:
+        object.__setattr__(self, "label", label)  # attributes set the usual way are fields of the rule
+        object.__setattr__(self, "tensors", tensors)
+        self.replace_rule(override(rule, overrides, f"group {label!r}"), frozenset(overrides))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tensor.name for tensor in self.tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in Group.__slots__ or name not in fields_of(type(self.rule)):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.rule, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in fields_of(type(self.rule)):
+            raise AttributeError(f"group {self.label!r}: {unknown_key(self.rule, name)}")
+        self.replace_rule(self.checked(self.rule, {name: value}), self.overridden | {name})
+
+    def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
+        """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
+        old, rule = rule, override(rule, changes, f"group {self.label!r}")
+        for tensor in self.tensors if rule.structure != old.structure else ():
+            slots = tensor.slots, new_slots(rule, tensor.name, tensor.array)
+            now, then = ({name: dtype_name(x) for name, x in made.items()} for made in slots)
+            if list(now.items()) != list(then.items()):
+                shown = (list(now), list(then)) if list(now) != list(then) else (now, then)
+                raise ValueError(
+                    f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
+                    f" {tensor.name!r} would have to change from {shown[0]} to {shown[1]};"
+                    " make a new Optimizer"
+                )
+        return rule
+
+    def replace_rule(self, rule: Rule, overridden: frozenset[str] | None = None) -> None:
+        """Put a checked rule in the place of the old one."""
+        object.__setattr__(self, "rule", rule)
+        if overridden is not None:
+            object.__setattr__(self, "overridden", overridden)
+
+    def __setstate__(self, state: Any) -> None:
+        for name, value in state[1].items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        own = ", ".join(f"{name}={getattr(self.rule, name)!r}" for name in sorted(self.overridden))
+        total = sum(size(tensor.array) for tensor in self.tensors)
+        return f"Group({self.label!r}, {len(self.tensors)} tensors, {total} parameters{', ' + own if own else ''})"
+
+
+def fields_of(rule: type[Rule]) -> list[str]:
+    """The names of a rule's fields."""
+    return [f.name for f in dataclasses.fields(rule)]
+
+
+def unknown_key(rule: Rule, name: str) -> str:
+    """What to say to a field that the rule does not have."""
+    return f"{name!r} is not a hyper-parameter of {type(rule).__name__}; it has {', '.join(fields_of(type(rule)))}"
+
+
+def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
+    """A rule with some fields changed, typed and validated like any; ValueError for a field that it does not have."""
+    for name in changes:
+        if name not in fields_of(type(rule)):
+            raise ValueError(f"{who}: {unknown_key(rule, name)}")
+    try:
+        return dataclasses.replace(rule, **changes) if changes else rule
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{who}: {error}") from error
+
+
+def assign(
+    rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]
+) -> list[tuple[str, Mapping[str, Any], list[str]]]:
+    """Sort parameters into groups by pattern: (label, overrides, names), in the order given, then the rest.
+
+    Raises
+    ------
+    ValueError
+        For a group without tensors, or a key that is no hyper-parameter of the rule.
+    TypeError
+        For a pattern that is neither a glob, a compiled regular expression nor a function.
+    """
+    given: Any = groups.items() if isinstance(groups, Mapping) else () if groups is None else groups
+    pairs: list[Any] = list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
+    if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise TypeError(f"groups: must map patterns to dicts of hyper-parameters, or list such pairs; got {groups!r}")
+    made: list[tuple[str, Mapping[str, Any], list[str]]] = []
+    for pattern, overrides in pairs:
+        if not isinstance(overrides, Mapping):
+            raise TypeError(f"groups: {pattern!r} must map to a dict of hyper-parameters; got {overrides!r}")
+        label = (
+            pattern
+            if isinstance(pattern, str)
+            else getattr(pattern, "pattern", getattr(pattern, "__name__", repr(pattern)))
+        )
+        override(rule, overrides, f"group {label!r}")
+        made.append((label, overrides, []))
+    rest: list[str] = []
+    for name, array in named:
+        hit = next((i for i, (pattern, _) in enumerate(pairs) if _matches(pattern, name, array)), None)
+        (rest if hit is None else made[hit][2]).append(name)
+    for label, _, names in made:
+        if not names:
+            raise ValueError(
+                f"group {label!r}: no parameter is left for it; the names are {', '.join(n for n, _ in named)}"
+            )
+    return [*made, *([("rest" if made else "all", {}, rest)] if rest else [])]
+
+
+def _matches(pattern: Pattern, name: str, array: Array) -> bool:
+    """Whether a pattern takes a tensor."""
+    if isinstance(pattern, str):
+        return fnmatchcase(name, pattern)
+    if isinstance(pattern, re.Pattern):
+        return pattern.search(name) is not None
+    if callable(pattern) and not isinstance(pattern, type):
+        return bool(pattern(name, array))
+    raise TypeError(
+        f"groups: a pattern must be a glob, a compiled regular expression or f(name, array); got {pattern!r}"
+    )

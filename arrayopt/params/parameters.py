@@ -1,0 +1,155 @@
+"""The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from arrayopt.arrays import Array, detached, look, writable
+from arrayopt.engines.base import Bucket, bucketed
+from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.params.groups import Group, Groups, assign, override
+from arrayopt.params.trees import flatten, leaves, rebuild, template
+from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import Tensor, new_slots
+
+__all__ = ["Tensors"]
+
+_ARRAY = operator.attrgetter("array")
+
+
+class Tensors:
+    """Parameters as tensors with state, in groups.
+
+    Attributes
+    ----------
+    all : list of Tensor
+        The tensors, in the order of the parameters.
+    groups : list of Group
+        The groups, in order.
+    """
+
+    def __init__(self, params: Any, rule: Rule, groups: Groups | None) -> None:
+        self._by_position = is_group_list(params)
+        if self._by_position:
+            if groups is not None:
+                raise ValueError("Optimizer: give `groups`, or params as a list of group dicts, not both")
+            named, entries = parse_group_list(params)
+            made: Any = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
+            tree: Any = [leaf for _, leaf in named]
+        else:
+            tree = list(params) if isinstance(params, Iterator) else params
+            named = named_params(tree)
+            made = assign(rule, groups, named)
+        tensors = {name: Tensor(name, leaf) for name, leaf in named}
+        self._tree, self.all = tree, list(tensors.values())
+        self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self._in_place, self._leaves = all(writable(leaf) for _, leaf in named), [leaf for _, leaf in named]
+        self._expect()
+        self._made: tuple[list[Any], list[Bucket]] = ([], [])
+        for group in self.groups:
+            _start(group)
+
+    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> Group:
+        """Take more parameters in, as a new group."""
+        tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
+        group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
+        _start(group)
+        self.groups.append(group)
+        self.all += group.tensors
+        self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
+        self._leaves += [leaf for _, leaf in named]
+        self._tree = tree
+        self._expect()
+        return group
+
+    def _expect(self) -> None:
+        """Take down how gradients are to come; nothing of what they look like is known yet."""
+        self._template, self._flat = template(self._tree), ([x.name for x in self.all], None)
+        self._kind: Any = None
+        self._forms: list[Any] = []
+
+    def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
+        """The optimizer's rule with a field changed, as it is then for all groups that do not set it for themselves."""
+        new, (name,) = override(rule, change, "Optimizer"), change
+        following = [group for group in self.groups if name not in group.overridden]
+        rules = [group.checked(group.rule, change) for group in following]
+        for group, own in zip(following, rules, strict=True):
+            group.replace_rule(own)
+        return new
+
+    def match(self, grads: Any) -> list[Array | None]:
+        """The tensors' gradients, checked."""
+        given = leaves(self._template, grads)
+        if given is None:
+            given = leaves(self._flat, grads)
+        if given is not None and self._familiar(given):
+            return given
+        named = [(tensor.name, tensor.array) for tensor in self.all]
+        found = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+        self._remember(found)
+        return found
+
+    def _familiar(self, given: list[Any]) -> bool:
+        """Whether gradients look like those of an earlier step, about which everything was checked."""
+        kinds = set(map(type, given))
+        some = type(None) in kinds
+        kinds.discard(type(None))
+        if kinds != {self._kind} or len(given) != len(self._forms):
+            return False
+        form_of = look(self._kind)
+        if not some:
+            return all(map(operator.eq, map(form_of, given), self._forms))
+        return all(g is None or form_of(g) == form for g, form in zip(given, self._forms, strict=True))
+
+    def _remember(self, given: list[Array | None]) -> None:
+        """Keep what gradients look like, where they are all of one type and can be asked."""
+        kinds = {type(g) for g in given if g is not None}
+        if len(kinds) != 1 or not all(hasattr(g, "device") for g in given if g is not None):
+            return
+        (kind,) = kinds
+        if kind is not self._kind:
+            self._kind, self._forms = kind, [None] * len(given)
+        form_of, same = look(kind), dict[Any, Any]()
+        forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
+        self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
+
+    def buckets(self) -> list[Bucket]:
+        """See `bucketed`; kept until a structure changes."""
+        structures = [group.rule.structure for group in self.groups]
+        if structures != self._made[0]:
+            self._made = structures, bucketed(self.groups, self.all)
+        return self._made[1]
+
+    def forget_buckets(self) -> None:
+        """Have buckets made anew, with all that they keep."""
+        self._made = ([], [])
+
+    def settle(self) -> None:
+        """After a step, or a load: some array may have become read-only and have been replaced."""
+        buckets = self._made[1]
+        if self._in_place and (not buckets or any(bucket.counts.replaced for bucket in buckets)):
+            self._in_place = all(map(operator.is_, map(_ARRAY, self.all), self._leaves))
+
+    @property
+    def params(self) -> Any:
+        """The parameters, in the structure given."""
+        if self._in_place:
+            return self._tree
+        leaves = [leaf for _, leaf in flatten(self._tree) if leaf is not None]
+        if any(tensor.array is not leaf for tensor, leaf in zip(self.all, leaves, strict=True)):
+            self._tree = self.tree_of([tensor.array for tensor in self.all])
+        return self._tree
+
+    def tree_of(self, arrays: list[Array]) -> Any:
+        """Arrays, one for each tensor, in the structure of the parameters."""
+        new = iter(arrays)
+        return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": ([], []), "_kind": None, "_forms": []}
+
+
+def _start(group: Group) -> None:
+    """Give a group's tensors their first state."""
+    for tensor in group.tensors:
+        tensor.slots = new_slots(group.rule, tensor.name, detached(tensor.array))

@@ -1,0 +1,1 @@
+"""Saving: state dicts and checkpoint files."""

@@ -1,0 +1,289 @@
+"""Checkpoints: the state dict of an optimizer, and its parameters, in a safetensors file.
+
+The arrays are the file's tensors. The rest is JSON, under the key ``arrayopt`` of the file's metadata: the state dict,
+in which each array is described by the tensor's key, its dtype and shape, and a checksum of its bytes. What JSON does
+not know is a dict with a key of its own: ``$array``; ``$values``, a sequence; ``$schedule``, the class of one of ours,
+beside its fields; ``$function``, the name of another function, which the optimizer that loads must have too.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from arrayopt import schedules
+from arrayopt._version import __version__
+from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, size, to_host
+from arrayopt.hyper import Listed
+from arrayopt.saving.paths import checked_path
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["FORMAT", "load", "save"]
+
+FORMAT = 1
+"""The version of the document described above."""
+
+ARRAY, VALUES, SCHEDULE, FUNCTION = "$array", "$values", "$schedule", "$function"  # other keys' leading $ is doubled
+
+CODES = {
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+}
+"""safetensors' names of dtypes. Complex arrays are kept as pairs of real numbers, along one more axis."""
+
+LONGEST = 100_000_000
+"""The bytes of the longest header that safetensors reads."""
+
+# ---- saving ---------------------------------------------------------------------------------------------------------
+
+
+def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tensor] | None) -> None:
+    """Write a state dict, and the tensors' parameters where given; see `Optimizer.save`."""
+    path = checked_path("Optimizer.save", path)
+    document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
+    if tensors is not None:
+        document["params"] = {tensor.name: tensor.array for tensor in tensors}
+    arrays: list[tuple[dict[str, Any], Array]] = []
+    described = _encode(document, (), arrays)
+    arrays.sort(key=lambda pair: -_item_size(pair[1]))  # so that each lies at a multiple of its items' size
+    head = _header(described, arrays)
+    if len(head) > LONGEST:
+        raise ValueError(f"Optimizer.save: names and hyper-parameters must fit in {LONGEST} bytes; got {len(head)}")
+    from arrayopt.saving.atomic import replacing  # for POSIX systems only
+
+    with replacing(path) as file:
+        file.write(head)
+        for about, array in arrays:
+            data = _bytes(array)
+            about["blake2b"] = _digest(data)
+            file.write(data)
+        file.seek(0)
+        file.write(_header(described, arrays))  # as long as before, now with the checksums
+
+
+def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
+    """A part of the document as what JSON knows; its arrays are described, and added to `arrays`."""
+    if is_array(node):
+        if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
+            raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
+        key = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)  # as in JSON pointers, RFC 6901
+        about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": _digest(b"")}
+        arrays.append((about, node))
+        return about
+    if node is None or isinstance(node, bool | int | float | str):  # np.float64, which is a float too, is an array
+        return node
+    if isinstance(node, Listed):
+        return {VALUES: list(node.values)}
+    if _is_ours(type(node)):
+        fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+        return {SCHEDULE: type(node).__name__, **_encode(fields, path, arrays)}
+    if callable(node):
+        return {FUNCTION: _name_of(node)}
+    if isinstance(node, Mapping):
+        return {_escaped(key): _encode(child, (*path, key), arrays) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [_encode(child, (*path, str(i)), arrays) for i, child in enumerate(node)]
+    raise ValueError(f"Optimizer.save: {'.'.join(path)} is a {type(node).__name__}, which cannot be saved")
+
+
+def _header(described: dict[str, Any], arrays: list[tuple[dict[str, Any], Array]]) -> bytes:
+    """The file up to the first tensor's bytes."""
+    text = json.dumps(described, ensure_ascii=False, allow_nan=False)
+    entries: dict[str, Any] = {"__metadata__": {"arrayopt": text, "blake2b": _digest(text.encode())}}
+    end = 0
+    for about, array in arrays:
+        start, end = end, end + size(array) * _item_size(array)
+        code, shape = _stored(about)
+        entries[about[ARRAY]] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head
+
+
+def _bytes(x: Array) -> memoryview:
+    """The values of an array in C order, little-endian, as bytes."""
+    values = to_host(x)
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+
+def load(
+    path: str | os.PathLike[str], live: dict[str, Any], tensors: list[Tensor], restore: Callable[..., None]
+) -> None:
+    """Hand a saved state dict to `restore`, and give tensors the parameters saved; see `Optimizer.load`.
+
+    Parameters
+    ----------
+    path
+        The file.
+    live
+        The state dict of the optimizer, without copies: it says which library each array goes to.
+    tensors
+        The tensors.
+    restore
+        Called as `arrayopt.saving.state_dict.load` is; raises where the state does not fit.
+    """
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError("Optimizer.load: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
+    path = checked_path("Optimizer.load", path)
+    who = f"Optimizer.load: {path}"
+    with open(path, "rb"):  # the system's own words for what is missing, or a folder
+        pass
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            state, params, wrong = _read(file, live, {tensor.name: tensor.array for tensor in tensors})
+    except (ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{who}: is damaged, or no checkpoint: {error}") from error
+    except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(f"{who}: is made by another program: {error!r}") from error
+    try:
+        restore(state, who=who, wrong=wrong, copies=False)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    for tensor in tensors if params else ():
+        tensor.put(None, params[tensor.name])
+
+
+def _read(
+    file: Any, live: dict[str, Any], live_params: dict[str, Array]
+) -> tuple[dict[str, Any], dict[str, Array], list[str]]:
+    """The state dict and the parameters of a file, and what is known not to fit."""
+    metadata = file.metadata() or {}
+    text = metadata.get("arrayopt")
+    if text is None:
+        raise ValueError("its metadata has no 'arrayopt', which Optimizer.save writes")
+    if metadata.get("blake2b") != _digest(text.encode()):
+        raise ValueError("its description does not have the checksum that it should have")
+    document = json.loads(text)
+    if document["checkpoint"] != FORMAT:
+        raise ValueError(f"format must be {FORMAT}; got {document['checkpoint']!r}")
+    decoder = _Decoder(file)
+    state = decoder.decode(document["state"], live, ())
+    params = decoder.decode(document.get("params", {}), live_params, ("params",))
+    strange = sorted(set(file.keys()) - decoder.seen)
+    if strange:
+        raise ValueError(f"its description does not name its tensors {', '.join(map(repr, strange))}")
+    wrong = decoder.wrong
+    if params and params.keys() != live_params.keys():
+        wrong.append(f"saved parameters {list(params)}, here {list(live_params)}")
+    for name in live_params.keys() & params.keys():
+        was, now = _shown(params[name]), _shown(live_params[name])
+        if was != now:
+            wrong.append(f"parameter {name!r} is {was}, expected {now}")
+    return state, params, wrong
+
+
+class _Decoder:
+    """Makes of JSON what it was; `wrong` lists functions that are not there, `seen` the keys of the tensors met."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.keys = set(file.keys())
+        self.wrong: list[str] = []
+        self.seen: set[str] = set()
+
+    def decode(self, node: Any, live: Any, path: tuple[str, ...]) -> Any:
+        """What a part of the document says, `live` being the optimizer's own object in its place, or None."""
+        if isinstance(node, list):
+            own: Any = live if isinstance(live, list | tuple) else ()
+            return [self.decode(x, own[i] if i < len(own) else None, (*path, str(i))) for i, x in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        if ARRAY in node:
+            x = self._tensor(node)
+            return like(live, x) if _shown(live) == _shown(x) else x
+        if VALUES in node:
+            return node[VALUES]
+        if FUNCTION in node:
+            if not callable(live) or _name_of(live) != node[FUNCTION]:
+                self.wrong.append(f"{'.'.join(path)} was the function {node[FUNCTION]}, here {live!r}")
+                return lambda step: 0.0  # in its place until that is said
+            return live
+        if SCHEDULE in node:
+            made: Any = getattr(schedules, node[SCHEDULE]) if node[SCHEDULE] in schedules.__all__ else None
+            if not _is_ours(made):
+                raise ValueError(f"there is no schedule {node[SCHEDULE]!r}")
+            fields = {k: self.decode(x, getattr(live, k, None), (*path, k)) for k, x in node.items() if k != SCHEDULE}
+            return made(**fields)
+        own = live if isinstance(live, Mapping) else {}
+        return {_plain(k): self.decode(x, own.get(_plain(k)), (*path, _plain(k))) for k, x in node.items()}
+
+    def _tensor(self, about: dict[str, Any]) -> "np.ndarray[Any, Any]":
+        """A tensor of the file, compared with its description."""
+        key, expected = about[ARRAY], _stored(about)
+        if key in self.seen or key not in self.keys:
+            raise ValueError(f"tensor {key!r} is not there, or named twice")
+        self.seen.add(key)
+        found = self.file.get_slice(key)
+        stored = found.get_dtype(), found.get_shape()
+        if stored != expected:
+            raise ValueError(f"tensor {key!r} is {stored}, and should be {expected}")
+        x: np.ndarray[Any, Any] = self.file.get_tensor(key)
+        if _digest(_bytes(x)) != about["blake2b"]:
+            raise ValueError(f"tensor {key!r} does not have the checksum that it should have")
+        return x.view(about["dtype"]).reshape(about["shape"]) if about["dtype"] in REAL else x
+
+
+# ---- words of both --------------------------------------------------------------------------------------------------
+
+
+def _stored(about: dict[str, Any]) -> tuple[str, list[int]]:
+    """The dtype and shape that a described array has in the file."""
+    name = about["dtype"]
+    return (CODES[REAL[name]], [*about["shape"], 2]) if name in REAL else (CODES[name], about["shape"])
+
+
+def _item_size(x: Array) -> int:
+    """The bytes of one element."""
+    name = dtype_name(x)
+    return 2 if name == "bfloat16" else np.dtype(name).itemsize  # which NumPy may not know
+
+
+def _shown(x: Any) -> str:
+    """What kind of array it is."""
+    return f"{dtype_name(x)} {tuple(x.shape)}" if is_array(x) else type(x).__name__
+
+
+def _digest(data: bytes | memoryview) -> str:
+    """The checksum of some bytes."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _is_ours(kind: Any) -> bool:
+    """Whether it is the class of a schedule of this package."""
+    return isinstance(kind, type) and issubclass(kind, schedules.Schedule) and kind.__name__ in schedules.__all__
+
+
+def _name_of(function: Any) -> str:
+    """A function's qualified name; another callable's class's."""
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    return name
+
+
+def _escaped(key: str) -> str:
+    """A name, such that it is none of the marks."""
+    return f"${key}" if key.startswith("$") else key
+
+
+def _plain(key: str) -> str:
+    """The name that was escaped."""
+    return key.removeprefix("$")

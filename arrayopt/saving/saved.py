@@ -1,0 +1,136 @@
+"""Saving: what an Optimizer is, as a dict or a file, and how it goes on from there."""
+
+import os
+from typing import Any
+
+from arrayopt.hyper import Hyper
+from arrayopt.params.parameters import Tensors
+from arrayopt.rules.base import Rule
+from arrayopt.saving import checkpoint
+from arrayopt.saving.state_dict import dump, load
+from arrayopt.step.prologue import Prologue
+
+__all__ = ["Saved"]
+
+
+class Saved:
+    """What can be saved; the base of `Optimizer`."""
+
+    __slots__ = ("_prologue", "_rule", "_tensors", "clip_norm", "step_count")
+
+    _rule: Rule
+    _tensors: Tensors
+    _prologue: Prologue
+    step_count: int
+    clip_norm: Hyper | None
+
+    @property
+    def params(self) -> Any:
+        """The parameters, in the structure given."""
+        return self._tensors.params
+
+    def state_dict(self) -> dict[str, Any]:
+        """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.
+
+        Returns
+        -------
+        dict
+            Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
+        """
+        return self._dump()
+
+    def _dump(self, *, copies: bool = True) -> dict[str, Any]:
+        """What there is to save; see `arrayopt.saving.state_dict.dump`."""
+        return dump(self.step_count, self.clip_norm, self._rule, self._tensors.groups, self._prologue, copies=copies)
+
+    def _restore(self, saved: dict[str, Any], **options: Any) -> None:
+        """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
+        self.step_count, self.clip_norm, self._rule = load(
+            saved, self._rule, self._tensors.groups, self._prologue, **options
+        )
+        self._tensors.forget_buckets()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
+
+        Parameters
+        ----------
+        saved : dict
+            What `state_dict` returned, of an optimizer over tensors of the same names, shapes and dtypes, in the same
+            groups, under rules with the same switches. The arrays are copied.
+
+        Raises
+        ------
+        TypeError
+            If it is no such dict.
+        ValueError
+            If it does not fit, listing every mismatch. Nothing has been changed then.
+        """
+        self._restore(saved)
+
+    def save(self, path: str | os.PathLike[str], *, params: bool = True) -> None:
+        """Write a checkpoint: a safetensors file with everything that `load` needs to go on bit for bit.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, which is replaced at once when the new one is complete and on disk: whenever the process or the
+            machine stops, the old or the new checkpoint is there, whole.
+        params : bool, default True
+            Whether the parameters are in it, too.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written. The old file is as it was then.
+        TypeError, ValueError
+            If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
+
+        Notes
+        -----
+        Waits for the device. Arrays are written one after the other, without a second copy of the state in memory.
+        Schedules of `arrayopt.schedules` are saved; of other functions just the name, so `load` needs an optimizer that
+        has them. Hooks and statistics are not saved. Needs a POSIX system.
+
+        Examples
+        --------
+        >>> import numpy as np, arrayopt as ao
+        >>> opt = ao.Optimizer({"w": np.ones(2)}, ao.LAMB(lr=0.1))
+        >>> params = opt.step({"w": np.ones(2)})
+        >>> opt.save("run.safetensors")
+        >>> resumed = ao.Optimizer({"w": np.zeros(2)}, ao.LAMB())
+        >>> params = resumed.load("run.safetensors")
+        >>> bool(np.all(params["w"] == opt.params["w"])), resumed.step_count, resumed.lr
+        (True, 1, 0.1)
+        """
+        if not isinstance(params, bool):
+            raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
+        checkpoint.save(path, self._dump(copies=False), self._tensors.all if params else None)
+
+    def load(self, path: str | os.PathLike[str]) -> Any:
+        """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
+
+        Parameters
+        ----------
+        path : str or path
+            What `save` wrote, of an optimizer over tensors of the same names, shapes and dtypes, in the same groups,
+            under rules with the same switches. Libraries and devices may differ: arrays come as this optimizer's are.
+
+        Returns
+        -------
+        params
+            The parameters, in the structure given, as `step` returns them.
+
+        Raises
+        ------
+        ValueError
+            If the file is not a checkpoint, is damaged (all of it is compared with its checksums), or does not fit,
+            listing every mismatch. Nothing has been changed then.
+        OSError, TypeError
+            If it cannot be read, as `FileNotFoundError`, or is no path.
+        ImportError
+            Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
+        """
+        checkpoint.load(path, self._dump(copies=False), self._tensors.all, self._restore)
+        self._tensors.settle()
+        return self.params

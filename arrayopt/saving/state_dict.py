@@ -1,0 +1,230 @@
+"""The state of an optimizer as a plain dict, and back."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from arrayopt.arrays import (
+    WORKING,
+    array_namespace,
+    detached,
+    dtype_name,
+    is_array,
+    like,
+    place,
+    to_host,
+    working_dtype,
+)
+from arrayopt.hyper import coerce
+from arrayopt.params.groups import Group, fields_of, override
+from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.state.tensors import Tensor
+from arrayopt.step.prologue import Prologue, is_count
+
+__all__ = ["CLIP_NORM", "dump", "load"]
+
+FORMAT = 1
+
+CLIP_NORM = "(0, inf)"
+"""What the optimizer's `clip_norm` must lie in."""
+
+
+ACCUMULATED = "accumulated"
+"""Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
+
+
+def dump(
+    step: int, clip_norm: Any, rule: Rule, groups: list[Group], prologue: Prologue, *, copies: bool = True
+) -> dict[str, Any]:
+    """See `Optimizer.state_dict`; without `copies` the arrays are the optimizer's own.
+
+    A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
+    """
+    sums = prologue.accumulator.sums()
+    return {
+        "format": FORMAT,
+        "step": step,
+        "clip_norm": clip_norm,
+        "extra": prologue.dump(),
+        "rule": _describe(rule),
+        "groups": [
+            {
+                **_describe(group.rule),
+                "label": group.label,
+                "own": sorted(group.overridden),
+                "tensors": list(group.names),
+            }
+            for group in groups
+        ],
+        "tensors": {
+            tensor.name: {
+                "t": tensor.t,
+                "shape": tuple(tensor.array.shape),
+                "dtype": dtype_name(tensor.array),
+                "slots": {name: _copy(x) if copies else x for name, x in _with_sum(tensor, sums).items()},
+            }
+            for group in groups
+            for tensor in group.tensors
+        },
+    }
+
+
+def _with_sum(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
+    """A tensor's slots, and the sum of its gradients so far."""
+    return {**tensor.slots, **({ACCUMULATED: sums[tensor.name]} if tensor.name in sums else {})}
+
+
+def load(
+    saved: dict[str, Any],
+    rule: Rule,
+    groups: list[Group],
+    prologue: Prologue,
+    *,
+    who: str = "Optimizer.load_state_dict",
+    wrong: Iterable[str] = (),
+    copies: bool = True,
+) -> tuple[int, Any, Rule]:
+    """Bring groups, tensors and prologue to the saved state, once it is checked; see `Optimizer.load_state_dict`.
+
+    Parameters
+    ----------
+    saved, rule, groups, prologue
+        What `dump` returned; what the optimizer has.
+    who : str
+        What errors begin with.
+    wrong : iterable of str
+        What is already known not to fit.
+    copies : bool
+        Without, the arrays of `saved` are taken over as they are.
+    """
+    if not isinstance(saved, dict) or "format" not in saved:
+        raise TypeError(f"{who}: needs what state_dict() returned; got {type(saved).__name__}")
+    if type(saved["format"]) is not int or saved["format"] != FORMAT:
+        raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
+    try:
+        sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
+        wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"]), *wrong]
+        clip_norm, step = saved["clip_norm"], saved["step"]
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
+    if wrong:
+        raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
+    clip_norm = coerce(f"{who}: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
+    tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
+    new_rule = _changed(rule, saved["rule"]["hypers"], who)
+    new_rules = [
+        _changed(g.rule, was["hypers"], f"{who}: group {g.label!r}")
+        for g, was in zip(groups, saved["groups"], strict=True)
+    ]
+    new_slots = {
+        name: {
+            slot: like(mine, saved["tensors"][name]["slots"][slot]) if copies else saved["tensors"][name]["slots"][slot]
+            for slot, mine in tensor.slots.items()
+        }
+        for name, tensor in tensors.items()
+    }
+    new_sums = {name: _like_sum(tensors[name].array, x) for name, x in sums.items()}
+    for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
+        group.replace_rule(grouped, frozenset(was["own"]))
+    for name, tensor in tensors.items():
+        tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
+    prologue.load(saved["extra"])
+    prologue.accumulator.load(new_sums, list(tensors.values()))
+    return step, clip_norm, new_rule
+
+
+def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
+    """The rule with the saved hyper-parameters, which must leave its structure, and so the state kept, as it is."""
+    new = override(rule, hypers, who)
+    if new.structure != rule.structure:
+        raise ValueError(f"{who}: what is off must stay off, and what is on, on; had {new!r}, here {rule!r}")
+    return new
+
+
+def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list[str]:
+    """In what a snapshot does not fit."""
+    wrong = _count_differences("step", saved["step"])
+    wrong += _rule_differences("rule", saved["rule"], rule)
+    if len(saved["groups"]) != len(groups):
+        wrong.append(f"saved {len(saved['groups'])} groups, here {len(groups)}")
+    for group, was in zip(groups, saved["groups"], strict=False):
+        wrong += _rule_differences(f"group {group.label!r}", was, group.rule)
+        if list(group.names) != was["tensors"]:
+            wrong.append(f"group {group.label!r} held {was['tensors']}, here {list(group.names)}")
+        unknown = sorted(set(was["own"]) - set(fields_of(type(group.rule))))
+        wrong += [f"group {group.label!r} set {name!r}, which {type(group.rule).__name__} has not" for name in unknown]
+    tensors = {tensor.name: tensor for group in groups for tensor in group.tensors}
+    wrong += [f"missing {name!r}" for name in tensors if name not in saved["tensors"]]
+    wrong += [f"unexpected {name!r}" for name in saved["tensors"] if name not in tensors]
+    for name, was in saved["tensors"].items():
+        if name in tensors:
+            wrong += _tensor_differences(tensors[name], was)
+    return wrong
+
+
+def _count_differences(who: str, n: Any) -> list[str]:
+    """What is wrong with a number of steps or updates."""
+    return [] if is_count(n) else [f"{who} must be a whole number from 0; got {n!r}"]
+
+
+def _describe(rule: Rule) -> dict[str, Any]:
+    """A rule as plain values: its name, switches and hyper-parameters."""
+    return {
+        "name": type(rule).__name__,
+        "switches": {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule) if is_flag(f)},
+        "hypers": {name: getattr(rule, name) for name in hypers(type(rule))},
+    }
+
+
+def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
+    """What is structurally different between a saved rule and one in use."""
+    now = _describe(rule)
+    if was["name"] != now["name"]:
+        return [f"{who} was {was['name']}, here {now['name']}"]
+    wrong = [
+        f"{who} had {k}={was['switches'].get(k)!r}, here {v!r}"
+        for k, v in now["switches"].items()
+        if was["switches"].get(k) != v
+    ]
+    return wrong + [
+        f"{who} had {k}={was['hypers'].get(k)!r}, here {v!r}"
+        for k, v in now["hypers"].items()
+        if (was["hypers"].get(k) is None) != (v is None)
+    ]
+
+
+def _tensor_differences(tensor: Tensor, was: dict[str, Any]) -> list[str]:
+    """What is different between a saved tensor's state and what this tensor needs."""
+    who = repr(tensor.name)
+    wrong = _count_differences(f"t of {who}", was["t"])
+    if tuple(was["shape"]) != tuple(tensor.array.shape):
+        wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tuple(tensor.array.shape)}")
+    if was["dtype"] != dtype_name(tensor.array):
+        wrong.append(f"dtype {was['dtype']} at {who}, expected {dtype_name(tensor.array)}")
+    slots = [slot for slot in was["slots"] if slot != ACCUMULATED]
+    if slots != list(tensor.slots):
+        return [*wrong, f"slots {slots} at {who}, expected {list(tensor.slots)}"]
+    total = was["slots"].get(ACCUMULATED, tensor.array)
+    if not is_array(total) or tuple(total.shape) != tuple(tensor.array.shape) or dtype_name(total) not in WORKING:
+        wrong.append(f"the accumulated gradient of {who} is no such gradient")
+    for slot, mine in tensor.slots.items():
+        x = was["slots"][slot]
+        if not is_array(x):
+            wrong.append(f"{type(x).__name__} as {slot} of {who}, expected an array")
+        elif tuple(x.shape) != tuple(mine.shape) or dtype_name(x) != dtype_name(mine):
+            wrong.append(
+                f"{slot} of {who} is {dtype_name(x)} {tuple(x.shape)}, expected {dtype_name(mine)} {tuple(mine.shape)}"
+            )
+    return wrong
+
+
+def _copy(x: Any) -> Any:
+    """A copy of an array, of the same library and on the same device."""
+    return array_namespace(x).asarray(detached(x), copy=True)
+
+
+def _like_sum(p: Any, x: Any) -> Any:
+    """A copy of an accumulated gradient, of p's library and on its device, in the dtype of arithmetic."""
+    xp, device = place(p)
+    own = _copy(x) if array_namespace(x) is xp else to_host(x)
+    return xp.asarray(own, dtype=working_dtype(xp, p), device=device)

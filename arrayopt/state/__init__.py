@@ -1,0 +1,1 @@
+"""What lasts from step to step: slots, numbers of updates, the loss scale."""

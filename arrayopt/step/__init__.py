@@ -1,0 +1,1 @@
+"""A step: from gradients to launches."""

@@ -1,0 +1,82 @@
+"""Gradient accumulation: the mean over several micro-steps, in buffers of at least float32."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from arrayopt.arrays import Array, detached
+from arrayopt.engines.base import Bucket, beside
+from arrayopt.engines.table import select
+from arrayopt.rules.gradients import Accumulate
+from arrayopt.state.tensors import Tensor, new_slots
+
+__all__ = ["Accumulator"]
+
+
+class Accumulator:
+    """Sums gradients over `every` micro-steps.
+
+    Attributes
+    ----------
+    every : int
+        How many micro-steps make a step.
+    done : int
+        How many there have been since the last step.
+    scaled : bool
+        Whether one of them had gradients of a scaled loss.
+    tensors : dict of str to Tensor
+        For each tensor, with `t` the number of gradients that are in its slot ``sum``, if any.
+    """
+
+    def __init__(self, every: Any) -> None:
+        if not isinstance(every, int) or isinstance(every, bool):
+            raise TypeError(f"Optimizer: `accumulate` must be an integer; got {every!r}")
+        if every < 1:
+            raise ValueError(f"Optimizer: `accumulate` must be at least 1; got {every}")
+        self.every, self.done, self.scaled = every, 0, False
+        self.tensors: dict[str, Tensor] = {}
+
+    def add(self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> None:
+        """Take in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
+        rule = Accumulate(factor=1.0 / self.every, master_weights=False)
+        launches = []
+        for bucket in buckets:
+            mine = beside(bucket, rule, partial(self._tensor, rule))
+            chosen, _ = select(engine, mine)
+            launches.append(chosen.prepare(mine, mine.own(grads), [rule.at(0)], clip=factor, stats=False))
+        for launch in launches:
+            launch()
+        self.done, self.scaled = self.done + 1, self.scaled or factor is not None
+
+    def means(self, buckets: Sequence[Bucket], count: int) -> list[Array | None]:
+        """The mean gradients, once all micro-steps are done; None for tensors that have had none."""
+        found: list[Array | None] = [None] * count
+        for bucket in buckets:
+            for i, tensor in zip(bucket.places, bucket.tensors, strict=True):
+                mine = self.tensors.get(tensor.name)
+                found[i] = mine.slots["sum"] if mine is not None and mine.t else None
+        return found
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.done, self.scaled = 0, False
+        for tensor in self.tensors.values():
+            tensor.t = 0
+
+    def sums(self) -> dict[str, Array]:
+        """The sums so far, by tensor name."""
+        return {name: tensor.slots["sum"] for name, tensor in self.tensors.items() if tensor.t}
+
+    def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
+        """Bring the sums to saved ones."""
+        self.tensors = {x.name: Tensor(x.name, x.array, {"sum": sums[x.name]}) for x in tensors if x.name in sums}
+        for tensor in self.tensors.values():
+            tensor.t = 1
+
+    def _tensor(self, rule: Accumulate, tensor: Tensor) -> Tensor:
+        """The tensor that holds the sum for a parameter."""
+        mine = self.tensors.get(tensor.name)
+        if mine is None:
+            slots = new_slots(rule, tensor.name, detached(tensor.array))
+            mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots)
+        return mine

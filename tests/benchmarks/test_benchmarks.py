@@ -1,0 +1,142 @@
+"""The benchmark runs, on tiny shapes: each contestant has a row or a reason, and page and picture are written."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import loops, ours, page, peers_jax, peers_torch, picture, report
+from benchmarks.contest import Contestant, Running, race
+from benchmarks.problems import PROBLEMS, Problem
+from benchmarks.run import QUICK, measure
+
+TEMPLATE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+TINY = Problem("tiny", "tiny shapes", ((7, 5), (5,), (1,)))
+DEEP = Problem("deep", "more axes", ((7, 5), (5,), (4, 3, 2, 2), (2, 3, 4), (1,)))
+FEW = replace(
+    QUICK,
+    rules=("LAMB", "CAME"),
+    problems=(TINY,),
+    rounds=2,
+    seconds=0.0,
+    copied=1 << 16,
+    sizes=(60, 240),
+    counts=(1, 10),
+    total=240,
+    weighed=(TINY,),
+)
+
+
+# no bias correction; no adaptation of vectors
+DIFFERENT = {("LAMB", "pytorch_optimizer"), ("LARS", "pytorch_optimizer")}
+
+
+def contestants(rule, problem):
+    """Everyone who enters."""
+    return [c for module in (ours, loops, peers_torch, peers_jax) for c in module.contestants(rule, problem)]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return measure(FEW, "the command")
+
+
+def test_every_contestant_has_a_row_or_a_reason(results):
+    for problem in FEW.problems:
+        for rule in FEW.rules:
+            entered = [c.name for c in contestants(rule, problem)]
+            timed = [row.name for row in results.rows if (row.rule, row.problem) == (rule, problem.title)]
+            left_out = [name for r, p, name in results.left_out if (r, p) == (rule, problem.title)]
+            assert sorted(timed + left_out) == sorted(entered)
+            assert {f"arrayopt {engine}" for engine in ours.FUSED} < set(timed)
+            assert all("not installed" in results.left_out[rule, problem.title, name] for name in left_out)
+
+
+def test_rows_make_sense(results):
+    for row in results.rows:
+        assert row.ms > 0
+        assert row.ratio == 1 if row.name == ours.REFERENCE else row.ratio > 0
+        fused = row.name.removeprefix("arrayopt ") in ours.FUSED
+        assert row.share > 0 if fused else row.moved is row.share is None
+    assert next(r for r in results.rows if r.rule == "LAMB" and r.moved).moved == 40
+    assert results.points["parameters"][0].growth == 1
+    assert {x.engine for x in results.memory} == {*ours.FUSED, "array_api"}
+
+
+def test_the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path):
+    path = tmp_path / "benchmarks.md"
+    page.write(results, template=TEMPLATE, path=path)
+    text = path.read_text("utf-8")
+    assert text.startswith(TEMPLATE.read_text("utf-8").split(page.BEGIN)[0])
+    sheets = list(report.sheets(results))
+    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [sheet.title for sheet in sheets]
+    assert text.count("\n| ") == 1 + len(results.machine.rows) + 1 + sum(len(x.lines) + 1 for x in sheets) + _rows(
+        TEMPLATE
+    )
+    again = tmp_path / "again.md"
+    page.write(results, template=path, path=again)
+    assert again.read_text("utf-8") == text
+
+
+def _rows(template):
+    return template.read_text("utf-8").split(page.BEGIN)[0].count("\n| ")
+
+
+def test_the_picture_is_drawn(results, tmp_path):
+    picture.draw(results, tmp_path / "benchmarks.png")
+    assert (tmp_path / "benchmarks.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("rule", list(ours.RULES))
+def test_all_compute_what_ours_does(rule):
+    """Three steps in float32: roundings of the parameter, and of the way that it goes."""
+    reference = stepped(ours.running(rule, DEEP, "array_api"))
+    for contestant in contestants(rule, DEEP):
+        if contestant.left_out or (rule, contestant.name) in DIFFERENT:
+            continue
+        values = stepped(contestant.build())
+        for x, y, first in zip(values, reference, DEEP.params(), strict=True):
+            rounding = 4 * 2.0**-24 * np.abs(y).max() + 1e-5 * np.abs(y - first).max()
+            np.testing.assert_allclose(x, y, rtol=0, atol=rounding, err_msg=contestant.name)
+
+
+def stepped(running):
+    """The parameters after three steps."""
+    for _ in range(3):
+        running.before()
+        running.step()
+    return running.values()
+
+
+def test_shapes_are_those_of_the_models():
+    size = {name: (problem.elements, len(problem.shapes)) for name, problem in PROBLEMS.items()}
+    assert size["bert-base"] == (109_482_240, 199)
+    assert size["resnet-50"] == (25_557_032, 161)
+    assert all(x.ctypes.data % 64 == 0 and x.flags.c_contiguous for x in TINY.grads)
+
+
+def test_contestants_that_do_not_fit_into_memory_take_turns_with_the_first():
+    seen = []
+
+    def build(name):
+        seen.append(name)
+        return Running(lambda: None)
+
+    names = ["first", "second", "third"]
+    made = race([Contestant(x, lambda x=x: build(x), held=1e15) for x in names], rounds=2)
+    assert seen == ["first", "second", "first", "third"]
+    assert [sorted(times) for times in made.rounds] == [["first", "second"]] * 2 + [["first", "third"]] * 2
+
+
+def test_a_contestant_that_fails_is_left_out_and_one_that_blows_up_is_an_error():
+    def fail():
+        raise RuntimeError("no such option")
+
+    made = race([Contestant("first"), Contestant("second", fail)], rounds=2)
+    assert made.names == ["first"]
+    assert made.left_out == {"second": "RuntimeError: no such option"}
+    broken = Contestant("broken", lambda: Running(lambda: None, lambda: [np.array([np.nan])]))
+    with pytest.raises(FloatingPointError, match="broken no longer has finite parameters"):
+        race([broken], rounds=2)

@@ -1,0 +1,80 @@
+"""Every kernel, compiled for real devices: what it takes of registers, and that it spills none."""
+
+import re
+
+import pytest
+
+import arrayopt as ao
+from arrayopt.engines.cuda.emit_judge import emit_judge
+from arrayopt.fusion.plan import plan_for
+from tests.cudacpu import nvrtc
+from tests.support.cases import CASES, make
+
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+
+ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+DTYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
+BUDGET = {"LAMB": 80, "LANS": 80, "AdamW": 80}
+"""Registers of a thread: with 80, a multiprocessor has three blocks of 256 threads at once."""
+
+OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
+
+
+def kernels():
+    """Each rule, and for those that look at rows and columns each form, in each dtype."""
+    for name, rows in CASES.items():
+        rule = make(name, rows[0])
+        for dtype in DTYPES:
+            if dtype.startswith("complex") and not rule.complex_ok:
+                continue
+            ranks = (1,) if plan_for(rule, 4, dtype).element == "C" else (1, 2)
+            yield from ((name, dtype, rank) for rank in ranks)
+    yield from (("CAME", "float32", 4), ("Adafactor", "float32", 4))
+
+
+@pytest.mark.parametrize(("name", "dtype", "rank"), list(kernels()))
+def test_every_kernel_compiles(name, dtype, rank):
+    text = ao.source(make(name, CASES[name][0]), engine="cupy", dtype=dtype, rank=rank)
+    matrices = rank > 1  # long to compile: in other dtypes for the oldest and the newest alone
+    for arch in ARCHS if not matrices or (dtype, rank) == ("float32", 2) else ARCHS[:: len(ARCHS) - 1]:
+        code, _, log = nvrtc.compile(text, arch=arch, options=OPTIONS)
+        assert code
+        assert "error" not in log
+        used = nvrtc.usage(log)
+        assert used.keys() == {"prepare", "run"}
+        if name in BUDGET and dtype in ("float32", "float16", "bfloat16"):
+            assert used["run"].registers <= BUDGET[name], arch
+            assert used["run"].spill_stores == used["run"].spill_loads == 0, arch
+        assert used["run"].shared <= 48 << 10
+
+
+@pytest.mark.parametrize(
+    "scaling", [None, ao.LossScale(), ao.LossScale(dynamic=False)], ids=["none", "dynamic", "static"]
+)
+@pytest.mark.parametrize("scale", [None, "scale", "given_scale"])
+def test_the_judge_compiles(scaling, scale):
+    for limit in (False, True):
+        for arch in ARCHS:
+            text = emit_judge(scaling, scale=scale, limit=limit, check=scaling is not None)
+            _, _, log = nvrtc.compile(text, arch=arch, options=OPTIONS)
+            used = nvrtc.usage(log)["judge"]
+            assert used.spill_stores == used.spill_loads == 0
+
+
+def test_all_that_a_rule_can_have_around_it_compiles():
+    around = {
+        "ema_decay": 0.99,
+        "lookahead_steps": 5,
+        "clip_unit_ratio": 0.1,
+        "clip_tensor_norm": 1.0,
+        "clip_value": 1.0,
+    }
+    for rule in (ao.LAMB(**around, state_dtype="bfloat16"), ao.CAME(lr=0.1, **around, grad_centralization=True)):
+        for rank in (1, 4):
+            nvrtc.compile(ao.source(rule, engine="cupy", dtype="float16", rank=rank), arch="sm_90")
+
+
+def test_sources_name_nothing_outside():
+    text = ao.source(ao.CAME(lr=0.1), engine="cupy", rank=4)
+    assert "#include" not in text
+    assert re.search(r"^// pass 0: load g; store -; reduce per row, per column; 4 B$", text, re.MULTILINE)

@@ -1,0 +1,76 @@
+"""On a GPU: the kernels give the bits that they give on the CPU, and steps allocate nothing."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not os.environ.get("ARRAYOPT_TEST_GPU"), reason="needs a CUDA device: make test-gpu"),
+]
+
+SHAPES = {"w": (40, 130), "b": (13001,), "k": (5, 4, 3, 3), "s": ()}
+RULES = {
+    "LAMB": ao.LAMB(),
+    "LANS": ao.LANS(),
+    "CAME": ao.CAME(lr=0.01),
+    "AdamW": ao.AdamW(),
+    "SGD": ao.SGD(lr=0.1, momentum=0.9),
+}
+OPTIONS = ("-fmad=false",)  # a multiplication and an addition are rounded each, as on the CPU
+
+
+def digest(cupy, rule):
+    """What three steps leave, as one number."""
+    from arrayopt.engines.cuda.engine import CuPy
+
+    CuPy.options = OPTIONS
+    r = np.random.default_rng(0)
+    opt = ao.Optimizer({name: cupy.asarray(r.standard_normal(s).astype("f4")) for name, s in SHAPES.items()}, rule)
+    for _ in range(3):
+        opt.step({name: cupy.asarray(r.standard_normal(s).astype("f4")) for name, s in SHAPES.items()})
+    arrays = [x for state in opt.state.values() for name, x in state.items() if name != "t"]
+    return hashlib.sha256(b"".join(x.get().tobytes() for x in [*opt.params.values(), *arrays])).hexdigest()
+
+
+def main(name):
+    """The same over the stand-in, in a process of its own."""
+    from tests.cudacpu import standin
+
+    with standin.installed() as cupy, standin.checking(check=False):
+        sys.stdout.write(digest(cupy, RULES[name]))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_bits_are_those_of_the_cpu(cupy, name):
+    code = f"from tests.engines.cuda.test_gpu import main; main({name!r})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True
+    )
+    assert digest(cupy, RULES[name]) == run.stdout
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_after_the_first_allocates_nothing(cupy, name):
+    class Hook(cupy.cuda.MemoryHook):
+        name = "no allocation"
+        seen = 0
+
+        def alloc_preprocess(self, **_):
+            self.seen += 1
+
+    opt = ao.Optimizer({n: cupy.ones(s, cupy.float32) for n, s in SHAPES.items()}, RULES[name])
+    grads = {n: cupy.ones(s, cupy.float32) for n, s in SHAPES.items()}
+    for _ in range(2):
+        opt.step(grads)
+    with Hook() as hook:
+        for _ in range(3):
+            opt.step(grads)
+    assert hook.seen == 0

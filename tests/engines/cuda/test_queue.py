@@ -1,0 +1,57 @@
+"""The order of tickets: each piece once, and after all that it waits for, so that no grid can come to a stop."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import arrayopt as ao
+from arrayopt.engines.cuda.queue import tickets
+from arrayopt.engines.cuda.stages import pieces, stages, tiles
+from arrayopt.fusion.layout import geometry
+from arrayopt.fusion.plan import plan_for
+
+SIZES = st.lists(st.sampled_from([1, 7, 4096, 4097, 9000, 70_000]), min_size=1, max_size=6)
+FEW, MANY = st.sampled_from([1, 3, 20]), st.sampled_from([1, 3, 40, 130])
+MATRICES = st.lists(st.tuples(FEW, FEW, MANY, MANY), min_size=1, max_size=4)
+some = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def check(rule, shapes, lag, chosen):
+    plan = plan_for(rule, len(shapes[0]), "float32")
+    geo = geometry(shapes, plan.element)
+    tiles(geo, plan.element)
+    made = stages(plan)
+    counts = pieces(made, geo)
+    rows = np.flatnonzero([i in chosen for i in range(len(shapes))])
+    queue, ends = tickets(made, counts, rows, lag)
+    assert ends == sorted(ends)
+    assert ends[-1] == len(queue)
+    assert len(ends) == (1 if lag is not None else len(plan.passes))
+    done = np.zeros(len(shapes), int)
+    seen = set()
+    for ticket in queue.tolist():
+        tensor, piece, first, stop, wait = ticket
+        assert done[tensor] >= wait == counts[tensor, :first].sum()
+        for stage in range(first, stop):
+            assert piece < counts[tensor, stage]
+            seen.add((tensor, stage, piece))
+        done[tensor] += 1
+    assert seen == {(i, j, k) for i in rows.tolist() for j in range(len(made)) for k in range(counts[i, j])}
+
+
+@pytest.mark.parametrize("lag", [None, 0, 3, 1000])
+@pytest.mark.parametrize("rule", [ao.LAMB(), ao.LANS(), ao.AdamW()], ids=lambda rule: type(rule).__name__)
+@some
+@given(sizes=SIZES, chosen=st.sets(st.integers(0, 5), min_size=1))
+def test_rows_of_elements(rule, lag, sizes, chosen):
+    if chosen & set(range(len(sizes))):
+        check(rule, [(n,) for n in sizes], lag, chosen)
+
+
+@pytest.mark.parametrize("lag", [None, 0, 5])
+@pytest.mark.parametrize("rule", [ao.CAME(lr=0.1), ao.Adafactor()], ids=lambda rule: type(rule).__name__)
+@some
+@given(shapes=MATRICES)
+def test_matrices(rule, lag, shapes):
+    check(rule, shapes, lag, set(range(len(shapes))))

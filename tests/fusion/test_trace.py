@@ -1,0 +1,346 @@
+"""Tracing: what is recorded of a rule, checked against the rule itself on plain NumPy arrays, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.fusion.graph import Graph, evaluate, reachable
+from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.trace import trace
+from tests.support.cases import ALL, IDS, make
+from tests.support.tracing import made, of
+
+# ---- what a graph says, worked out by plain NumPy -------------------------------------------------------------------
+
+PLAIN = {name: getattr(np, name) for name in ("minimum", "maximum", "where", "sqrt", "abs", "sign", "exp", "expm1")}
+PLAIN |= {name: getattr(np, name) for name in ("log", "log1p", "isfinite", "real", "imag", "conj")}
+PLAIN |= {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative}
+PLAIN |= {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal}
+PLAIN |= {"ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+PLAIN |= {"pow": lambda x, y: x**y, "float": lambda x: x * 1.0, "abs2": lambda x: x.real**2 + x.imag**2}
+PLAIN |= {"over": lambda x, scale, reciprocal: x * scale * reciprocal}
+
+
+def computed(node, given):
+    """The value of a node. Arrays are of rank 2; what does not vary over rows or columns has length 1 there."""
+    known = {}
+    rows, columns = given["p"].shape
+    for n in reachable([node]):
+        args = [known[a] for a in n.args]
+        if n.op == "const":
+            known[n] = n.data
+        elif n.op == "sum":
+            over = tuple("RC".index(x) for x in n.args[0].axes if x not in n.axes)
+            known[n] = np.sum(args[0], axis=over, keepdims=True)
+        elif n.op == "host" and n.data.startswith("count:"):
+            known[n] = float(math.prod({"R": rows, "C": columns}[x] for x in n.data.removeprefix("count:")))
+        else:
+            known[n] = given[n.data] if n.op in ("host", "input") else PLAIN[n.op](*args)
+    return known[node]
+
+
+def agree(function, p, g, dtype="float64", relative=0.0):
+    """The graph of a function says what the function does; signs of zeros aside."""
+    with np.errstate(all="ignore"):
+        found = computed(trace(of(function), 2, dtype).outputs["p"], {"p": p, "g": g, "lr": 0.1, "t": 1.0})
+        expected = function(np, p, g)
+        np.testing.assert_allclose(np.broadcast_to(found, p.shape), np.broadcast_to(expected, p.shape), rtol=relative)
+
+
+AWKWARD = np.array([0.0, -0.0, 1.0, -1.0, 2.5, -0.3, 5e-324, 1e-310, 1e300, -1e300, np.inf, -np.inf, np.nan])
+PAIRS = [np.ascontiguousarray(x) for x in np.meshgrid(AWKWARD, AWKWARD)]
+NORMAL = np.random.default_rng(0).standard_normal((2, 5, 4))
+
+FUNCTIONS = {
+    "add": lambda xp, p, g: p + g,
+    "add a number": lambda xp, p, g: 2 + p + 0.5,
+    "sub": lambda xp, p, g: p - g,
+    "sub from a number": lambda xp, p, g: 1.5 - p,
+    "mul": lambda xp, p, g: 3.0 * p * g,
+    "div": lambda xp, p, g: p / g,
+    "div a number": lambda xp, p, g: 1 / p,
+    "pow": lambda xp, p, g: xp.abs(p) ** g,
+    "pow of a number": lambda xp, p, g: 2.0**p,
+    "pow by a number": lambda xp, p, g: p**3,
+    "neg": lambda xp, p, g: -p,
+    "abs": lambda xp, p, g: abs(p) + xp.abs(g),
+    "lt": lambda xp, p, g: xp.where(p < g, p, g),
+    "le": lambda xp, p, g: xp.where(p <= g, p, 1.0),
+    "gt": lambda xp, p, g: xp.where(p > g, 0.0, g),
+    "ge": lambda xp, p, g: xp.where(p >= 0, p, g),
+    "eq": lambda xp, p, g: xp.where(p == g, p, 7.0),
+    "ne": lambda xp, p, g: xp.where(p != g, p, 7.0),
+    "and, or, not": lambda xp, p, g: xp.where(~((p > 0) & (g > 0) | (g < -1)), p, g),
+    "logical functions": lambda xp, p, g: xp.where(
+        xp.logical_not(xp.logical_or(xp.logical_and(p > 0, g > 0), g < -1)), p, g
+    ),
+    "comparing functions": lambda xp, p, g: xp.where(xp.less(p, g), p, xp.where(xp.greater_equal(p, 1.0), g, 2.0)),
+    "minimum": lambda xp, p, g: xp.minimum(p, g),
+    "maximum": lambda xp, p, g: xp.maximum(p, 0.5),
+    "clip": lambda xp, p, g: xp.clip(p, -0.5, 1.0),
+    "clip below": lambda xp, p, g: xp.clip(p, -0.5, None),
+    "clip above": lambda xp, p, g: xp.clip(p, None, 0.5),
+    "sqrt": lambda xp, p, g: xp.sqrt(p),
+    "sign": lambda xp, p, g: xp.sign(p),
+    "exp": lambda xp, p, g: xp.exp(p),
+    "expm1": lambda xp, p, g: xp.expm1(p),
+    "log": lambda xp, p, g: xp.log(p),
+    "log1p": lambda xp, p, g: xp.log1p(p),
+    "square": lambda xp, p, g: xp.square(p),
+    "negative": lambda xp, p, g: xp.negative(p),
+    "isfinite": lambda xp, p, g: xp.where(xp.isfinite(p), p, g),
+    "astype of a mask": lambda xp, p, g: xp.astype(p > g, p.dtype) + xp.astype(g > 0, p.dtype),
+    "astype to the same": lambda xp, p, g: xp.astype(p, g.dtype, copy=False),
+    "real, imag, conj of what is real": lambda xp, p, g: xp.real(p) + xp.imag(g),
+    "zeros_like": lambda xp, p, g: xp.zeros_like(p) + g,
+    "where of masks": lambda xp, p, g: xp.where(xp.where(p > 0, g > 0, g < 1), p, g),
+}
+
+REDUCTIONS = {
+    "sum": lambda xp, p, g: p * xp.sum(g),
+    "mean": lambda xp, p, g: p * xp.mean(g),
+    "row sums": lambda xp, p, g: p * xp.sum(g, axis=-1, keepdims=True),
+    "row means": lambda xp, p, g: p * xp.mean(g, axis=1, keepdims=True),
+    "column sums": lambda xp, p, g: p * xp.sum(g, axis=0),
+    "column means": lambda xp, p, g: p * xp.mean(g, axis=-2, keepdims=True),
+    "both axes": lambda xp, p, g: p * xp.sum(g, axis=(0, 1)) + xp.mean(g, axis=(-1, -2)),
+    "expand_dims": lambda xp, p, g: (
+        p * xp.expand_dims(xp.sum(g, axis=1), axis=-1) + xp.expand_dims(xp.mean(g, axis=0), axis=0)
+    ),
+    "of rows": lambda xp, p, g: p * xp.sum(xp.mean(g, axis=-1) ** 2) + xp.mean(xp.sum(g, axis=-1)),
+    "of rows over columns": lambda xp, p, g: (
+        p + xp.sum(xp.zeros_like(p) + xp.mean(g, axis=-1, keepdims=True), axis=-1, keepdims=True)
+    ),
+    "of rows over both": lambda xp, p, g: p + xp.mean(xp.zeros_like(p) + xp.mean(g, axis=-1, keepdims=True)),
+    "vector_norm": lambda xp, p, g: p / xp.linalg.vector_norm(g),
+    "vector_norm of rows": lambda xp, p, g: p / xp.linalg.vector_norm(g, axis=-1, keepdims=True),
+    "nested": lambda xp, p, g: xp.sum(p * xp.sum(g * xp.sum(p))) + p,
+    "of a mask": lambda xp, p, g: p * xp.sum(xp.astype(g > 0, p.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_elementwise_function_is_traced_as_it_is(name):
+    agree(FUNCTIONS[name], *PAIRS)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_is_traced_as_it_is(name):
+    agree(REDUCTIONS[name], *NORMAL, relative=1e-14)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, p, g: xp.clip(p, min=-0.5, max=1.0),
+        lambda xp, p, g: (p > 0) * 1.0 + (g > 0) * 1.0,
+        lambda xp, p, g: p * xp.sum(xp.zeros_like(p) + 1.0),
+        lambda xp, p, g: p / xp.mean(xp.zeros_like(p) + 1.0, axis=-1, keepdims=True),
+    ],
+)
+def test_more_that_is_traced_as_it_is(function):
+    rule = of(function)
+    p, g = NORMAL
+    params = {"w": p.copy()}
+    ao.Optimizer(params, rule, engine="numpy").step({"w": g})
+    np.testing.assert_allclose(params["w"], function(np, p, g), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, p, g: p * xp.conj(g) - xp.real(p) * g + xp.imag(g),
+        lambda xp, p, g: p * xp.abs(g) + abs(p),
+        lambda xp, p, g: xp.where(xp.isfinite(p), p / g, 0.0),
+        lambda xp, p, g: p / xp.linalg.vector_norm(g) + xp.sum(xp.real(g) ** 2),
+        lambda xp, p, g: xp.where(xp.real(p) > 0, p, g) - p**2,
+    ],
+)
+def test_complex_values_are_traced_as_they_are(function):
+    p, g = NORMAL + 1j * NORMAL[::-1]
+    agree(function, p, g, "complex128", relative=1e-14)
+    node = trace(of(function), 2, "complex128").outputs["p"]
+    assert node.dtype == "complex"
+
+
+def test_what_is_real_of_a_complex_value_is_real():
+    seen = {}
+
+    def update(xp, p, g, s, h):
+        seen.update(
+            {"p": p, "abs": xp.abs(p), "real": xp.real(p), "imag": xp.imag(p), "sum": xp.sum(xp.abs(p)), "lr": h.lr}
+        )
+        return p, {}
+
+    trace(made(update, complex_ok=True)(), 1, "complex64")
+    assert {name: x.dtype for name, x in seen.items()} == {"p": "complex64", **dict.fromkeys(list(seen)[1:], "float32")}
+    assert {name: x.node.dtype for name, x in seen.items()} == {"p": "complex", **dict.fromkeys(list(seen)[1:], "real")}
+
+
+# ---- one node for one value, and the simplest one -------------------------------------------------------------------
+
+
+def nodes(rule, rank=2, dtype="float64"):
+    """All nodes of a rule's trace."""
+    return reachable(trace(rule, rank, dtype).outputs.values())
+
+
+def count(function, op):
+    """How many nodes of a kind a function of (xp, p, g) makes."""
+    return sum(n.op == op for n in nodes(of(function)))
+
+
+def test_the_same_value_is_one_node():
+    assert count(lambda xp, p, g: xp.sqrt(p * g) + xp.sqrt(p * g), "sqrt") == 1
+    assert count(lambda xp, p, g: xp.sqrt(p * g) + xp.sqrt(p * g), "mul") == 1
+    assert count(lambda xp, p, g: p * xp.sum(g * g) + xp.sum(xp.square(g)) * g, "sum") == 1
+    assert count(lambda xp, p, g: p - xp.mean(g, axis=0) + xp.mean(g, axis=-2), "sum") == 1
+    assert count(lambda xp, p, g: p - xp.linalg.vector_norm(g) * xp.sqrt(xp.sum(g * g)), "sqrt") == 1
+    assert count(lambda xp, p, g: xp.sqrt(p * g) + xp.sqrt(g * p), "sqrt") <= 2
+
+
+@pytest.mark.parametrize("row", range(len(ALL)), ids=IDS)
+def test_no_row_of_the_table_computes_a_value_twice(row):
+    found = nodes(make(*ALL[row]))
+    assert len(found) == len({(n.op, n.args, n.axes, n.data) for n in found})
+
+
+def test_distinct_values_stay_distinct():
+    assert count(lambda xp, p, g: xp.sum(g, axis=0) + xp.sum(g) + xp.sum(g, axis=-1, keepdims=True) + p, "sum") == 3
+    assert count(lambda xp, p, g: xp.sqrt(p - g) + xp.sqrt(g - p), "sqrt") == 2
+
+
+def test_constants_that_compare_equal_stay_distinct():
+    graph = Graph()
+    assert graph.const(1.0) is not graph.const(True)
+    assert math.copysign(1.0, graph.const(-0.0).data) == -1.0 == -math.copysign(1.0, graph.const(0.0).data)
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        (lambda xp, p, g: (xp.zeros_like(p) + 2.0) * 3.0 - 1, 5.0),
+        (lambda xp, p, g: xp.sqrt(xp.zeros_like(p) + 9.0) / 2, 1.5),
+        (lambda xp, p, g: xp.exp(xp.zeros_like(p)) ** 3, 1.0),
+        (lambda xp, p, g: xp.where(xp.zeros_like(p) > 1.0, 3.0, 4.0), 4.0),
+        (lambda xp, p, g: xp.minimum(xp.zeros_like(p), -2.0), -2.0),
+        (lambda xp, p, g: 1.0 / xp.zeros_like(p), math.inf),
+    ],
+)
+def test_constants_fold(function, value):
+    node = trace(of(function), 2, "float64").outputs["p"]
+    assert (node.op, node.data) == ("const", value)
+
+
+def test_a_constant_infinity_or_nan_folds_to_nan():
+    node = trace(of(lambda xp, p, g: xp.zeros_like(p) / 0.0), 2, "float64").outputs["p"]
+    assert node.op == "const"
+    assert math.isnan(node.data)
+
+
+def test_scalars_of_the_step_are_worked_out_apart_from_the_elements():
+    """Bias correction, and all else that follows from hyper-parameters and t, never reaches a pass as an operation."""
+    for options in ALL:
+        plan = plan_for(make(*options), 2, "float32")
+        assert not [n for p in plan.passes for n in p.nodes if n.on_host]
+        assert not [n for part in plan.prologues for n in part if n.on_host]
+        assert all(n.on_host and n.op != "const" for n in plan.scalars)
+
+
+def test_scalars_are_evaluated_in_float64_for_each_tensor():
+    plan = plan_for(ao.AdamW(), 1, "float32")
+    given = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "t": np.array([1.0, 2.0, 1e6])}
+    known = evaluate(plan.scalars, given)
+    found = [known[n] for n in plan.scalars if np.ndim(known[n])]
+    for c in (1 - 0.9 ** given["t"], 1 - 0.999 ** given["t"]):
+        assert any(np.allclose(x, 1 / c, rtol=1e-14) or np.allclose(x, c, rtol=1e-14) for x in found)
+
+
+COLUMN = [np.ascontiguousarray(x).reshape(-1, 1) for x in np.meshgrid(AWKWARD, AWKWARD)]
+ROOT = np.array([0.0, 1.0, 2.5, 5e-324, 1e300, np.inf, np.nan])
+
+SIMPLER = {
+    # a simplification, the operations that are gone and what is there for them, and the values it is tried on
+    "x / 1 is x": (lambda xp, p, g: p / 1.0, {"div"}, set(), PAIRS),
+    "x · 1 is x": (lambda xp, p, g: p * 1.0, {"mul"}, set(), PAIRS),
+    "1 · x is x": (lambda xp, p, g: 1.0 * p, {"mul"}, set(), PAIRS),
+    "x ** 1 is x": (lambda xp, p, g: p**1, {"pow"}, set(), PAIRS),
+    "x ** 2 is x · x": (lambda xp, p, g: p**2, {"pow"}, {"mul"}, PAIRS),
+    "x ** 0.5 is √x": (lambda xp, p, g: p**0.5, {"pow"}, {"sqrt"}, PAIRS),
+    # at -0 and -inf libraries differ: some take 1 / √x themselves
+    "x ** -0.5 is 1 / √x": (lambda xp, p, g: p**-0.5, {"pow"}, {"sqrt", "div"}, np.stack([ROOT, ROOT])[:, None]),
+    "√ with a derivative at zero": (
+        lambda xp, p, g: xp.where(p == 0, 0.0, xp.sqrt(xp.where(p == 0, 1.0, p))),
+        {"where", "eq"},
+        {"sqrt"},
+        PAIRS,
+    ),
+    "where of the same": (lambda xp, p, g: xp.where(p > 0, g * g, xp.square(g)), {"where", "gt"}, {"mul"}, PAIRS),
+    "one reciprocal of a number": (lambda xp, p, g: p / 3.0, {"div"}, {"mul"}, PAIRS),
+    # each row here is one element, so that a sum over it is exactly that element
+    "one reciprocal for a row": (
+        lambda xp, p, g: p / xp.sum(g, axis=-1, keepdims=True),
+        set(),
+        {"mul", "div", "sum"},
+        COLUMN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIMPLER)
+def test_a_simplification_changes_no_value(name):
+    function, gone, there, values = SIMPLER[name]
+    found = {n.op for n in nodes(of(function))}
+    assert not found & gone
+    assert there <= found
+    agree(function, *values, relative=4e-16 if "reciprocal" in name else 0.0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, p, g: xp.where(g == 0, 0.0, xp.sqrt(xp.where(g == 0, 1.0, p))),
+        lambda xp, p, g: xp.where(p == 0, 0.0, xp.sqrt(xp.where(g == 0, 1.0, p))),
+        lambda xp, p, g: xp.where(p == 0, 1.0, xp.sqrt(xp.where(p == 0, 1.0, p))),
+        lambda xp, p, g: xp.where(p == 1, 0.0, xp.sqrt(xp.where(p == 1, 1.0, p))),
+        lambda xp, p, g: xp.where(p > 0, 0.0, xp.sqrt(xp.where(p > 0, 1.0, p))),
+    ],
+)
+def test_what_only_looks_like_a_root_is_left_alone(function):
+    agree(function, *PAIRS)
+
+
+def test_a_division_by_a_row_is_one_division_for_the_row():
+    plan = plan_for(of(lambda xp, p, g: p / xp.sum(g * g, axis=-1, keepdims=True)), 2, "float32")
+    assert [n.op for p in plan.passes for n in p.nodes if n.op == "div"] == []
+    assert [n.axes for part in plan.prologues for n in part if n.op == "div"] == ["R"]
+
+
+def test_a_division_by_a_subnormal_norm_changes_no_value():
+    agree(lambda xp, p, g: p / xp.sum(g, axis=-1, keepdims=True), np.array([[0.0], [1e-310]]), np.full((2, 1), 1e-310))
+
+
+SHARED = {
+    "row": lambda xp, p, g, h: xp.sum(g, axis=-1, keepdims=True),
+    "column": lambda xp, p, g, h: xp.sum(g, axis=-2, keepdims=True),
+    "tensor": lambda xp, p, g, h: xp.sum(g) / 4,
+    "number": lambda xp, p, g, h: h.decay,
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+def test_a_division_by_what_is_subnormal_in_float32(engine, what):
+    """Each row, column or tensor of g sums up to one of the values; what is divided is of all sizes."""
+    p = np.array([0.0, -0.0, 1e-40, -1e-38, 3.0, -np.inf, 1e38, np.nan], np.float32)
+    rule = made(lambda xp, p, g, s, h: (p / SHARED[what](xp, p, g, h), {}))
+    for divisor in np.float32([1e-40, -1e-45, 1.1e-38, 2.0, 1e30]).tolist() + (
+        [] if what == "number" else [0.0, np.inf, np.nan]
+    ):
+        g = np.diag(np.full(4, divisor)).astype(np.float32)
+        params = np.tile(p, 2).reshape(4, 4)
+        opt = ao.Optimizer(params.copy(), rule(decay=abs(divisor) if what == "number" else None), engine=engine)
+        reference = ao.Optimizer(params.copy(), rule(decay=opt.groups[0].rule.decay), engine="array_api")
+        np.testing.assert_allclose(opt.step(g), reference.step(g), rtol=3e-7, atol=2e-45, err_msg=str(divisor))

@@ -1,0 +1,252 @@
+"""Checkpoints: a bad file is refused, and changes nothing."""
+
+import json
+import pickle
+import random
+import struct
+import sys
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import arrayopt as ao
+from tests.support.checkpoints import S, contents, small
+
+
+def refused(opt, path, *words, error=ValueError):
+    """Loading fails with the words, and the optimizer is byte for byte as before."""
+    before = contents(opt)
+    with pytest.raises(error) as caught:
+        opt.load(path)
+    assert type(caught.value) is error
+    for word in words:
+        assert word in str(caught.value)
+    assert contents(opt) == before
+
+
+def mutated(data, rng):
+    """A file with something wrong in it."""
+    header = 8 + int.from_bytes(data[:8], "little")
+    at = rng.choice([rng.randrange(8), rng.randrange(8, header), rng.randrange(header, len(data))])
+    end = min(at + rng.randrange(1, 100), len(data))
+    kinds = [
+        lambda: data[:at],
+        lambda: data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
+        lambda: data[:at] + rng.randbytes(end - at) + data[end:],
+        lambda: data[:at] + bytes(end - at) + data[end:],
+        lambda: data[:at] + data[end:],
+        lambda: data[:at] + rng.randbytes(end - at) + data[at:],
+        lambda: data[:at] + data[at:end][::-1] + data[end:],
+        lambda: data + rng.randbytes(end - at),
+    ]
+    return rng.choice(kinds)()
+
+
+def test_200_damaged_files_are_refused(tmp_path):
+    source, opt = small(2.0), small()
+    source.lr = S.Cosine(0.5, 10)
+    source.save(tmp_path / "x")
+    data, rng, tried = (tmp_path / "x").read_bytes(), random.Random(11), 0
+    opt.load(tmp_path / "x")
+    opt.step({"w": np.ones((2, 3)), "b": np.ones(3)})
+    while tried < 200:
+        bad = mutated(data, rng)
+        if bad != data:
+            (tmp_path / "bad").write_bytes(bad)
+            refused(opt, tmp_path / "bad", f"Optimizer.load: {tmp_path / 'bad'}: is damaged, or no checkpoint: ")
+            tried += 1
+
+
+def parts(data):
+    """A file's header and data."""
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def whole(header, data):
+    text = json.dumps(header).encode() if isinstance(header, dict) else header
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def forged(change):
+    """A file whose description has been changed, checksum and all."""
+
+    def make_file(data):
+        header, tensors = parts(data)
+        document = json.loads(header["__metadata__"]["arrayopt"])
+        text = change(document, header)
+        text = text if isinstance(text, str) else json.dumps(document)
+        header["__metadata__"] = {"arrayopt": text, "blake2b": blake2b(text.encode(), digest_size=16).hexdigest()}
+        return whole(header, tensors)
+
+    return make_file
+
+
+def state(path, value):
+    """A change of one place in the saved state."""
+
+    def change(document, header):
+        *way, last = path
+        node = document
+        for key in way:
+            node = node[key]
+        if value is DELETED:
+            del node[last]
+        else:
+            node[last] = value
+
+    return forged(change)
+
+
+def in_header(change):
+    """A file whose header has been changed outside of the description."""
+
+    def make_file(data):
+        header, tensors = parts(data)
+        return whole(change(header) or header, tensors)
+
+    return make_file
+
+
+def twice(header):
+    return json.dumps(header)[:-1].encode() + b', "params/w": {"dtype": "F64", "shape": [3], "data_offsets": [48, 72]}}'
+
+
+DELETED = object()
+M_KEY = "state/tensors/w/slots/buf"
+T = ("state", "tensors", "w")
+M = (*T, "slots", "buf")
+HYPERS = ("state", "groups", 0, "hypers")
+ALL_HYPERS = dict.fromkeys(["lr", "momentum", "dampening", "weight_decay"], 0.0)
+TAMPERED = {
+    "huge header": (lambda data: struct.pack("<Q", 2**63) + data[8:], "header too large"),
+    "header longer than the file": (lambda data: struct.pack("<Q", 10**6) + data[8:], "is damaged"),
+    "overlapping": (in_header(lambda h: h["params/w"].update(data_offsets=[0, 48], shape=[6])), "invalid offset"),
+    "a name twice": (in_header(twice), "is damaged"),
+    "a path as name": (in_header(lambda h: h.update({"../../x": h.pop("params/w")})), "'params/w' is not there"),
+    "dtype in the header": (in_header(lambda h: h["params/w"].update(dtype="I64")), "('I64', [2, 3])"),
+    "shape in the header": (in_header(lambda h: h["params/w"].update(shape=[3, 2])), "('F64', [3, 2])"),
+    "tensors exchanged": (
+        in_header(lambda h: h.update({"params/w": h[M_KEY], M_KEY: h["params/w"]})),
+        "does not have the checksum",
+    ),
+    "description": (
+        in_header(lambda h: h["__metadata__"].update(arrayopt=h["__metadata__"]["arrayopt"].replace("0.1", "0.2"))),
+        "its description does not have the checksum",
+    ),
+    "no metadata": (in_header(lambda h: h.pop("__metadata__") and None), "has no 'arrayopt'"),
+    "no checksum": (in_header(lambda h: h["__metadata__"].pop("blake2b") and None), "checksum"),
+    "no JSON": (forged(lambda d, h: "{"), "is damaged"),
+    "deep": (forged(lambda d, h: "[" * 10**5), "is made by another program"),
+    "digits": (forged(lambda d, h: f'{{"checkpoint": {"9" * 10**5}}}'), "is damaged"),
+    "a list": (forged(lambda d, h: "[]"), "is made by another program"),
+    "a number": (forged(lambda d, h: "1"), "is made by another program"),
+    "a later format": (state(["checkpoint"], 2), "format must be 1; got 2"),
+    "another state format": (state(["state", "format"], 7), "format must be 1; got 7"),
+    "no state": (state(["state"], DELETED), "KeyError('state')"),
+    "state is a list": (state(["state"], []), "does not name its tensors"),
+    "state without tensors": (state(["state", "tensors"], DELETED), "does not name"),
+    "a tensor described twice": (forged(lambda d, h: d["params"].update(b=d["params"]["w"])), "named twice"),
+    "a tensor that nobody describes": (state([*M], 1.0), "does not name its tensors 'state/tensors/w/slots/buf'"),
+    "a shape": (state([*M, "shape"], [3, 2]), "should be ('F64', [3, 2])"),
+    "a dtype": (state([*M, "dtype"], "int64"), "should be ('I64', [2, 3])"),
+    "a dtype that there is not": (state([*M, "dtype"], "float128"), "KeyError('float128')"),
+    "a checksum": (state([*M, "blake2b"], None), "does not have the checksum"),
+    "a key": (state([*M, "$array"], ["x"]), "TypeError"),
+    "shape of the parameter": (state([*T, "shape"], [3, 2]), "shape (3, 2) at 'w', expected (2, 3)"),
+    "t negative": (state([*T, "t"], -1), "t of 'w' must be a whole number from 0; got -1"),
+    "t NaN": (state([*T, "t"], float("nan")), "got nan"),
+    "t fraction": (state([*T, "t"], 1.5), "got 1.5"),
+    "t true": (state([*T, "t"], True), "got True"),
+    "t huge": (state([*T, "t"], 2**63), "must be a whole number"),
+    "step negative": (state(["state", "step"], -1), "step must be a whole number from 0; got -1"),
+    "step text": (state(["state", "step"], "3"), "step must be a whole number from 0; got '3'"),
+    "lr negative": (state([*HYPERS, "lr"], -1.0), "`lr` must be in [0, inf)"),
+    "lr NaN": (state([*HYPERS, "lr"], float("nan")), "`lr` must be in [0, inf)"),
+    "lr text": (state([*HYPERS, "lr"], "x"), "`lr` must be a number"),
+    "lr a sequence with NaN": (state([*HYPERS, "lr"], {"$values": [0.1, float("nan")]}), "`lr`[1] must be in"),
+    "lr an unknown schedule": (state([*HYPERS, "lr"], {"$schedule": "os.system"}), "no schedule 'os.system'"),
+    "lr what is no schedule": (state([*HYPERS, "lr"], {"$schedule": "plot"}), "there is no schedule 'plot'"),
+    "lr the base class": (state([*HYPERS, "lr"], {"$schedule": "Schedule"}), "TypeError"),
+    "lr a bad schedule": (state([*HYPERS, "lr"], {"$schedule": "Constant", "value": float("inf")}), "must be finite"),
+    "lr a function": (state([*HYPERS, "lr"], {"$function": "eval"}), "was the function eval, here 0.1"),
+    "momentum off": (state([*HYPERS, "momentum"], 0.0), "what is off must stay off"),
+    "an unknown hyper-parameter": (state([*HYPERS, "nu"], 0.0), "'nu' is not a hyper-parameter of SGD"),
+    "no hyper-parameters": (state([*HYPERS], {}), "does not fit"),
+    "hyper-parameters as a list": (state([*HYPERS], []), "needs what state_dict() returned"),
+    "an unknown own field": (state(["state", "groups", 0, "own"], ["__class__"]), "set '__class__', which SGD has not"),
+    "clip_norm": (state(["state", "clip_norm"], -1.0), "`clip_norm` must be in (0, inf)"),
+    "another rule": (state(["state", "rule", "name"], "LAMB"), "rule was LAMB, here SGD"),
+    "a group more": (
+        forged(lambda d, h: d["state"]["groups"].append(d["state"]["groups"][0])),
+        "saved 2 groups, here 1",
+    ),
+    "a slot renamed": (
+        forged(
+            lambda d, h: d["state"]["tensors"]["w"]["slots"].update(m=d["state"]["tensors"]["w"]["slots"].pop("buf"))
+        ),
+        "slots ['m'] at 'w', expected ['buf']",
+    ),
+    "a parameter renamed": (
+        forged(lambda d, h: d["params"].update(v=d["params"].pop("w"))),
+        "saved parameters ['b', 'v'], here ['w', 'b']",
+    ),
+    "parameters as a list": (
+        forged(lambda d, h: d.update(params=[d["params"]["w"], d["params"]["b"]])),
+        "is made by another program",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make_file", "words"), TAMPERED.values(), ids=TAMPERED)
+def test_a_file_that_was_tampered_with_is_refused(make_file, words, tmp_path):
+    small(2.0).save(tmp_path / "x")
+    opt = small()
+    opt.load(tmp_path / "x")
+    opt.step({"w": np.ones((2, 3)), "b": np.ones(3)})
+    (tmp_path / "x").write_bytes(make_file((tmp_path / "x").read_bytes()))
+    refused(opt, tmp_path / "x", f"Optimizer.load: {tmp_path / 'x'}: ", words)
+
+
+def pickled(path):
+    path.write_bytes(pickle.dumps({"state": 1}))
+
+
+def another_program(path):
+    save_file({"w": np.ones(3)}, path, metadata={"format": "pt"})
+
+
+def another_state(path):
+    ao.Optimizer({"w": np.ones((2, 3), "float32")}, ao.SGD(lr=0.1)).save(path)
+
+
+FOREIGN = {
+    "missing": (lambda path: None, FileNotFoundError, "No such file"),
+    "a folder": (Path.mkdir, IsADirectoryError, "Is a directory"),
+    "empty": (Path.touch, ValueError, "is damaged, or no checkpoint"),
+    "text": (lambda path: path.write_text("hello " * 100), ValueError, "is damaged, or no checkpoint"),
+    "a pickle": (pickled, ValueError, "is damaged, or no checkpoint"),
+    "PyTorch's": (lambda path: torch.save({"w": torch.ones(3)}, path), ValueError, "is damaged, or no checkpoint"),
+    "another program's": (another_program, ValueError, "its metadata has no 'arrayopt'"),
+    "another optimizer's": (
+        another_state,
+        ValueError,
+        "saved parameters ['w'], here ['w', 'b']; parameter 'w' is float32 (2, 3), expected float64 (2, 3)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make_file", "error", "words"), FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_file_is_refused(make_file, error, words, tmp_path):
+    make_file(tmp_path / "x")
+    refused(small(), tmp_path / "x", words, error=error)
+
+
+def test_without_safetensors_loading_says_what_to_install(tmp_path, monkeypatch):
+    small().save(tmp_path / "x")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    refused(small(), tmp_path / "x", "pip install 'arrayopt[checkpoint]'", error=ImportError)

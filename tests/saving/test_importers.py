@@ -1,0 +1,294 @@
+"""State of PyTorch's optimizers goes on here as it would there."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import arrayopt as ao
+from tests.conftest import BACKENDS
+from tests.support.checkpoints import contents
+
+SHAPES = {"w": (4, 3), "b": (3,), "unused": (2,)}
+
+
+def parameters(dtype=torch.float64):
+    torch.manual_seed(1)
+    return {name: torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for name, shape in SHAPES.items()}
+
+
+def grads(step, dtype=torch.float64):
+    torch.manual_seed(100 + step)
+    made = {name: torch.randn(shape, dtype=dtype) for name, shape in SHAPES.items()}
+    return {**made, "unused": None} if step < 3 else made
+
+
+def run(theirs, params, steps):
+    for s in steps:
+        for name, g in grads(s, params["w"].dtype).items():
+            params[name].grad = g
+        theirs.step()
+
+
+def compare(theirs, params, opt, backend=BACKENDS["torch"], steps=6, rtol=1e-12):
+    """Both go on from here, and stay together."""
+    for s in range(3, 3 + steps):
+        run(theirs, params, [s])
+        found = opt.step({k: None if g is None else backend.array(g.numpy(), "float64") for k, g in grads(s).items()})
+        for name, p in params.items():
+            np.testing.assert_allclose(backend.numpy(found[name]), p.detach().numpy(), rtol=rtol, atol=rtol)
+
+
+SOURCES = {
+    "AdamW": (torch.optim.AdamW, {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}, ao.AdamW()),
+    "AdamW-amsgrad": (torch.optim.AdamW, {"amsgrad": True, "foreach": True}, ao.AdamW(amsgrad=True)),
+    "AdamW-fused": (torch.optim.AdamW, {"fused": True}, ao.AdamW()),
+    "Adam": (torch.optim.Adam, {"lr": 0.02, "weight_decay": 0.1}, ao.Adam()),
+    "SGD": (torch.optim.SGD, {"lr": 0.02, "weight_decay": 0.1}, ao.SGD(lr=1.0)),
+    "SGD-dampening": (torch.optim.SGD, {"lr": 0.02, "dampening": 0.5}, ao.SGD(lr=1.0, dampening=0.1)),
+    "SGD-momentum": (
+        torch.optim.SGD,
+        {"lr": 0.02, "momentum": 0.9, "dampening": 0.3},
+        ao.SGD(lr=1.0, momentum=0.1),
+    ),
+    "SGD-nesterov": (
+        torch.optim.SGD,
+        {"lr": 0.02, "momentum": 0.9, "nesterov": True},
+        ao.SGD(lr=1.0, momentum=0.1, nesterov=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy", "jax"])
+@pytest.mark.parametrize(("kind", "options", "rule"), SOURCES.values(), ids=SOURCES)
+def test_torch_goes_on_here(kind, options, rule, library):
+    params, backend = parameters(), BACKENDS[library]
+    theirs = kind(params.values(), **options)
+    run(theirs, params, range(3))
+    opt = ao.Optimizer({name: backend.array(p.detach().numpy(), "float64") for name, p in params.items()}, rule)
+    ao.load_torch(opt, theirs.state_dict())
+    keeps_count = kind is not torch.optim.SGD
+    assert (opt.step_count, opt.state["w"]["t"]) == (3 * keeps_count, 3 if keeps_count else int("momentum" in options))
+    assert opt.state["unused"]["t"] == 0
+    assert opt.groups[0].overridden == set()
+    assert opt.lr == opt.groups[0].lr == theirs.param_groups[0]["lr"]
+    compare(theirs, params, opt, backend)
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB as timm's documentation has it, with the state dict that timm's has (version 1.0.31)."""
+
+    def __init__(self, params, **options):
+        default = {"lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+        default |= {"grad_averaging": True, "max_grad_norm": 1.0, "trust_clip": False, "always_adapt": False}
+        default |= {"caution": False, "decoupled_decay": False, "corrected_weight_decay": False, "foreach": None}
+        super().__init__(params, {**default, "max_lr_snapshot": None, **options})
+
+    @torch.no_grad()
+    def step(self):
+        every = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = sum((p.grad**2).sum() for p in every) ** 0.5
+        for h in self.param_groups:
+            h["step"] = h.get("step", torch.tensor(0.0)) + 1
+            (b1, b2), t = h["betas"], float(h["step"]) if h["bias_correction"] else float("inf")
+            for p in h["params"]:
+                if p.grad is not None:
+                    s = self.state.setdefault(p, {}) or self.state[p]
+                    g = p.grad / max(1.0, norm / h["max_grad_norm"]) if h["max_grad_norm"] else p.grad
+                    s["exp_avg"] = b1 * s.get("exp_avg", 0) + (1 - b1) * g
+                    s["exp_avg_sq"] = b2 * s.get("exp_avg_sq", 0) + (1 - b2) * g * g
+                    u = s["exp_avg"] / (1 - b1**t) / ((s["exp_avg_sq"] / (1 - b2**t)) ** 0.5 + h["eps"])
+                    u = u + h["weight_decay"] * p
+                    ratio = p.norm() / u.norm() if h["weight_decay"] or h["always_adapt"] else p.new_ones(())
+                    p -= h["lr"] * (ratio.clamp(max=1.0) if h["trust_clip"] else ratio) * u
+
+
+def timm_lamb(params, **options):
+    """timm's own; the file is imported without the package, which wants torchvision."""
+    found = importlib.util.find_spec("timm")
+    if found is None:
+        pytest.skip("timm is not installed")
+    package = types.ModuleType("timm_optim")
+    package.__path__ = [str(Path(found.origin).parent / "optim")]
+    sys.modules["timm_optim"] = package
+    return importlib.import_module("timm_optim.lamb").Lamb(params, **options)
+
+
+LAMBS = {
+    "plain": ({"lr": 0.02, "weight_decay": 0.1}, ao.LAMB(), {}),
+    "no clipping": ({"max_grad_norm": None, "betas": (0.5, 0.75), "eps": 1e-3}, ao.LAMB(), {}),
+    "trust_clip": (
+        {"lr": 0.1, "trust_clip": True, "bias_correction": False},
+        ao.LAMB(max_ratio=5, bias_correction=False),
+        {},
+    ),
+    "always_adapt": ({"lr": 0.1, "weight_decay": 0.0, "always_adapt": True}, ao.LAMB(), {}),
+    "groups": ({"lr": 0.1}, ao.LAMB(), {"b": {"adapt": False}}),
+}
+
+
+@pytest.mark.parametrize("kind", [Lamb, timm_lamb])
+@pytest.mark.parametrize(("options", "rule", "groups"), LAMBS.values(), ids=LAMBS)
+def test_timm_goes_on_here(kind, options, rule, groups):
+    params = parameters()
+    others = [p for name, p in params.items() if name != "b"]
+    split = [{"params": [params["b"]], "weight_decay": 0.0}, {"params": others}] if groups else list(params.values())
+    theirs = kind(split, **options)
+    run(theirs, params, range(3))
+    copied = {name: p.detach().clone() for name, p in params.items()}
+    opt = ao.Optimizer(copied, rule, groups=groups, clip_norm=7.0)
+    ao.load_torch(opt, theirs.state_dict(), names=["b", "w", "unused"] if groups else None)
+    assert (opt.step_count, opt.clip_norm) == (3, theirs.param_groups[0]["max_grad_norm"])
+    assert opt.state["unused"]["t"] == 3  # timm counts for a whole group
+    if groups:
+        assert (opt.groups[0].weight_decay, opt.groups[0].overridden) == (0.0, {"adapt", "weight_decay"})
+    compare(theirs, params, opt)
+
+
+def adamw(**options):
+    """PyTorch's and ours, over the same parameters; PyTorch's has made a step."""
+    params = parameters()
+    theirs = torch.optim.AdamW(params.values(), **options)
+    run(theirs, params, [0])
+    return theirs, params
+
+
+def test_groups_and_names():
+    """PyTorch's groups in another order than ours, found by its own names or by those given."""
+    params = parameters()
+    for named in (False, True):
+        split = [("b", "unused"), ("w",)]
+        made = [[(n, params[n]) if named else params[n] for n in names] for names in split]
+        theirs = torch.optim.AdamW([{"params": made[0], "weight_decay": 0.0}, {"params": made[1], "lr": 0.5}], lr=0.1)
+        run(theirs, params, range(3))
+        copied = {name: p.detach().clone() for name, p in params.items()}
+        opt = ao.Optimizer(copied, ao.AdamW(), groups={"w": {"lr": 3.0}})
+        ao.load_torch(opt, theirs.state_dict(), names=None if named else ["b", "unused", "w"])
+        assert [(g.lr, g.weight_decay, g.overridden) for g in opt.groups] == [
+            (0.5, 0.01, {"lr", "weight_decay"}),
+            (0.1, 0.0, set()),
+        ]
+        compare(theirs, params, opt)
+
+
+def test_schedules_stay_and_state_is_replaced():
+    theirs, params = adamw(lr=0.5)
+    opt = ao.Optimizer(params, ao.AdamW(lr=ao.schedules.Cosine(0.1, 10), beta1=0.1))
+    for _ in range(3):
+        opt.step({name: torch.ones_like(p) for name, p in params.items()})
+    ao.load_torch(opt, theirs.state_dict())
+    assert (opt.lr, opt.beta1, opt.step_count) == (ao.schedules.Cosine(0.1, 10), 0.9, 1)
+    assert opt.state["unused"]["t"] == 0
+    assert not opt.state["unused"]["m"].any()
+    torch.testing.assert_close(opt.state["w"]["m"], theirs.state[params["w"]]["exp_avg"], rtol=0, atol=0)
+    theirs.state[params["w"]]["exp_avg"].zero_()
+    assert opt.state["w"]["m"].all()
+
+
+def test_half_precision_state_becomes_float32():
+    params = parameters(torch.bfloat16)
+    theirs = torch.optim.AdamW(params.values())
+    run(theirs, params, range(2))
+    opt = ao.Optimizer(params, ao.AdamW())
+    ao.load_torch(opt, theirs.state_dict())
+    assert opt.state["w"]["v"].dtype == torch.float32
+    torch.testing.assert_close(opt.state["w"]["v"], theirs.state[params["w"]]["exp_avg_sq"].float(), rtol=0, atol=0)
+
+
+def changed(change):
+    def make():
+        state = adamw()[0].state_dict()
+        change(state, state["param_groups"][0], state["state"][0])
+        return state
+
+    return make
+
+
+REFUSED = {
+    "maximize": (
+        changed(lambda s, g, w: g.update(maximize=True)),
+        ValueError,
+        "maximize=True in group 0, where AdamW is",
+    ),
+    "Adam": (
+        changed(lambda s, g, w: g.update(decoupled_weight_decay=False)),
+        ValueError,
+        "decoupled_weight_decay=False",
+    ),
+    "unknown": (
+        changed(lambda s, g, w: g.update(caution=True)),
+        ValueError,
+        "caution=True in group 0, which is not known",
+    ),
+    "amsgrad": (
+        changed(lambda s, g, w: g.update(amsgrad=True)),
+        ValueError,
+        "group 'all' had amsgrad=True, here False",
+    ),
+    "too few": (changed(lambda s, g, w: g["params"].pop()), ValueError, "`names` must be the 2 tensors"),
+    "a shape": (changed(lambda s, g, w: w.update(exp_avg=torch.ones(3))), ValueError, "m of 'w' is float64 (3,)"),
+    "complex": (
+        changed(lambda s, g, w: w.update(exp_avg=w["exp_avg"] * 1j)),
+        ValueError,
+        "m of 'w' is complex128 (4, 3), expected float64 (4, 3)",
+    ),
+    "no moment": (changed(lambda s, g, w: w.pop("exp_avg_sq")), ValueError, "NoneType as v of 'w', expected an array"),
+    "a range": (
+        changed(lambda s, g, w: g.update(lr=-1.0)),
+        ValueError,
+        "load_torch: AdamW: `lr` must be in",
+    ),
+    "a count": (
+        changed(lambda s, g, w: w.update(step=-1)),
+        ValueError,
+        "t of 'w' must be a whole number from 0; got -1",
+    ),
+    "SGD's": (changed(lambda s, g, w: g.pop("betas")), TypeError, "of PyTorch's AdamW returned; KeyError('betas')"),
+    "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "needs what state_dict() of PyTorch's"),
+    "None": (lambda: None, TypeError, "needs what state_dict() of PyTorch's"),
+}
+
+
+@pytest.mark.parametrize(("state", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_and_changes_nothing(state, error, words):
+    opt = ao.Optimizer({name: p.detach().clone() for name, p in parameters().items()}, ao.AdamW())
+    opt.step({name: torch.ones_like(p) for name, p in opt.params.items()})
+    before = contents(opt)
+    with pytest.raises(error, match=r"^load_torch: ") as caught:
+        ao.load_torch(opt, state())
+    assert words in str(caught.value)
+    assert contents(opt) == before
+
+
+def test_several_groups_without_names_are_refused():
+    params = parameters()
+    state = torch.optim.AdamW([{"params": [p]} for p in params.values()]).state_dict()
+    with pytest.raises(ValueError, match=r"tensors of PyTorch's 3 groups in their order, .*; got \[\]"):
+        ao.load_torch(ao.Optimizer(params, ao.AdamW()), state)
+
+
+def test_tensors_with_different_options_must_be_in_different_groups():
+    params = parameters()
+    split = [{"params": [params["w"], params["unused"]]}, {"params": [params["b"]], "weight_decay": 0.0}]
+    state = torch.optim.AdamW(split).state_dict()
+    opt = ao.Optimizer(params, ao.AdamW())
+    with pytest.raises(ValueError, match=r"in 'all', weight_decay of 'w' is 0.01, 'b' is 0.0, 'unused' is 0.01"):
+        ao.load_torch(opt, state, names=["w", "unused", "b"])
+
+
+@pytest.mark.parametrize("names", [["w", "b"], ["w", "w", "b"], ["w", "b", "x"]])
+def test_names_must_be_those_that_there_are(names):
+    theirs, params = adamw()
+    with pytest.raises(ValueError, match="`names` must be the 3 tensors of PyTorch's 1 groups"):
+        ao.load_torch(ao.Optimizer(params, ao.AdamW()), theirs.state_dict(), names=names)
+
+
+def test_rules_without_a_source_are_refused():
+    with pytest.raises(TypeError, match=r"an Optimizer under AdamW, Adam, SGD or LAMB; got Optimizer\(CAME"):
+        ao.load_torch(ao.Optimizer(parameters(), ao.CAME(lr=0.1)), {})
+    with pytest.raises(TypeError, match="`opt` must be an Optimizer"):
+        ao.load_torch(ao.AdamW(), {})

@@ -1,0 +1,170 @@
+"""Problems for engines, and what they must leave: the same as the reference."""
+
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from tests.support.cases import ALL, CASES, IDS, make
+from tests.support.tolerances import TOLERANCES
+
+REFERENCE, FUSED = "array_api", ("numpy", "numba")
+ROWS = list(range(len(ALL)))
+FIRST = {name: IDS.index(f"{name}-0") for name in CASES}
+WITH_REPORTS = {IDS.index(f"{name}-1") for name in CASES}  # these rows also clip gradients and collect reports
+FACTORED = ("CAME", "Adafactor")
+COMPLEX = ("LAMB", "AdamW")
+SECOND = ("v", "v_max", "r", "c", "ir", "ic")  # averages of squares
+
+SHAPES = {
+    "scalar": (),
+    "one": (1,),
+    "prime": (13,),
+    "several chunks": (20011,),
+    "empty": (0,),
+    "matrix": (5, 7),
+    "row": (1, 11),
+    "column": (11, 1),
+    "several tiles of rows": (300, 257),
+    "wide": (2, 8200),
+    "several tiles both ways": (5, 8200),
+    "tall": (2000, 3),
+    "no rows": (0, 3),
+    "no columns": (3, 0),
+    "batches": (2, 3, 5),
+    "many batches": (600, 5, 11),
+    "kernel": (5, 4, 3, 3),
+    "kernel of several tiles": (2, 2, 2, 8200),
+    "rank 5": (2, 3, 2, 3, 4),
+    "no batches": (2, 0, 3, 3),
+}
+LITTLE = ("scalar", "one", "prime", "empty", "matrix", "no columns")
+each_engine = pytest.mark.parametrize("engine", FUSED)
+every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
+all_and_first = pytest.mark.parametrize(
+    ("engine", "row"),
+    [*(("numpy", row) for row in ROWS), *(("numba", row) for row in FIRST.values())],
+    ids=lambda x: x if isinstance(x, str) else IDS[x],
+)
+first_rows = pytest.mark.parametrize("row", FIRST.values(), ids=FIRST)
+
+
+def drawn(rng, shape, dtype):
+    """Normally distributed values of a dtype."""
+    x = rng.standard_normal(shape) + (1j * rng.standard_normal(shape) if dtype.startswith("complex") else 0)
+    return np.asarray(x).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+@cache
+def problem(shapes, dtype="float32", steps=3, grad_dtype=None):
+    """Parameters, and gradients of each step, for (name, shape) pairs."""
+    rng = np.random.default_rng(0)
+    params = {name: drawn(rng, shape, dtype) for name, shape in shapes}
+    grads = [{name: drawn(rng, shape, grad_dtype or dtype) for name, shape in shapes} for _ in range(steps)]
+    for g in (g for step in grads for g in step.values() if g.ndim > 1 and g.size):
+        # away from its mean: centralized it would be nothing but rounding errors, over the root of their squares
+        mean = np.mean(g.astype(complex), axis=tuple(range(1, g.ndim)), keepdims=True)
+        g[np.abs(g.astype(complex) - mean) < 1e-3] += 0.01
+    return params, grads
+
+
+def shapes_of(names):
+    return tuple((name, SHAPES[name]) for name in names)
+
+
+def copied(params):
+    return {name: np.array(p) for name, p in params.items()}
+
+
+def contents(opt):
+    """Copies of all parameters and slots, and counts."""
+    return {
+        f"{name}.{key}": np.array(x)
+        for name, state in opt.state.items()
+        for key, x in {"p": opt.params[name], **state}.items()
+    }
+
+
+def run(engine, rule, params, grads, **options):
+    """The optimizer after all steps, and what it held before the first and after each."""
+    opt = ao.Optimizer(copied(params), rule, engine=engine, **options)
+    history = [contents(opt)]
+    for g in grads:
+        opt.step(g)
+        history.append(contents(opt))
+    return opt, history
+
+
+def agree(found, expected, dtype="float32"):
+    """Two runs in one dtype, each within the tolerance of what is exact: so within twice the tolerance of each other.
+
+    Averages of squares are compared by their roots: where a gradient less its mean is near zero, its error is that of
+    any gradient, and relative to its square large.
+    """
+    tolerance, largest = TOLERANCES[dtype], {}
+    assert len(found) == len(expected)
+    for step, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert list(a) == list(b)
+        for key, exact in b.items():
+            x, y, name = a[key], exact, key.rpartition(".")[2]
+            assert (x.dtype, x.shape) == (y.dtype, y.shape), key
+            if name == "t":
+                assert x == y, key
+                continue
+            if name in SECOND:
+                x, y = np.sqrt(x), np.sqrt(y)
+            largest[key] = max(largest.get(key, 0.0), largest_of(y))
+            np.testing.assert_allclose(
+                x, y, rtol=2 * tolerance.each, atol=2 * tolerance.relative * largest[key], err_msg=f"{key}, step {step}"
+            )
+
+
+def largest_of(x):
+    """The largest finite magnitude."""
+    finite = np.abs(x[np.isfinite(x)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def same(found, expected):
+    """Two runs, bit for bit."""
+    for a, b in zip(found, expected, strict=True):
+        assert list(a) == list(b)
+        for key, x in b.items():
+            assert (a[key].dtype, a[key].shape) == (x.dtype, x.shape), key
+            assert a[key].tobytes() == x.tobytes(), key
+
+
+def names_for(engine, row):
+    """With Numba, where each rank takes a module of some seconds, not every row has all ranks."""
+    if engine == "numpy" or row in FIRST.values():
+        return tuple(SHAPES)
+    name, options = ALL[row]
+    if name in FACTORED and row not in WITH_REPORTS and "grad_centralization" not in options:
+        return tuple(name for name, shape in SHAPES.items() if len(shape) == 2)
+    by_shape = name in FACTORED or ("grad_centralization" in options and name != "SGD")
+    return tuple(name for name, shape in SHAPES.items() if len(shape) <= 2 or not by_shape)
+
+
+def options_of(row):
+    return {"clip_norm": 3.0, "stats": True} if row in WITH_REPORTS else {}
+
+
+@cache
+def reference(row, names, dtype="float32", steps=3):
+    """The reference's run of a row."""
+    opt, history = run(REFERENCE, make(*ALL[row]), *problem(shapes_of(names), dtype, steps), **options_of(row))
+    return history, opt.stats.read() if opt.stats.enabled else None
+
+
+def same_reports(found, expected):
+    """Reports of a step; the norm of an update is taken of p_new - p, whose error is as that of p."""
+    assert {name: sorted(x) for name, x in found.items()} == {name: sorted(x) for name, x in expected.items()}
+    for name, report in expected.items():
+        for key, x in report.items():
+            near = 1e-6 * report["param_norm"] if key == "update_norm" else 0.0
+            assert found[name][key] == pytest.approx(x, rel=1e-5, abs=near), (name, key)
+
+
+WIDE_NAMES = ("scalar", "one", "prime", "empty", "matrix", "several chunks", "several tiles of rows", "no columns")
