@@ -16,6 +16,7 @@ __all__ = [
     "REAL",
     "WORKING",
     "Array",
+    "Ints",
     "array_namespace",
     "detached",
     "dtype_name",
@@ -38,6 +39,9 @@ __all__ = [
 
 Array = Any
 """An array of any array-API library."""
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+"""An array of integers on the host: sizes, places, numbers."""
 
 WORKING = {
     "float16": "float32",

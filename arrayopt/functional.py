@@ -15,9 +15,9 @@ from arrayopt.rules.gradients import GradientNorms
 from arrayopt.rules.words import choose
 from arrayopt.saving.state_dict import CLIP_NORM
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
+from arrayopt.state.run import is_count
 from arrayopt.state.tensors import new_slots
 from arrayopt.state.verdict import Verdict, joint_norm, judge
-from arrayopt.step.prologue import is_count
 
 __all__ = ["init", "update"]
 
@@ -62,6 +62,9 @@ def init(
     rules = _rules(rule, groups, named)
     state = {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
     return state if loss_scale is None else {**state, "loss_scale": loss_scale.start()}
+
+
+Rule.init = init  # as a method of rules, which know nothing of trees of parameters
 
 
 def update(

@@ -5,18 +5,18 @@ from types import MappingProxyType
 from typing import Any
 
 from arrayopt.arrays import array_namespace, detached, size
-from arrayopt.engines.table import explain_bucket, select
 from arrayopt.hyper import Hyper, coerce, evaluate
 from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
-from arrayopt.params.parameters import Tensors
+from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.saving.saved import Saved
 from arrayopt.saving.state_dict import CLIP_NORM
 from arrayopt.state.loss_scale import LossScale
+from arrayopt.state.run import Run, checked_count
+from arrayopt.state.tensors import TensorState
 from arrayopt.step.hooks import attach
-from arrayopt.step.prologue import Prologue, checked_count
-from arrayopt.step.run import Coming, run
 from arrayopt.step.stats import Stats
+from arrayopt.step.step import Step
 
 __all__ = ["Optimizer"]
 
@@ -90,13 +90,7 @@ class Optimizer(Saved):
     array([-0.1, -0.1])
     """
 
-    __slots__ = (
-        "_after",
-        "_before",
-        "_engine",
-        "_next",
-        "_stats",
-    )
+    __slots__ = ("_after", "_before", "_stats")
 
     def __init__(
         self,
@@ -116,14 +110,12 @@ class Optimizer(Saved):
         if not isinstance(engine, str):
             raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
         object.__setattr__(self, "_rule", rule)
-        self._engine, self._tensors = engine, Tensors(params, rule, groups)
-        self._prologue, self.clip_norm = Prologue(loss_scale, skip_nonfinite, accumulate), clip_norm
-        self._stats, self.step_count = Stats(enabled=stats), 0
-        self._next: Coming | None = None
+        self._run = Run()
+        self._parameters = Parameters(params, rule, groups, self._run)
+        self._step = Step(engine, self._parameters, self._run, loss_scale, skip_nonfinite, accumulate)
+        self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
         self._before: list[Callable[[Optimizer, Any], Any]] = []
         self._after: list[Callable[[Optimizer], Any]] = []
-        for bucket in self._tensors.buckets():
-            select(engine, bucket)
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -155,26 +147,26 @@ class Optimizer(Saved):
         for before in list(self._before):
             replaced = before(self, grads)
             grads = grads if replaced is None else replaced
-        matched = self._tensors.match(grads)
-        made = run(self._engine, self._coming(loss_scale), self._prologue, matched, stats=self._stats.wanted)
+        matched = self._parameters.match(grads)
+        made = self._step.make(self._step.coming(loss_scale, self._limit()), matched, stats=self._stats.wanted)
         if made is None:  # a micro-step
             return self.params
-        self.step_count += 1
-        self._tensors.settle()
+        self._run.steps += 1
+        self._parameters.settle()
         reports, norm = made
-        self._stats.replace(reports, norm, self._prologue.skipped)
+        self._stats.replace(reports, norm, self._skipped)
         for after in list(self._after):
             after(self)
         return self.params
 
-    def _coming(self, loss_scale: Any) -> Coming:
-        """All that the host knows of the next step before its gradients."""
-        buckets = self._tensors.buckets()
-        limit = evaluate("Optimizer: `clip_norm`", self.clip_norm, self.step_count, CLIP_NORM)
-        known = self._prologue.known(self._engine, buckets, loss_scale, None if limit is None else float(limit))
-        return Coming(
-            buckets, [[group.rule.at(self.step_count) for group in bucket.groups] for bucket in buckets], known
-        )
+    def _limit(self) -> float | None:
+        """What the joint norm is limited to in the next step."""
+        if self.clip_norm is None:
+            return None
+        return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
+
+    def _skipped(self) -> Any:
+        return self._run.peek("skipped")
 
     def advance(self, *, loss_scale: float | None = None) -> None:
         """The host's half of a step: schedules move on, and hyper-parameters go where `launch` finds them.
@@ -194,14 +186,7 @@ class Optimizer(Saved):
         RuntimeError
             If the Optimizer accumulates gradients, which `step` alone does.
         """
-        if not self._prologue.idle:
-            raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
-        coming = self._coming(loss_scale)
-        for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
-            select(self._engine, bucket)[0].advance(bucket, values)
-        self._prologue.advance(coming.known)
-        self._next = coming
-        self.step_count += 1
+        self._step.advance(loss_scale, self._limit())
 
     def launch(self, grads: Any) -> Any:
         """The device's half of a step: parameters and state are updated, with what `advance` has said.
@@ -225,10 +210,8 @@ class Optimizer(Saved):
         RuntimeError
             If `advance` has not been called, or groups have changed since.
         """
-        if self._next is None or self._next.buckets is not self._tensors.buckets():
-            raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
-        run(self._engine, self._next, self._prologue, self._tensors.match(grads), stats=False)
-        self._tensors.settle()
+        self._step.launch(self._parameters.match(grads))
+        self._parameters.settle()
         return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
@@ -236,12 +219,17 @@ class Optimizer(Saved):
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups, in order."""
-        return tuple(self._tensors.groups)
+        return tuple(self._parameters.groups)
+
+    @property
+    def step_count(self) -> int:
+        """Steps made, skipped ones too: what schedules see in the next step."""
+        return self._run.steps
 
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
         """For each tensor its number of updates ``t`` and its slots, by name."""
-        return MappingProxyType({x.name: MappingProxyType({"t": x.t, **x.slots}) for x in self._tensors.all})
+        return MappingProxyType({x.name: TensorState(x) for x in self._parameters.all})
 
     @property
     def stats(self) -> Stats:
@@ -254,7 +242,7 @@ class Optimizer(Saved):
 
         A float; where a GPU decides if a step is skipped, a 0-d array that is there, without a wait.
         """
-        return self._prologue.state["scale"]
+        return self._run.peek("scale")
 
     def nonfinite(self) -> list[str]:
         """The names of the tensors whose gradients were not finite in the last step; waits for the device.
@@ -264,7 +252,7 @@ class Optimizer(Saved):
         list of str
             A RuntimeError if no step has looked, for want of `skip_nonfinite`, a loss scale or `clip_norm`.
         """
-        return self._prologue.nonfinite()
+        return self._step.judging.nonfinite()
 
     def averaged(self) -> Any:
         """Copies of the parameters' moving averages, in the parameters' structure and dtypes.
@@ -274,8 +262,8 @@ class Optimizer(Saved):
         params
             For tensors without `ema_decay`, copies of the parameters themselves.
         """
-        now = [(x.array, detached(x.slots.get("ema", x.array))) for x in self._tensors.all]
-        return self._tensors.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
+        now = [(x.array, detached(x.slots.get("ema", x.array))) for x in self._parameters.all]
+        return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
 
     @property
     def rule(self) -> Rule:
@@ -283,7 +271,7 @@ class Optimizer(Saved):
         return self._rule
 
     def __getstate__(self) -> Any:
-        return None, {name: getattr(self, name) for name in (*Saved.__slots__, *self.__slots__)} | {"_next": None}
+        return None, {name: getattr(self, name) for name in (*Saved.__slots__, *self.__slots__)}
 
     def __setstate__(self, state: Any) -> None:
         for name, value in state[1].items():
@@ -296,11 +284,11 @@ class Optimizer(Saved):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in fields_of(type(self._rule)):
-            self._rule = self._tensors.follow(self._rule, {name: value})
+            self._rule = self._parameters.follow(self._rule, {name: value})
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
         elif name == "step_count":
-            object.__setattr__(self, name, checked_count("Optimizer: `step_count`", value))
+            self._run.steps = checked_count("Optimizer: `step_count`", value)
         elif name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
@@ -326,7 +314,7 @@ class Optimizer(Saved):
         TypeError, ValueError
             As for `Optimizer`; for names that are taken; for parameters that are neither a dict nor a list.
         """
-        return self._tensors.add(params, self._rule, overrides)
+        return self._parameters.add(params, self._rule, overrides)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
@@ -354,13 +342,10 @@ class Optimizer(Saved):
 
     def explain(self) -> str:
         """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""
-        first = self._prologue.explain(clips=self.clip_norm is not None)
-        return "\n".join([*first, *(explain_bucket(bucket, self._engine) for bucket in self._tensors.buckets())])
+        return self._step.explain(clips=self.clip_norm is not None)
 
     def __repr__(self) -> str:
-        total = sum(size(x.array) for x in self._tensors.all)
-        head = (
-            f"Optimizer({self._rule!r}, {len(self._tensors.all)} tensors, {total} parameters, step {self.step_count})"
-        )
-        groups = self._tensors.groups
+        every, groups = self._parameters.all, self._parameters.groups
+        total = sum(size(x.array) for x in every)
+        head = f"Optimizer({self._rule!r}, {len(every)} tensors, {total} parameters, step {self.step_count})"
         return "\n".join([head, *(f"  {group!r}" for group in groups if len(groups) > 1 or group.overridden)])

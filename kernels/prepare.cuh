@@ -15,6 +15,6 @@ prepare(const long long* table, const int* rows, int count, const double* hypers
     const int tensor = rows[i];
     const long long* const t = table + (long long)tensor * kColumns;
     done[tensor] = 0;
-    const double updates = (double)++counts[tensor];
+    const double updates = (double)++counts[t[IN_COUNT]];
     scalars_of(t, hypers + t[IN_GROUP] * kHypers, updates, *factor, scalars + (long long)tensor * kScalars);
 }

@@ -9,7 +9,7 @@ import numpy as np
 import arrayopt as ao
 from arrayopt.arrays import WORKING
 from arrayopt.cli.arguments import assignment, listed, make_rule, rule_class, shape
-from arrayopt.engines.base import Bucket
+from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import ENGINES, explain_bucket
 from arrayopt.libraries import UnavailableError, numpy_dtype
 from arrayopt.params.groups import Group

@@ -17,7 +17,8 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
-from arrayopt.engines.base import Bucket, Report
+from arrayopt.engines.base import Report
+from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
@@ -103,6 +104,7 @@ class ArrayAPI:
         skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
+        took = np.flatnonzero([g is not None for g in grads])
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
                 (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], clip, stats))
@@ -118,8 +120,8 @@ class ArrayAPI:
                         tensor.put(None, p)
                         for name in tensor.slots:
                             tensor.put(name, slots[name])
-                tensor.t += 1
                 reports[tensor.name] = report
+            bucket.count(took)
             return reports
 
         return launch

@@ -1,104 +1,18 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from arrayopt.arrays import Array, dtype_name, place
-from arrayopt.params.groups import Group
-from arrayopt.rules.base import Rule
+from arrayopt.arrays import Array
+from arrayopt.engines.bucket import Bucket
 from arrayopt.state.loss_scale import LossScale
-from arrayopt.state.tensors import Counts, Tensor
+from arrayopt.state.run import Holder
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Bucket", "Engine", "Judge", "Report", "beside", "bucketed", "chosen"]
+__all__ = ["Engine", "Judge", "Report"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
-
-
-def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
-    """Those at some places, which ascend; the list itself where that is all of it."""
-    return every if len(places) == len(every) else list(map(every.__getitem__, places))
-
-
-@dataclass(slots=True)
-class Bucket:
-    """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups change.
-
-    Attributes
-    ----------
-    groups : list of Group
-        The groups that the tensors come from.
-    tensors : list of Tensor
-        The tensors.
-    group_of : list of int
-        For each tensor the position of its group in `groups`.
-    places : list of int
-        For each tensor its position among all the optimizer's.
-    kept : dict
-        What an engine keeps from step to step.
-    """
-
-    groups: list[Group] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    group_of: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    kept: dict[Any, Any] = field(default_factory=dict)
-
-    @property
-    def counts(self) -> Counts:
-        """The tensors' numbers of updates, together, where they all look."""
-        if "counts" not in self.kept:
-            self.kept["counts"] = counts = Counts(tensor.t for tensor in self.tensors)
-            for i, tensor in enumerate(self.tensors):
-                tensor.counts, tensor.place = counts, i
-        made: Counts = self.kept["counts"]
-        return made
-
-    def own(self, every: Sequence[Any]) -> Sequence[Any]:
-        """Those of all tensors' gradients that are of the bucket's tensors."""
-        if "in order" not in self.kept:
-            self.kept["in order"] = self.places == list(range(len(self.places)))
-        return chosen(every, self.places) if self.kept["in order"] else [every[i] for i in self.places]
-
-    @property
-    def rule(self) -> Rule:
-        """A rule of the bucket's structure."""
-        return self.groups[0].rule
-
-
-def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor]) -> Bucket:
-    """A bucket of the same parameters under another rule, with state of its own; made once, and kept with the first."""
-    made: Bucket | None = bucket.kept.get(("beside", type(rule)))
-    if made is None:
-        mine = [tensor_of(tensor) for tensor in bucket.tensors]
-        made = Bucket([Group("", rule, {}, mine)], mine, [0] * len(mine), bucket.places)
-        bucket.kept["beside", type(rule)] = made
-    if made.kept.get("taken over") != bucket.counts.replaced:
-        made.kept["taken over"] = bucket.counts.replaced
-        made.counts.replaced += 1
-        for mine_, tensor in zip(made.tensors, bucket.tensors, strict=True):
-            mine_.array = tensor.array
-    made.groups[0].replace_rule(rule)
-    return made
-
-
-def bucketed(groups: list[Group], tensors: list[Tensor]) -> list[Bucket]:
-    """Tensors that share a structure of rule, a dtype, a library and a device."""
-    buckets: dict[Any, Bucket] = {}
-    position = {tensor.name: i for i, tensor in enumerate(tensors)}
-    for group in groups:
-        for tensor in group.tensors:
-            xp, device = place(tensor.array)
-            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device))
-            bucket = buckets.setdefault(key, Bucket())
-            if group not in bucket.groups:
-                bucket.groups.append(group)
-            bucket.tensors.append(tensor)
-            bucket.places.append(position[tensor.name])
-            bucket.group_of.append(len(bucket.groups) - 1)
-    return list(buckets.values())
 
 
 class Engine(Protocol):
@@ -155,22 +69,11 @@ class Engine(Protocol):
         """Say in a few lines how these tensors' updates are run."""
 
 
-class Judge(Protocol):
-    """Decides on a device what becomes of each step, and keeps what the next one needs to know of it.
+class Judge(Holder, Protocol):
+    """Decides on a device what becomes of each step, and holds the numbers of the loss scale; see `Run.give_to`."""
 
-    Attributes
-    ----------
-    inverse : 0-d array
-        What gradients are multiplied by for the loss scale that is held, on the device.
-    """
-
-    inverse: Any
-
-    def give(self, scale: float | None, limit: float | None) -> None:
+    def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""
-
-    def hold(self, state: Mapping[str, Any]) -> None:
-        """Take over ``scale``, ``good`` and ``skipped``, unless this very mapping was taken over before."""
 
     def __call__(
         self,
@@ -186,7 +89,7 @@ class Judge(Protocol):
         Parameters
         ----------
         buckets : sequence of Bucket
-            Those that measure gradients; see `arrayopt.step.clipping.measured`.
+            Those that measure gradients; see `arrayopt.step.norms.measured`.
         grads : sequence of array or None
             All gradients.
         scaling, scale, limit, check
@@ -196,8 +99,5 @@ class Judge(Protocol):
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name."""
 
-    def settle(self) -> None:
-        """The step is made: its state becomes what is held."""
-
-    def read(self) -> dict[str, Any]:
-        """What is held, as 0-d arrays that later steps leave alone."""
+    def commit(self) -> None:
+        """The step is made: what was decided of the loss scale holds from now on."""

@@ -3,24 +3,46 @@
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, look, memory, size
-from arrayopt.engines.base import Bucket, Judge, Report, chosen
+from arrayopt.arrays import Array, Ints, dtype_name, look, memory, size
+from arrayopt.engines.base import Judge, Report
+from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import Node, evaluate, reachable
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
 
-__all__ = ["Batch", "Fused", "Ints"]
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+__all__ = ["Batch", "Fused", "Rows", "plain"]
 
 _DTYPE = operator.attrgetter("dtype")
+
+KEPT = 8
+"""So many sets of tensors that took part in a step are remembered."""
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """Which tensors of a batch take part in a step.
+
+    Attributes
+    ----------
+    all : array of int64
+        Their rows in the batch.
+    full : array of int64
+        Those of them that have elements.
+    kept : object
+        What an engine keeps for a step over just these rows.
+    """
+
+    all: Ints
+    full: Ints
+    kept: Any = None
 
 
 class Batch(ABC):
@@ -40,13 +62,10 @@ class Batch(ABC):
     lane_room: ClassVar[int] = 1 << 16
 
     def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.split, self.members = plan, split, members
+        self.plan, self.split, self.bucket, self.members = plan, split, bucket, members
         self.tensors = [bucket.tensors[i] for i in members]
-        self.updates, self.places = bucket.counts, np.array(members)
+        self.whole_bucket = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
-        self.lain: Any = None
-        torch = array_api_compat.is_torch_array(self.tensors[0].array)
-        self.looks = [look(type(x.array))(x.array) for x in self.tensors] if torch else []
         self.where = layout(plan) if split is None else split.where
         shapes = [tuple(x.array.shape) for x in self.tensors]
         if split is None:
@@ -55,21 +74,57 @@ class Batch(ABC):
             self.geo = lane_geometry(shapes, plan.element, self.lane_room)
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
-        self.counts = {n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith("count:")}
+        self._whole = self._made_rows(np.arange(len(members)))
+        self._some: dict[bytes, Rows] = {}
+        self._constants, self._known = self._sizes(), None
+        self._located: Any = None
+        torch = array_api_compat.is_torch_array(self.tensors[0].array)
+        self._looks = [look(type(x.array))(x.array) for x in self.tensors] if torch else []
+
+    # ---- which tensors ----------------------------------------------------------------------------------------------
+
+    def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
+        """The tensors that have a gradient."""
+        if complete:
+            return self._whole
+        some = np.flatnonzero([g is not None for g in grads])
+        key = some.tobytes()
+        if key not in self._some:
+            if len(self._some) >= KEPT:
+                self._some.pop(next(iter(self._some)))
+            self._some[key] = self._made_rows(some)
+        return self._some[key]
+
+    def _made_rows(self, rows: Ints) -> Rows:
+        return Rows(rows, rows[self.geo[rows, GEOMETRY.index("SIZE")] > 0])
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        rows: Rows,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        clip: Array | None,
+        skip: Array | None,
+    ) -> None:
+        """Make a step over some of the tensors ready, raising whatever there is to raise."""
+        self.evaluate(hypers, None if clip is None else float(clip))
+        self.locate()
+
+    @abstractmethod
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """All passes over some of the tensors, which are ready."""
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        t: Any = self.updates[self.places] + 1.0
-        if (t == t[0]).all():  # as a rule; then scalars are mostly the same for all
-            t = t[0]
-        given: dict[str, Any] = {"t": t, "clip": clip}
+        t: Any = self.bucket.updates()
+        t = (t if self.whole_bucket or isinstance(t, int) else t[self.members]) + 1.0
+        given: dict[str, Any] = {"t": t, "clip": clip, **self._constants}
         for name, first in hypers[0].items():
             if first is not None:
                 column = [float(h[name]) for h in hypers]
                 given[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
-        for name in self.counts:
-            extents = [self.geo[:, GEOMETRY.index(x)].astype(np.float64) for x in name.removeprefix("count:")]
-            given[name] = np.prod(extents, axis=0)
         known = evaluate(self.plan.scalars, given)
         values = [known[node] for node in self.plan.scalars]
         if all(np.ndim(x) == 0 for x in values):
@@ -78,30 +133,15 @@ class Batch(ABC):
         for i, x in enumerate(values):
             self.scalars[:, i] = x
 
-    def ready(
-        self,
-        rows: Ints,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        clip: Array | None,
-        skip: Array | None,
-    ) -> None:
-        """Make a step over some of the tensors ready, raising whatever there is to raise."""
-        self.evaluate(hypers, None if clip is None else float(clip))
-        self.follow()
+    def _sizes(self) -> dict[str, Any]:
+        """The numbers of elements that means divide by."""
+        names = {n.data for n in reachable(self.plan.scalars) if n.op == "host" and n.data.startswith("count:")}
+        extents = {x: self.geo[:, GEOMETRY.index(x)].astype(np.float64) for x in "ABRC"}
+        return {name: np.prod([extents[x] for x in name.removeprefix("count:")], axis=0) for name in names}
 
-    def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """Update some of the tensors."""
-        full = self.full(rows)
-        if len(full):
-            self.run(full, grads, threads)
-        self.updates[self.places[rows]] += 1
+    # ---- arrays -----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """All passes over some of the tensors."""
-
-    def follow(self) -> None:
+    def locate(self) -> None:
         """Have `bind` called if parameters or slots may lie elsewhere than when it last was.
 
         Raises
@@ -109,11 +149,11 @@ class Batch(ABC):
         ValueError
             If a parameter of PyTorch, whose ``data`` can be set, has become another kind of array.
         """
-        loose = [x.array for x in self.tensors] if self.looks else []
-        now = self.updates.replaced, [(x.data_ptr(), x.shape, x.stride()) for x in loose]
-        if now == self.lain:
+        loose = [x.array for x in self.tensors] if self._looks else []
+        now = self.bucket.run.arrays, [(x.data_ptr(), x.shape, x.stride()) for x in loose]
+        if now == self._located:
             return
-        for tensor, was in zip(self.tensors, self.looks, strict=False):
+        for tensor, was in zip(self.tensors, self._looks, strict=False):
             became = look(type(tensor.array))(tensor.array)
             if became != was:
                 raise ValueError(
@@ -121,7 +161,7 @@ class Batch(ABC):
                     " make a new Optimizer"
                 )
         self.bind()
-        self.lain = now
+        self._located = now
 
     def bind(self) -> None:  # noqa: B027
         """Take down where parameters and slots lie."""
@@ -138,15 +178,12 @@ class Batch(ABC):
         else:
             tensor.put(None if name == "p" else name, value)
 
-    def report(self, rows: Ints) -> dict[str, Report]:
+    # ---- reports ----------------------------------------------------------------------------------------------------
+
+    def report(self, rows: Rows) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
         columns = {name: self._column(node) for name, node in self.plan.reports.items()}
-        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in self.full(rows).tolist()}
-
-    def full(self, rows: Ints) -> Ints:
-        """Those of some tensors that have elements."""
-        chosen: Ints = rows[self.geo[rows, GEOMETRY.index("SIZE")] > 0]
-        return chosen
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.full.tolist()}
 
     def _column(self, node: Node) -> Any:
         """A value of every tensor."""
@@ -160,6 +197,10 @@ class Batch(ABC):
 def plain(x: Array) -> bool:
     """Whether an array can be read and written where it lies, element after element."""
     return isinstance(x, np.ndarray) and bool(x.flags.carray)
+
+
+Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
+"""Batches that are ready for a step, each with the rows and the gradients that it is to take."""
 
 
 class Fused(ABC):
@@ -207,19 +248,25 @@ class Fused(ABC):
         skip: Array | None = None,
     ) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
-        threads, work = thread_count(), self.made_ready(bucket, grads, hypers, clip=clip, stats=stats, skip=skip)
+        threads, work = thread_count(), self.batches(bucket, grads, hypers, clip=clip, stats=stats, skip=skip)
 
         def launch() -> dict[str, Report]:
             reports: dict[str, Report] = {}
             for batch, rows, given in work:
-                batch.step(rows, given, threads)
+                batch.launch(rows, given, threads)
                 if stats:
                     reports |= batch.report(rows)
+            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
             return reports
 
         return launch
 
-    def made_ready(
+    def count(self, bucket: Bucket, took: list[Ints]) -> None:
+        """Note that these tensors of a bucket were updated."""
+        if took:
+            bucket.count(took[0] if len(took) == 1 else np.concatenate(took))
+
+    def batches(
         self,
         bucket: Bucket,
         grads: Sequence[Array | None],
@@ -228,28 +275,28 @@ class Fused(ABC):
         clip: Array | None = None,
         stats: bool = False,
         skip: Array | None = None,
-    ) -> list[tuple[Any, Ints, Sequence[Array | None]]]:
-        """The batches of a step, which are ready to make it, with the rows and the gradients that each is to take."""
+    ) -> Prepared:
+        """The batches of a step, ready to make it."""
         work = []
         try:
             dtypes, complete = set(map(_DTYPE, grads)), True
         except AttributeError:  # of None
             dtypes, complete = {g.dtype for g in grads if g is not None}, False
-        for batch in self._batches(bucket, grads, dtypes, clip is not None, stats):
+        for batch in self._sorted(bucket, grads, dtypes, clip is not None, stats):
             given = chosen(grads, batch.members)
-            rows = np.arange(len(given)) if complete else np.flatnonzero([g is not None for g in given])
-            if len(rows):
-                batch.ready(rows, given, hypers, clip, skip)
+            rows = batch.rows(given, complete=complete)
+            if len(rows.all):
+                batch.prepare(rows, given, hypers, clip, skip)
                 work.append((batch, rows, given))
         return work
 
-    def _batches(
+    def _sorted(
         self, bucket: Bucket, grads: Sequence[Array | None], dtypes: set[Any], clip: bool, stats: bool
     ) -> list[Batch]:
         """The tensors of a bucket by plan and by dtype of gradient."""
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
-        key = (self.name, clip, stats, common or tuple(None if g is None else g.dtype for g in grads))
-        if key not in bucket.kept:
+
+        def made() -> list[Batch]:
             found: dict[Any, list[int]] = {}
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if g is not None or common is not None:
@@ -258,9 +305,9 @@ class Fused(ABC):
                     split = lanes(plan) if small else None
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                     found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
-            bucket.kept[key] = [self.batch(*kind, bucket, members) for kind, members in found.items()]
-        made: list[Batch] = bucket.kept[key]
-        return made
+            return [self.batch(*kind, bucket, members) for kind, members in found.items()]
+
+        return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
 
 
 def _plans(bucket: Bucket, *, stats: bool) -> dict[Plan, list[int]]:

@@ -7,7 +7,8 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from arrayopt.arrays import Array, dtype_name, library, place, size
-from arrayopt.engines.base import Bucket, Engine
+from arrayopt.engines.base import Engine
+from arrayopt.engines.bucket import Bucket
 from arrayopt.fusion.symbol import TraceError
 
 __all__ = ["ENGINES", "FUSED", "EngineRow", "explain_bucket", "select"]
@@ -93,11 +94,9 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     ValueError
         If there is no engine of that name, or it cannot serve these arrays or this rule, with the reason.
     """
-    key = ("engine", name)
-    if key not in bucket.kept:
-        bucket.kept[key] = _select(name, bucket)
-    chosen: tuple[Engine, str] = bucket.kept[key]
-    return chosen
+    if bucket.engine is None or bucket.engine[0] != name:
+        bucket.engine = name, *_select(name, bucket)
+    return bucket.engine[1:]
 
 
 def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:

@@ -5,19 +5,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from arrayopt.arrays import Array, detached, look, writable
-from arrayopt.engines.base import Bucket, bucketed
 from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.rules.base import Rule
+from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor, new_slots
 
-__all__ = ["Tensors"]
+__all__ = ["Parameters"]
 
 _ARRAY = operator.attrgetter("array")
 
 
-class Tensors:
+class Parameters:
     """Parameters as tensors with state, in groups.
 
     Attributes
@@ -28,7 +28,8 @@ class Tensors:
         The groups, in order.
     """
 
-    def __init__(self, params: Any, rule: Rule, groups: Groups | None) -> None:
+    def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run) -> None:
+        self._run = run
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
@@ -45,15 +46,16 @@ class Tensors:
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
         self._in_place, self._leaves = all(writable(leaf) for _, leaf in named), [leaf for _, leaf in named]
         self._expect()
-        self._made: tuple[list[Any], list[Bucket]] = ([], [])
         for group in self.groups:
             _start(group)
+        self._join(self.all)
 
     def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> Group:
         """Take more parameters in, as a new group."""
         tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
         group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
         _start(group)
+        self._join(group.tensors)
         self.groups.append(group)
         self.all += group.tensors
         self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
@@ -61,6 +63,11 @@ class Tensors:
         self._tree = tree
         self._expect()
         return group
+
+    def _join(self, tensors: list[Tensor]) -> None:
+        """Give tensors places among the numbers of the run."""
+        for tensor, place in zip(tensors, self._run.extend(len(tensors)), strict=True):
+            tensor.run, tensor.place = self._run, place
 
     def _expect(self) -> None:
         """Take down how gradients are to come; nothing of what they look like is known yet."""
@@ -113,21 +120,9 @@ class Tensors:
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
 
-    def buckets(self) -> list[Bucket]:
-        """See `bucketed`; kept until a structure changes."""
-        structures = [group.rule.structure for group in self.groups]
-        if structures != self._made[0]:
-            self._made = structures, bucketed(self.groups, self.all)
-        return self._made[1]
-
-    def forget_buckets(self) -> None:
-        """Have buckets made anew, with all that they keep."""
-        self._made = ([], [])
-
     def settle(self) -> None:
         """After a step, or a load: some array may have become read-only and have been replaced."""
-        buckets = self._made[1]
-        if self._in_place and (not buckets or any(bucket.counts.replaced for bucket in buckets)):
+        if self._in_place and self._run.arrays:
             self._in_place = all(map(operator.is_, map(_ARRAY, self.all), self._leaves))
 
     @property
@@ -146,7 +141,7 @@ class Tensors:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": ([], []), "_kind": None, "_forms": []}
+        return {**self.__dict__, "_kind": None, "_forms": []}
 
 
 def _start(group: Group) -> None:

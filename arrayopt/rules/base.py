@@ -2,8 +2,9 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -181,23 +182,26 @@ class Rule(ABC):
         TypeError
             If a schedule returns something that is not a number.
         """
-        return {
-            name: evaluate(f"{type(self).__name__}: `{name}`", getattr(self, name), step, interval)
-            for name, interval in hypers(type(self)).items()
-        }
+        values, scheduled = self._numbers
+        return values | {name: evaluate(who, values[name], step, interval) for name, who, interval in scheduled}
 
-    @property
+    @cached_property
+    def _numbers(self) -> tuple[dict[str, Any], list[tuple[str, str, str | None]]]:
+        """The hyper-parameters as they are given; and the names, owners and intervals of schedules."""
+        given = {name: getattr(self, name) for name in hypers(type(self))}
+        intervals = hypers(type(self))
+        scheduled = [name for name, x in given.items() if callable(x)]
+        return given, [(name, f"{type(self).__name__}: `{name}`", intervals[name]) for name in scheduled]
+
+    @cached_property
     def structure(self) -> tuple[Any, ...]:
         """What shapes the computation and the state: the class, the switches, and which numbers are off."""
         switches = tuple(getattr(self, f.name) for f in dataclasses.fields(self) if is_flag(f))
         off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
-    def init(self, params: Any, *, groups: Any = None, loss_scale: Any = None) -> dict[str, Any]:
-        """The state of the functional form for a tree of parameters; see `arrayopt.init`."""
-        from arrayopt.functional import init  # built on rules, so imported when used
-
-        return init(self, params, groups=groups, loss_scale=loss_scale)
+    init: ClassVar[Callable[..., dict[str, Any]]]
+    """The state of the functional form, `arrayopt.init`, as a method; `arrayopt.functional` puts it here."""
 
     def __repr__(self) -> str:
         common = {f.name for f in dataclasses.fields(Rule)}

@@ -4,11 +4,12 @@ import os
 from typing import Any
 
 from arrayopt.hyper import Hyper
-from arrayopt.params.parameters import Tensors
+from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
 from arrayopt.saving.state_dict import dump, load
-from arrayopt.step.prologue import Prologue
+from arrayopt.state.run import Run
+from arrayopt.step.step import Step
 
 __all__ = ["Saved"]
 
@@ -16,18 +17,18 @@ __all__ = ["Saved"]
 class Saved:
     """What can be saved; the base of `Optimizer`."""
 
-    __slots__ = ("_prologue", "_rule", "_tensors", "clip_norm", "step_count")
+    __slots__ = ("_parameters", "_rule", "_run", "_step", "clip_norm")
 
     _rule: Rule
-    _tensors: Tensors
-    _prologue: Prologue
-    step_count: int
+    _run: Run
+    _parameters: Parameters
+    _step: Step
     clip_norm: Hyper | None
 
     @property
     def params(self) -> Any:
         """The parameters, in the structure given."""
-        return self._tensors.params
+        return self._parameters.params
 
     def state_dict(self) -> dict[str, Any]:
         """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.
@@ -41,14 +42,11 @@ class Saved:
 
     def _dump(self, *, copies: bool = True) -> dict[str, Any]:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
-        return dump(self.step_count, self.clip_norm, self._rule, self._tensors.groups, self._prologue, copies=copies)
+        return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, copies=copies)
 
     def _restore(self, saved: dict[str, Any], **options: Any) -> None:
         """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
-        self.step_count, self.clip_norm, self._rule = load(
-            saved, self._rule, self._tensors.groups, self._prologue, **options
-        )
-        self._tensors.forget_buckets()
+        self.clip_norm, self._rule = load(saved, self._run, self._rule, self._parameters.groups, self._step, **options)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -105,7 +103,7 @@ class Saved:
         """
         if not isinstance(params, bool):
             raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
-        checkpoint.save(path, self._dump(copies=False), self._tensors.all if params else None)
+        checkpoint.save(path, self._dump(copies=False), self._parameters.all if params else None)
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
@@ -131,6 +129,6 @@ class Saved:
         ImportError
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
-        checkpoint.load(path, self._dump(copies=False), self._tensors.all, self._restore)
-        self._tensors.settle()
+        checkpoint.load(path, self._dump(copies=False), self._parameters.all, self._restore)
+        self._parameters.settle()
         return self.params

@@ -15,11 +15,12 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
-from arrayopt.hyper import coerce
+from arrayopt.hyper import coerce, is_number
 from arrayopt.params.groups import Group, fields_of, override
 from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
-from arrayopt.step.prologue import Prologue, is_count
+from arrayopt.step.step import Step
 
 __all__ = ["CLIP_NORM", "dump", "load"]
 
@@ -34,18 +35,18 @@ ACCUMULATED = "accumulated"
 
 
 def dump(
-    step: int, clip_norm: Any, rule: Rule, groups: list[Group], prologue: Prologue, *, copies: bool = True
+    run: Run, clip_norm: Any, rule: Rule, groups: list[Group], step: Step, *, copies: bool = True
 ) -> dict[str, Any]:
     """See `Optimizer.state_dict`; without `copies` the arrays are the optimizer's own.
 
     A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
     """
-    sums = prologue.accumulator.sums()
+    sums = step.accumulator.sums()
     return {
         "format": FORMAT,
-        "step": step,
+        "step": run.steps,
         "clip_norm": clip_norm,
-        "extra": prologue.dump(),
+        "extra": _numbers(run, step),
         "rule": _describe(rule),
         "groups": [
             {
@@ -69,6 +70,35 @@ def dump(
     }
 
 
+def _numbers(run: Run, step: Step) -> dict[str, Any]:
+    """The numbers that go on from step to step, and what there is of the next step; waits for the device."""
+    loss = run.loss
+    skipped = loss.pop("skipped")
+    return {
+        "skipped": skipped,
+        "loss_scale": None if step.judging.scaling is None else loss,
+        "accumulate": step.accumulator.every,
+        "micro_steps": step.accumulator.done,
+        "scaled": step.accumulator.scaled,
+    }
+
+
+def _number_differences(was: dict[str, Any], step: Step) -> list[str]:
+    """In what numbers that were saved do not fit."""
+    wrong, scale, done, every = [], was["loss_scale"], was["micro_steps"], was["accumulate"]
+    if (scale is None) != (step.judging.scaling is None):
+        wrong.append(f"saved {'without' if scale is None else 'with'} a loss scale, unlike here")
+    elif scale is not None and not (is_number(scale["scale"]) and scale["scale"] > 0 and is_count(scale["good"])):
+        wrong.append(f"the loss scale is {scale!r}")
+    if not isinstance(was["scaled"], bool):
+        wrong.append(f"`scaled` is {was['scaled']!r}")
+    if not (is_count(was["skipped"]) and is_count(done) and is_count(every) and done < every):
+        wrong.append(f"counts are {was!r}")
+    elif done and every != step.accumulator.every:
+        wrong.append(f"saved after {done} of {every} micro-steps, here {step.accumulator.every} make a step")
+    return wrong
+
+
 def _with_sum(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
     """A tensor's slots, and the sum of its gradients so far."""
     return {**tensor.slots, **({ACCUMULATED: sums[tensor.name]} if tensor.name in sums else {})}
@@ -76,19 +106,20 @@ def _with_sum(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
 
 def load(
     saved: dict[str, Any],
+    run: Run,
     rule: Rule,
     groups: list[Group],
-    prologue: Prologue,
+    step: Step,
     *,
     who: str = "Optimizer.load_state_dict",
     wrong: Iterable[str] = (),
     copies: bool = True,
-) -> tuple[int, Any, Rule]:
-    """Bring groups, tensors and prologue to the saved state, once it is checked; see `Optimizer.load_state_dict`.
+) -> tuple[Any, Rule]:
+    """Bring groups, tensors and numbers to the saved state, once it is checked; see `Optimizer.load_state_dict`.
 
     Parameters
     ----------
-    saved, rule, groups, prologue
+    saved, run, rule, groups, step
         What `dump` returned; what the optimizer has.
     who : str
         What errors begin with.
@@ -103,8 +134,8 @@ def load(
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
         sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
-        wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"]), *wrong]
-        clip_norm, step = saved["clip_norm"], saved["step"]
+        wrong = [*_differences(saved, rule, groups), *_number_differences(saved["extra"], step), *wrong]
+        clip_norm = saved["clip_norm"]
     except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
     if wrong:
@@ -128,9 +159,13 @@ def load(
         group.replace_rule(grouped, frozenset(was["own"]))
     for name, tensor in tensors.items():
         tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
-    prologue.load(saved["extra"])
-    prologue.accumulator.load(new_sums, list(tensors.values()))
-    return step, clip_norm, new_rule
+    extra = saved["extra"]
+    run.steps, run.arrays = saved["step"], run.arrays + 1
+    run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
+    step.accumulator.load(new_sums, list(tensors.values()))
+    step.accumulator.done, step.accumulator.scaled = extra["micro_steps"], extra["scaled"]
+    step.forget()
+    return clip_norm, new_rule
 
 
 def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:

@@ -1,10 +1,8 @@
-"""The state of tensors: each parameter with its slots, and numbers of updates."""
+"""The state of tensors: each parameter with its slots."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from arrayopt.arrays import (
     NARROW,
@@ -18,79 +16,59 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.rules.base import Rule
+from arrayopt.state.run import Run
 
-__all__ = ["Counts", "Tensor", "new_slots"]
-
-
-class Counts:
-    """Numbers of updates of some tensors; where a device counts, they are fetched when somebody looks.
-
-    Attributes
-    ----------
-    values : array of int64
-        The numbers as far as they are known here.
-    there : dict
-        Functions that fetch what is not, by who keeps it; each brings `values` up to date.
-    replaced : int
-        How often an array of one of the tensors was replaced by another.
-    """
-
-    __slots__ = ("replaced", "there", "values")
-
-    def __init__(self, values: Iterable[int] = (0,)) -> None:
-        self.values, self.replaced = np.array(list(values), np.int64), 0
-        self.there: dict[Any, Callable[[], None]] = {}
-
-    def _settle(self) -> None:
-        """Fetch what a device has counted."""
-        while self.there:
-            self.there.popitem()[1]()
-
-    def __getitem__(self, at: Any) -> Any:
-        self._settle()
-        return self.values[at]
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        self._settle()
-        self.values[at] = value
-
-    def __getstate__(self) -> Any:
-        self._settle()
-        return None, {"values": self.values, "there": {}, "replaced": self.replaced}
+__all__ = ["Tensor", "TensorState", "new_slots"]
 
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One parameter with its state: its name, array, slots, and number of updates so far.
-
-    The number of updates is ``counts[place]``, so that those of many tensors can lie together.
-    """
+    """One parameter with its state: its name, array, slots, and its place among the numbers of the run."""
 
     name: str
     array: Array
     slots: dict[str, Array] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
+    run: Run = field(default_factory=lambda: Run(1))
     place: int = 0
 
     @property
     def t(self) -> int:
-        """The number of updates so far."""
-        return int(self.counts[self.place])
+        """The number of updates so far; waits for a device that counts them."""
+        return int(self.run.updates(self.place))
 
     @t.setter
     def t(self, value: int) -> None:
-        self.counts[self.place] = value
+        self.run.put_updates(self.place, value)
 
     def put(self, slot: str | None, value: Array) -> None:
         """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""
         old = self.array if slot is None else self.slots[slot]
         new = store(old, value)
         if new is not old:
-            self.counts.replaced += 1
+            self.run.arrays += 1
         if slot is None:
             self.array = new
         else:
             self.slots[slot] = new
+
+
+class TensorState(Mapping[str, Any]):
+    """What users see of a tensor's state: its number of updates ``t`` and its slots, each asked for when looked at."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, key: str) -> Any:
+        return self._tensor.t if key == "t" else self._tensor.slots[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("t", *self._tensor.slots))
+
+    def __len__(self) -> int:
+        return 1 + len(self._tensor.slots)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array, detached
-from arrayopt.engines.base import Bucket, beside
+from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.engines.table import select
 from arrayopt.rules.gradients import Accumulate
+from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor, new_slots
 
 __all__ = ["Accumulator"]
@@ -26,26 +27,31 @@ class Accumulator:
         Whether one of them had gradients of a scaled loss.
     tensors : dict of str to Tensor
         For each tensor, with `t` the number of gradients that are in its slot ``sum``, if any.
+    begun : set of int
+        The places of the tensors that have had a gradient: what the host knows of `t` without asking a device.
     """
 
-    def __init__(self, every: Any) -> None:
+    def __init__(self, engine: str, every: Any) -> None:
         if not isinstance(every, int) or isinstance(every, bool):
             raise TypeError(f"Optimizer: `accumulate` must be an integer; got {every!r}")
         if every < 1:
             raise ValueError(f"Optimizer: `accumulate` must be at least 1; got {every}")
         self.every, self.done, self.scaled = every, 0, False
         self.tensors: dict[str, Tensor] = {}
+        self.begun: set[int] = set()
+        self._engine, self._run = engine, Run()
 
-    def add(self, engine: str, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> None:
+    def add(self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> None:
         """Take in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
         rule = Accumulate(factor=1.0 / self.every, master_weights=False)
         launches = []
         for bucket in buckets:
-            mine = beside(bucket, rule, partial(self._tensor, rule))
-            chosen, _ = select(engine, mine)
+            mine = beside(bucket, rule, partial(self._tensor, rule), self._run)
+            chosen, _ = select(self._engine, mine)
             launches.append(chosen.prepare(mine, mine.own(grads), [rule.at(0)], clip=factor, stats=False))
         for launch in launches:
             launch()
+        self.begun.update(i for i, g in enumerate(grads) if g is not None)
         self.done, self.scaled = self.done + 1, self.scaled or factor is not None
 
     def means(self, buckets: Sequence[Bucket], count: int) -> list[Array | None]:
@@ -53,24 +59,25 @@ class Accumulator:
         found: list[Array | None] = [None] * count
         for bucket in buckets:
             for i, tensor in zip(bucket.places, bucket.tensors, strict=True):
-                mine = self.tensors.get(tensor.name)
-                found[i] = mine.slots["sum"] if mine is not None and mine.t else None
+                found[i] = self.tensors[tensor.name].slots["sum"] if i in self.begun else None
         return found
 
     def clear(self) -> None:
         """Begin anew."""
-        self.done, self.scaled = 0, False
-        for tensor in self.tensors.values():
-            tensor.t = 0
+        if self.done:
+            self.done, self.scaled, self.begun = 0, False, set()
+            self._run.restart()
 
     def sums(self) -> dict[str, Array]:
         """The sums so far, by tensor name."""
-        return {name: tensor.slots["sum"] for name, tensor in self.tensors.items() if tensor.t}
+        return {name: tensor.slots["sum"] for name, tensor in self.tensors.items() if tensor.place in self.begun}
 
     def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
         """Bring the sums to saved ones."""
-        self.tensors = {x.name: Tensor(x.name, x.array, {"sum": sums[x.name]}) for x in tensors if x.name in sums}
-        for tensor in self.tensors.values():
+        self._run = Run(len(tensors))
+        mine = [Tensor(x.name, x.array, {"sum": sums[x.name]}, self._run, x.place) for x in tensors if x.name in sums]
+        self.tensors, self.begun = {x.name: x for x in mine}, {x.place for x in mine}
+        for tensor in mine:
             tensor.t = 1
 
     def _tensor(self, rule: Accumulate, tensor: Tensor) -> Tensor:
@@ -78,5 +85,6 @@ class Accumulator:
         mine = self.tensors.get(tensor.name)
         if mine is None:
             slots = new_slots(rule, tensor.name, detached(tensor.array))
-            mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots)
+            self._run.extend(max(0, tensor.place + 1 - self._run.size))
+            mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
         return mine

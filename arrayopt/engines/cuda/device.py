@@ -11,7 +11,7 @@ import cupy
 
 from arrayopt.arrays import Array, detached
 
-__all__ = ["Access", "access", "here"]
+__all__ = ["Access", "access", "on_device"]
 
 # CuPy makes a new object for each look at `flags`, which takes longer than all else that is asked of a gradient.
 _CONTIGUOUS = attrgetter("_c_contiguous" if hasattr(cupy.ndarray, "_c_contiguous") else "flags.c_contiguous")
@@ -78,7 +78,7 @@ def access(x: Array) -> tuple[Access, int]:
 
 
 @contextmanager
-def here(reached: Access, device: int) -> Iterator[None]:
+def on_device(reached: Access, device: int) -> Iterator[None]:
     """On a device, and the current stream of a library."""
     with cupy.cuda.Device(device), reached.stream():
         yield

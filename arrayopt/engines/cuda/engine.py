@@ -7,17 +7,19 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array, detached, is_array, place
-from arrayopt.engines.base import Bucket, Report, chosen
+from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array, place
+from arrayopt.engines.base import Report
+from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
-from arrayopt.engines.cuda.device import access, here
+from arrayopt.engines.cuda.counts import counts_of
+from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Batch, Fused, Ints
+from arrayopt.engines.fused import Batch, Fused, Rows
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
@@ -58,17 +60,17 @@ class _Table(Batch):
         self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1]), np.int64)
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
+        self.host[:, COLUMNS.index("COUNT")] = members
         self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        with here(self.access, self.device):
+        with on_device(self.access, self.device):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.staged: dict[tuple[int, str], Any] = {}
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
-        self.queues: dict[bytes, Any] = {}
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
-        self.captured = False
+        self.counts = counts_of(bucket)
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
@@ -82,7 +84,7 @@ class _Table(Batch):
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
-        self.table, self.counts_there = Upload(self.host.shape, np.int64), Upload((n,), np.int64)
+        self.table = Upload(self.host.shape, np.int64)
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
@@ -92,23 +94,28 @@ class _Table(Batch):
 
     # ---- before a step ----------------------------------------------------------------------------------------------
 
-    def ready(
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph holds addresses of this table."""
+        return self.bucket.run.is_captured(self)
+
+    def prepare(
         self,
-        rows: Ints,
+        rows: Rows,
         grads: Sequence[Array | None],
         hypers: Sequence[dict[str, Any]],
         clip: Array | None,
         skip: Array | None,
     ) -> None:
-        """See `Batch.ready`."""
-        with here(self.access, self.device):
+        """See `Batch.prepare`."""
+        with on_device(self.access, self.device):
             self.send(hypers)
             self.factor = clip if is_array(clip) else self.factor_there.array
             if not is_array(clip):
                 self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
             self.skip = NOTHING if skip is None else skip
-            self.follow()
-            self.alive = self._bind_grads(rows, grads)
+            self.locate()
+            self.alive = self._bind_grads(rows.all, grads)
             if self.captured and not self.table.holds(self.host):
                 moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
                 names = ", ".join(self.tensors[i].name for i in moved[:5])
@@ -117,16 +124,13 @@ class _Table(Batch):
                     " write into the same arrays, or make a new Optimizer"
                 )
             self.table.put(self.host)
-            if id(self) not in self.updates.there:  # else the device knows better
-                self.counts_there.put(self.updates[self.places])
+            self.bucket.run.give_to(self.counts)
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
-        with here(self.access, self.device):
+        with on_device(self.access, self.device):
             self.send(hypers)
-            if self.captured and id(self) not in self.updates.there:  # another table has counted since
-                self.counts_there.put(self.updates[self.places])
-                self.updates.there[id(self)] = self._fetch
+            self.bucket.run.give_to(self.counts)
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
@@ -156,17 +160,14 @@ class _Table(Batch):
         self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
         return given
 
-    def _queue(self, rows: Ints) -> Any:
+    def _queue(self, rows: Rows) -> Any:
         """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""
-        key = rows.tobytes()
-        if key not in self.queues:
-            made, ends = tickets(self.stages, self.pieces, rows, self._lag(rows))
+        if rows.kept is None:
+            made, ends = tickets(self.stages, self.pieces, rows.all, self._lag(rows.all))
             counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
-            if not self.captured:  # what is captured holds addresses
-                self.queues.clear()
-            places = cupy.asarray(rows.astype(np.int32))
-            self.queues[key] = places, cupy.asarray(made.view(np.int32)), ends, counters
-        return self.queues[key]
+            places = cupy.asarray(rows.all.astype(np.int32))
+            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters
+        return rows.kept
 
     def _lag(self, rows: Ints) -> int | None:
         """See `tickets`: one launch, where most elements are of tensors that the L2 cache holds from pass to pass."""
@@ -180,33 +181,23 @@ class _Table(Batch):
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
-    def step(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.step`."""
-        with here(self.access, self.device):
-            self.run(rows, grads, threads)
-            self.captured |= cupy.cuda.get_current_stream().is_capturing()
-        if self.captured or self.skip is not NOTHING or id(self) in self.updates.there:
-            self.updates.there[id(self)] = self._fetch
-        else:
-            self.counts_there.advance(rows)
-            self.updates[self.places[rows]] += 1
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+        with on_device(self.access, self.device):
+            self._launch(rows)
+            if cupy.cuda.get_current_stream().is_capturing():
+                self.bucket.run.record(self, rows, self.alive)
         self.alive = []
 
-    def _fetch(self) -> None:
-        """Bring the numbers of updates up to date; waits for the device."""
-        with here(self.access, self.device):
-            self.counts_there.known = self.counts_there.array.get()
-        self.updates.values[self.places] = self.counts_there.known
-
-    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.run`."""
+    def _launch(self, rows: Rows) -> None:
+        """All kernels of a step."""
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        there, queue, ends, counters = self._queue(rows)
+        places, queue, ends, counters = self._queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
-        given = (self.table.array, there, np.int32(len(rows)), self.hypers_there.array, self.counts_there.array)
+        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self.counts.array)
         rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
-        self.prepare_kernel((-(-max(len(rows), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
+        self.prepare_kernel((-(-max(len(rows.all), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
         first = 0
         for i, last in enumerate(ends):
             if last > first:
@@ -216,9 +207,9 @@ class _Table(Batch):
         for (row, name), copy in self.staged.items():
             self.replace(row, name, copy)
 
-    def report(self, rows: Ints) -> dict[str, Report]:
+    def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""
-        with here(self.access, self.device):
+        with on_device(self.access, self.device):
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:
                 kept = [cupy.where(self.skip != 0, np.nan, x) for x in kept]
@@ -230,7 +221,7 @@ class _Table(Batch):
             return [float(n.data)] * len(self.tensors) if n.op == "const" else scalars[:, self.plan.scalars.index(n)]
 
         columns = {name: column(node) for name, node in self.plan.reports.items()}
-        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in self.full(rows).tolist()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.full.tolist()}
 
     def reported(self, name: str, rows: Ints) -> Ints:
         """The addresses of a value that the last step reports of some tensors, in double precision."""
@@ -268,8 +259,12 @@ class CuPy(Fused):
         homes = {(xp, str(device)) for xp, device in (place(bucket.tensors[0].array) for bucket in buckets)}
         return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
 
+    def count(self, bucket: Bucket, took: list[Ints]) -> None:
+        """See `Fused.count`: the device has counted."""
+
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
-        for key, batches in bucket.kept.items():
-            for batch in batches if key[0] == self.name else ():
-                batch.advance(hypers)
+        kept = [batch for batches in bucket.batches.values() for batch in batches]
+        recorded = [x for x in bucket.run.captured if isinstance(x, _Table) and x.bucket is bucket]
+        for batch in {id(x): x for x in [*kept, *recorded]}.values():
+            batch.advance(hypers)

@@ -1,18 +1,18 @@
 """What all gradients together mean for a step, decided on their device, without the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Array
-from arrayopt.engines.base import Bucket
-from arrayopt.engines.cuda.device import access, here
+from arrayopt.arrays import Array, Ints
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Fused, Ints
+from arrayopt.engines.fused import Fused, Rows
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import Verdict
 
@@ -47,28 +47,46 @@ class Judge:
     def __init__(self, engine: Fused, buckets: Sequence[Bucket], options: Sequence[str]) -> None:
         self.engine, self.options = engine, tuple(options)
         self.access, self.device = access(buckets[0].tensors[0].array)
-        with here(self.access, self.device):
+        with on_device(self.access, self.device):
             self.given, self.state = Upload((len(GIVEN),), np.float64), Upload((len(STATE),), np.float64)
             self.verdict, self.skip = cupy.zeros(len(VERDICT), np.float64), cupy.zeros((), np.int32)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, Upload] = {}
-        self.captured = False
-        self.measured: list[Any] = []
-        self.host: Mapping[str, Any] | None = None
+        self.measured: list[tuple[Any, Rows]] = []
+        self.run = buckets[0].run
 
-    def give(self, scale: float | None, limit: float | None) -> None:
-        """See `arrayopt.engines.base.Judge.give`."""
-        with here(self.access, self.device):
+    def send(self, scale: float | None, limit: float | None) -> None:
+        """See `arrayopt.engines.base.Judge.send`."""
+        with on_device(self.access, self.device):
             self.given.put(np.array([0.0 if x is None else x for x in (scale, limit)]))
 
-    def hold(self, state: Mapping[str, Any]) -> None:
-        """See `arrayopt.engines.base.Judge.hold`."""
-        if state is not self.host:
-            with here(self.access, self.device):
-                self.state.known = None
-                self.state.put(np.array([float(state[name]) for name in STATE[:-1]] + [1.0 / float(state["scale"])]))
-            self.host = state
+    # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` ----------------------------------------------
+
+    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.upload`."""
+        with on_device(self.access, self.device):
+            self.state.send(np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])]))
+
+    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.fetch`."""
+        with on_device(self.access, self.device):
+            scale, good, skipped, _ = self.state.array.get().tolist()
+        loss.update(scale=scale, good=int(good), skipped=int(skipped))
+
+    def peek(self, name: str) -> Any:
+        """See `Holder.peek`."""
+        if name == "inverse":
+            return self.inverse
+        with on_device(self.access, self.device):
+            return self.access.own(self.state.array.copy())[STATE.index(name)]
+
+    def commit(self) -> None:
+        """See `arrayopt.engines.base.Judge.commit`."""
+        with on_device(self.access, self.device):
+            self.state.array[...] = self.verdict[-len(STATE) :]
+
+    # ---- what it decides --------------------------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -82,13 +100,11 @@ class Judge:
         """See `arrayopt.engines.base.Judge.__call__`."""
         self.measured = []
         for bucket in buckets:
-            for batch, rows, given in self.engine.made_ready(
-                bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True
-            ):
-                batch.step(rows, given, 1)
+            for batch, rows, given in self.engine.batches(bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True):
+                batch.launch(rows, given, 1)
                 self.measured.append((batch, rows))
-        with here(self.access, self.device):
-            addresses = [batch.reported("grad_norm", batch.full(rows)) for batch, rows in self.measured]
+        with on_device(self.access, self.device):
+            addresses = [batch.reported("grad_norm", rows.full) for batch, rows in self.measured]
             every = np.concatenate([*addresses, np.zeros(1, np.int64)])
             norms = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
@@ -101,16 +117,17 @@ class Judge:
         """A table of addresses in device memory; kept for the next step, and for good where a captured one has it."""
         key = addresses.tobytes()
         if key not in self.norms:
-            if not self.captured:
+            if not self.run.is_captured(self):
                 self.norms.clear()
             self.norms[key] = Upload(addresses.shape, np.int64)
             self.norms[key].put(addresses)
-        self.captured |= cupy.cuda.get_current_stream().is_capturing()
+        if cupy.cuda.get_current_stream().is_capturing():
+            self.run.record(self)
         return self.norms[key].array
 
     def joint_norm(self) -> Any:
         """The joint norm of the last step's gradients, on the device."""
-        with here(self.access, self.device):
+        with on_device(self.access, self.device):
             return self.access.own(self.verdict.copy())[VERDICT.index("norm")]
 
     def each_norm(self) -> dict[str, Any]:
@@ -119,14 +136,3 @@ class Judge:
         for batch, rows in self.measured:
             found |= {name: report["grad_norm"] for name, report in batch.report(rows).items()}
         return found
-
-    def settle(self) -> None:
-        """See `arrayopt.engines.base.Judge.settle`."""
-        with here(self.access, self.device):
-            self.state.array[...] = self.verdict[-len(STATE) :]
-
-    def read(self) -> dict[str, Any]:
-        """See `arrayopt.engines.base.Judge.read`."""
-        with here(self.access, self.device):
-            values = self.access.own(self.state.array.copy())
-        return {name: values[i] for i, name in enumerate(STATE)}

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import Ints
 from arrayopt.engines.cuda.stages import Stage
-from arrayopt.engines.fused import Ints
 
 __all__ = ["TICKET", "tickets"]
 

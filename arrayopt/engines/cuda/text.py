@@ -13,7 +13,7 @@ from arrayopt.fusion.plan import Plan
 
 __all__ = ["COLUMNS", "CudaText", "CudaWords", "header"]
 
-COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP")
+COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
 
 STORED = {

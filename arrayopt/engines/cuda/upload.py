@@ -27,15 +27,18 @@ class Upload:
         return self.known is not None and np.array_equal(self.known, values, equal_nan=values.dtype.kind == "f")
 
     def put(self, values: Any) -> None:
-        """Send values, if they are not those that are there already.
+        """Send values, if they are not those that are there already; see `send`."""
+        if not self.holds(values):
+            self.send(values)
+
+    def send(self, values: Any) -> None:
+        """Send values.
 
         Raises
         ------
         RuntimeError
             While a stream is being captured: the values would be sent again with each replay.
         """
-        if self.holds(values):
-            return
         stream = cupy.cuda.get_current_stream()
         if stream.is_capturing():
             raise RuntimeError(
@@ -48,10 +51,6 @@ class Upload:
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
-
-    def advance(self, rows: Any) -> None:
-        """Note that the device itself has counted some values up."""
-        self.known[rows] += 1
 
     def _room(self) -> tuple[Any, Any]:
         """Pinned memory that no copy is still reading, with the event that tells."""

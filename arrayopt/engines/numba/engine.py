@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numba.core.errors import NumbaError
 
-from arrayopt.arrays import Array, dtype_name, memory
-from arrayopt.engines.base import Bucket, chosen
-from arrayopt.engines.fused import Batch, Fused, Ints, plain
+from arrayopt.arrays import Array, Ints, dtype_name, memory
+from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numba.compiled import converts_float16, forget, load
 from arrayopt.engines.numba.emit import emit
 from arrayopt.engines.threads import run, thread_count
@@ -66,7 +66,7 @@ class _Table(Batch):
             forget(self.module)
             self.module = load(lambda cache: self.emit(cache=cache))
             self._compile()
-        self.shares: dict[Any, tuple[Ints, list[Ints], list[Any]]] = {}
+        self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
 
     def _compile(self) -> None:
         """Have everything compiled, or read from disk, before anything is written."""
@@ -78,10 +78,23 @@ class _Table(Batch):
         need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
         return np.empty(need[0], self.module.W), np.empty(need[1])
 
-    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.run`."""
-        alive = self._bind_grads(rows, grads)
-        chosen, copies = set(rows.tolist()) if self.staged else set(), []
+    def prepare(
+        self,
+        rows: Rows,
+        grads: Sequence[Array | None],
+        hypers: Sequence[dict[str, Any]],
+        clip: Array | None,
+        skip: Array | None,
+    ) -> None:
+        """See `Batch.prepare`."""
+        super().prepare(rows, grads, hypers, clip, skip)
+        self.alive = self._bind_grads(rows.full, grads) if len(rows.full) else []
+
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+        if not len(rows.full):
+            return
+        chosen, copies = set(rows.full.tolist()) if self.staged else set(), []
         for row, name in self.staged:
             if row in chosen:
                 copies.append((row, name, np.array(memory(self.stored(row, name)), order="C", copy=True)))
@@ -89,7 +102,7 @@ class _Table(Batch):
         self._loop(rows, threads)
         for row, name, copy in copies:
             self.replace(row, name, copy)
-        del alive
+        self.alive = []
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -118,19 +131,19 @@ class _Table(Batch):
             self.table[rows[i], column] = given[i].ctypes.data
         return given
 
-    def _share(self, rows: Ints, threads: int) -> tuple[Ints, list[Ints], list[Any]]:
+    def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
         """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
-        key = (threads, rows.tobytes())
-        if key not in self.shares:
-            sizes = self.table[rows, 0]
+        if rows.kept is None or rows.kept[0] != threads:
+            full, asked = rows.full, threads
+            sizes = self.table[full, 0]
             total = int(sizes.sum())
             if total <= ALONE:
                 threads = 1
             big = (threads > 1) & (sizes > max(SHARED, total // (4 * threads)))
-            own_rows = [x for x in divide(rows[~big], sizes[~big] + 64, threads) if len(x)]
-            rooms = [self._rooms(rows[big], threads), *(self._rooms(x, 1) for x in own_rows)]
-            self.shares = {key: (rows[big], own_rows, rooms)}
-        return self.shares[key]
+            own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
+            rooms = [self._rooms(full[big], threads), *(self._rooms(x, 1) for x in own_rows)]
+            rows.kept = asked, full[big], own_rows, rooms
+        return rows.kept[1:]  # type: ignore[no-any-return]
 
     def _scratch(self, shared: Ints, own: list[Ints]) -> None:
         """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
@@ -145,10 +158,11 @@ class _Table(Batch):
             for i, rows in enumerate(own):
                 self.table[rows, self.at[name]] = room.ctypes.data + i * largest * room.itemsize
 
-    def _loop(self, rows: Ints, threads: int) -> None:
+    def _loop(self, rows: Rows, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
         shared, own, rooms = self._share(rows, threads)
-        self._scratch(shared, own)
+        if self.plan.spilled:
+            self._scratch(shared, own)
         rest = (self.table, self.scalars, self.values)
         for row in shared:
             for stage in self.stages:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING, Array
-from arrayopt.engines.base import Bucket
-from arrayopt.engines.fused import Batch, Fused, Ints, plain
+from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numpy.lanes import Matrices
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run, thread_count
@@ -64,16 +64,17 @@ class _Blocks(Batch):
         self.scratch = threading.local()
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
-    def run(self, rows: Ints, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.run`."""
-        big = rows[~self.small[rows]]
-        large = max(SHARED, int(self.geo[rows, 0].sum()) // (4 * threads))
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+        full = rows.full
+        big = full[~self.small[full]]
+        large = max(SHARED, int(self.geo[full, 0].sum()) // (4 * threads))
         shared = [row for row in big.tolist() if self.geo[row, 0] > large and threads > 1]
         for row in shared:
             self._tensor(row, grads[row], threads)
         todo: list[Callable[[], None]] = [
             *(partial(self._tensor, row, grads[row], 1) for row in big.tolist() if row not in set(shared)),
-            *(partial(self._together, some, grads) for some in self._groups(rows[self.small[rows]])),
+            *(partial(self._together, some, grads) for some in self._groups(full[self.small[full]])),
         ]
         lock, queue = threading.Lock(), iter(todo)
 

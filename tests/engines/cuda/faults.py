@@ -22,7 +22,7 @@ FAULTS = [
     ("a fence dropped by who reads", "        }\n        __threadfence();\n    }\n    __syncthreads();\n}", "        }\n    }\n    __syncthreads();\n}"),
     ("tickets taken without an atomic", "next = atomicAdd(taken, 1u);", "next = (*taken)++;"),
     ("counters that are not begun anew", "    done[tensor] = 0;\n", ""),
-    ("counts that do not go up", "++counts[tensor]", "counts[tensor]"),
+    ("counts that do not go up", "++counts[t[IN_COUNT]]", "counts[t[IN_COUNT]]"),
     ("a shuffle over half a warp", "int distance = 16;", "int distance = 8;"),
     ("a wrong mask of a shuffle", "0xffffffffu, x, distance", "0xffffu, x, distance"),
     ("a warp left out", "for (int w = 1; w < kWarps; ++w) x[k] += of_warp[k][w];", "for (int w = 2; w < kWarps; ++w) x[k] += of_warp[k][w];"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from arrayopt.arrays import Array
-from arrayopt.engines.base import Bucket, beside
+from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.engines.table import select
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor

@@ -1,0 +1,190 @@
+"""Buckets: tensors that one engine updates together."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, Ints, dtype_name, place
+from arrayopt.params.groups import Group
+from arrayopt.params.parameters import Parameters
+from arrayopt.rules.base import Rule
+from arrayopt.state.run import Run
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["Bucket", "Buckets", "beside", "chosen"]
+
+KEPT = 16
+"""So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is dropped."""
+
+
+def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
+    """Those at some places, which ascend; the list itself where that is all of it."""
+    return every if len(places) == len(every) else list(map(every.__getitem__, places))
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups change.
+
+    Attributes
+    ----------
+    groups : list of Group
+        The groups that the tensors come from.
+    tensors : list of Tensor
+        The tensors.
+    group_of : list of int
+        For each tensor the position of its group in `groups`.
+    places : list of int
+        For each tensor its place in the list of all gradients.
+    run : Run
+        The numbers of the run.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    group_of: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    run: Run = field(default_factory=Run)
+    engine: tuple[str, Any, str] | None = None
+    """The engine that was chosen: what was asked for, the engine, and why it is that one."""
+    batches: "OrderedDict[Any, list[Any]]" = field(default_factory=OrderedDict)
+    """What a fused engine keeps of the tensors, by what steps ask for."""
+    companions: "dict[type[Rule], Bucket]" = field(default_factory=dict)
+    """Buckets of the same parameters under other rules; see `beside`."""
+    counts: Any = None
+    """The array of the numbers of updates on the device, shared by all tables of the bucket; see `Run.give_to`."""
+    arrays: int = -1
+    """The version of the arrays that a companion was last given."""
+    same: tuple[int, int] | None = None
+    """The number of updates that all tensors have, and the version of the run's numbers that it is of."""
+    ordered: bool | None = None
+    """Whether the gradients of all tensors are those of the bucket's, in its order."""
+    index: Any = None
+    """The tensors' places among the numbers of the run, a slice where they are all of them in order."""
+
+    @property
+    def rule(self) -> Rule:
+        """A rule of the bucket's structure."""
+        return self.groups[0].rule
+
+    def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
+        """Those of all tensors' gradients that are of the bucket's tensors."""
+        if self.ordered is None:
+            self.ordered = self.places == list(range(len(self.places)))
+        return chosen(every, self.places) if self.ordered else list(map(every.__getitem__, self.places))
+
+    def updates(self) -> "int | Ints":
+        """How often each tensor was updated: one number where that is the same for all, as a rule."""
+        if self.same is None or self.same[1] != self.run.changes:
+            found = self.run.updates(self._index())
+            if not (found == found[0]).all():
+                return found.copy()
+            self.same = int(found[0]), self.run.changes
+        return self.same[0]
+
+    def count(self, took: Ints) -> None:
+        """Some of the tensors, all as a rule, were updated once more, by the host."""
+        if len(took) == len(self.tensors):
+            self.run.count(self._index())
+            self.same = None if self.same is None else (self.same[0] + 1, self.same[1])
+        else:
+            self.run.count(np.array([x.place for x in self.tensors])[took])
+            self.same = None
+
+    def _index(self) -> Any:
+        if self.index is None:
+            places = [tensor.place for tensor in self.tensors]
+            self.index = slice(None) if places == list(range(self.run.size)) else np.array(places)
+        return self.index
+
+    def keep(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:
+        """What is kept under a key, made where it is not there."""
+        if key in self.batches:
+            self.batches.move_to_end(key)
+        else:
+            self.batches[key] = make()
+            while len(self.batches) > KEPT:
+                self.batches.popitem(last=False)
+        return self.batches[key]
+
+
+def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], run: Run | None = None) -> Bucket:
+    """A bucket of the same parameters under another rule, with state of its own; made once, and kept with the first.
+
+    Parameters
+    ----------
+    bucket : Bucket
+        The bucket.
+    rule : Rule
+        The other rule.
+    tensor_of : callable
+        Gives the tensor that holds a parameter's state under that rule.
+    run : Run, optional
+        The numbers of those tensors, where they have some; else they begin anew.
+    """
+    made = bucket.companions.get(type(rule))
+    if made is None:
+        mine = [tensor_of(tensor) for tensor in bucket.tensors]
+        if run is None:
+            run = Run(len(mine))
+            for i, tensor in enumerate(mine):
+                tensor.run, tensor.place = run, i
+        made = Bucket([Group("", rule, {}, mine)], mine, [0] * len(mine), bucket.places, run)
+        bucket.companions[type(rule)] = made
+    if made.arrays != bucket.run.arrays:
+        made.arrays = bucket.run.arrays
+        made.run.arrays += 1
+        for own, tensor in zip(made.tensors, bucket.tensors, strict=True):
+            own.array = tensor.array
+    made.groups[0].replace_rule(rule)
+    return made
+
+
+class Buckets:
+    """The parameters of an optimizer in buckets.
+
+    Attributes
+    ----------
+    version : int
+        How often they were made anew.
+    """
+
+    def __init__(self, parameters: Parameters, run: Run) -> None:
+        self._parameters, self._run, self.version = parameters, run, 0
+        self._structures: list[Any] = []
+        self._made: list[Bucket] = []
+
+    def now(self) -> list[Bucket]:
+        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
+        groups = self._parameters.groups
+        structures = [group.rule.structure for group in groups]
+        if structures != self._structures:
+            self._run.take_back()
+            self._made, self._structures = _bucketed(groups, self._run), structures
+            self.version += 1
+        return self._made
+
+    def forget(self) -> None:
+        """Have buckets made anew, with all that they keep."""
+        self._structures = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_structures": [], "_made": []}
+
+
+def _bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
+    buckets: dict[Any, Bucket] = {}
+    for group in groups:
+        for tensor in group.tensors:
+            xp, device = place(tensor.array)
+            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device))
+            bucket = buckets.setdefault(key, Bucket(run=run))
+            if group not in bucket.groups:
+                bucket.groups.append(group)
+            bucket.tensors.append(tensor)
+            bucket.places.append(tensor.place)
+            bucket.group_of.append(len(bucket.groups) - 1)
+    return list(buckets.values())

@@ -1,0 +1,44 @@
+"""The numbers of updates of a bucket's tensors on the device, where all its tables count them."""
+
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Ints
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.upload import Upload
+
+__all__ = ["Counts", "counts_of"]
+
+
+class Counts:
+    """One array of counts; see `arrayopt.state.run.Holder`."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.access, self.device = access(bucket.tensors[0].array)
+        self.places = np.array([tensor.place for tensor in bucket.tensors])
+        with on_device(self.access, self.device):
+            self.table = Upload((len(self.places),), np.int64)
+        self.array = self.table.array
+
+    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.upload`."""
+        with on_device(self.access, self.device):
+            self.table.send(updates[self.places])
+
+    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+        """See `Holder.fetch`."""
+        with on_device(self.access, self.device):
+            updates[self.places] = self.array.get()
+
+    def peek(self, name: str) -> Any:
+        """See `Holder.peek`."""
+
+
+def counts_of(bucket: Bucket) -> Counts:
+    """The bucket's counts on its device, made once."""
+    if bucket.counts is None:
+        bucket.counts = Counts(bucket)
+    made: Counts = bucket.counts
+    return made

@@ -1,0 +1,143 @@
+"""The numbers of a run: steps, updates of each tensor, loss scale, skipped steps; and who holds them now."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from arrayopt.arrays import Ints
+
+__all__ = ["Holder", "Run", "checked_count", "is_count"]
+
+
+class Holder(Protocol):
+    """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself."""
+
+    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
+        """Copy the holder's share to the device."""
+
+    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+        """Copy the holder's share back into these; waits for the device."""
+
+    def peek(self, name: str) -> Any:
+        """A number of the loss scale as a 0-d array, without a wait; None for what is not of the holder's share."""
+
+
+class Run:
+    """The numbers that go on from step to step, with one owner: the host, or the devices that it gave them to.
+
+    `give_to` hands numbers over and `take_back` brings all of them back; nothing else does. While a device holds
+    numbers, it counts by itself, so that a step can be replayed, or skipped, without the host.
+
+    Attributes
+    ----------
+    steps : int
+        Steps made, skipped ones too.
+    arrays : int
+        How often a parameter or slot was replaced by another array: a version of where they all lie.
+    changes : int
+        How often numbers of updates changed other than by a step: a version for those who keep copies.
+    captured : list
+        What a CUDA graph has recorded: its memory must stay where it is.
+    """
+
+    def __init__(self, count: int = 0, *, scale: float = 1.0) -> None:
+        self.steps, self.arrays, self.changes = 0, 0, 0
+        self.captured: list[Any] = []
+        self._updates: Ints = np.zeros(count, np.int64)
+        self._loss: dict[str, Any] = {"scale": scale, "good": 0, "skipped": 0}
+        self._holders: list[Holder] = []
+
+    # ---- who holds the numbers --------------------------------------------------------------------------------------
+
+    def give_to(self, holder: Holder) -> None:
+        """Hand a share of the numbers over to a device, unless it has them already."""
+        if not any(x is holder for x in self._holders):
+            holder.upload(self._updates, self._loss)
+            self._holders.append(holder)
+
+    def take_back(self) -> None:
+        """Have all numbers on the host again; waits for the devices."""
+        if self._holders:
+            for holder in self._holders:
+                holder.fetch(self._updates, self._loss)
+            self._holders, self.changes = [], self.changes + 1
+
+    # ---- what a CUDA graph has recorded -----------------------------------------------------------------------------
+
+    def record(self, *recorded: Any) -> None:
+        """Note that a CUDA graph holds addresses of these: they must live, and stay where they are."""
+        self.captured += [x for x in recorded if not self.is_captured(x)]
+
+    def is_captured(self, x: Any) -> bool:
+        """Whether a CUDA graph holds addresses of this."""
+        return any(x is other for other in self.captured)
+
+    @property
+    def size(self) -> int:
+        """How many tensors are counted for."""
+        return len(self._updates)
+
+    # ---- numbers of updates -----------------------------------------------------------------------------------------
+
+    def updates(self, places: Any = slice(None)) -> Ints:
+        """The numbers of updates of the tensors at some places."""
+        self.take_back()
+        found: Ints = self._updates[places]
+        return found
+
+    def count(self, places: Any) -> None:
+        """Each of these tensors was updated once more, by the host."""
+        self._updates[places] += 1
+
+    def put_updates(self, places: Any, values: Any) -> None:
+        """Set numbers of updates."""
+        self.take_back()
+        self._updates[places] = values
+        self.changes += 1
+
+    def restart(self) -> None:
+        """Set all numbers of updates to zero, whoever holds them, without a wait."""
+        self._holders, self.changes = [], self.changes + 1
+        self._updates[:] = 0
+
+    def extend(self, count: int) -> range:
+        """Make room for more tensors; their places."""
+        self.take_back()
+        old = len(self._updates)
+        self._updates = np.concatenate([self._updates, np.zeros(count, np.int64)])
+        return range(old, old + count)
+
+    # ---- the loss scale ---------------------------------------------------------------------------------------------
+
+    @property
+    def loss(self) -> dict[str, Any]:
+        """``scale``, ``good`` and ``skipped`` as numbers of Python; waits for a device that holds them."""
+        self.take_back()
+        return dict(self._loss)
+
+    @loss.setter
+    def loss(self, values: dict[str, Any]) -> None:
+        self.take_back()
+        self._loss = {**self._loss, **values}
+
+    def peek(self, name: str) -> Any:
+        """A number of the loss scale where it is held: of Python, or a 0-d array of the device, without a wait."""
+        found = (holder.peek(name) for holder in self._holders)
+        return next((x for x in found if x is not None), self._loss.get(name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.take_back()
+        return {**self.__dict__, "_holders": [], "captured": []}
+
+
+def is_count(x: Any) -> bool:
+    """Whether x is a natural number of 64 bits, as engines hold it."""
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**63
+
+
+def checked_count(where: str, x: Any) -> int:
+    """x, if `is_count`; else TypeError or ValueError."""
+    if not is_count(x):
+        wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
+        raise wrong(f"{where} must be a whole number from 0; got {x!r}")
+    return int(x)

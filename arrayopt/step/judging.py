@@ -1,0 +1,140 @@
+"""What all gradients of a step mean for it: the loss scale, the check for finite gradients, the joint norm."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from arrayopt.arrays import Array
+from arrayopt.engines.base import Judge
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.table import select
+from arrayopt.hyper import scalar
+from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
+from arrayopt.state.run import Run
+from arrayopt.state.verdict import Verdict, joint_norm, judge
+from arrayopt.step.norms import gradient_norms, measured
+
+__all__ = ["Judging", "Known"]
+
+
+class Known(NamedTuple):
+    """What the host knows of a step before its gradients.
+
+    Attributes
+    ----------
+    scale : float or None
+        The loss scale that is given with the step.
+    limit : float or None
+        What the joint norm is limited to.
+    check : bool
+        Whether a gradient that is not finite skips the step.
+    judge : Judge or None
+        What decides in the host's place.
+    """
+
+    scale: float | None = None
+    limit: float | None = None
+    check: bool = False
+    judge: Judge | None = None
+
+
+class Judging:
+    """Decides what a step is to do with its gradients, here or on their device.
+
+    Attributes
+    ----------
+    scaling : LossScale or None
+        How the loss is scaled.
+    skip_nonfinite : bool
+        Whether steps with a non-finite gradient are skipped without a loss scale too.
+    """
+
+    def __init__(self, engine: str, run: Run, loss_scale: Any, skip_nonfinite: Any) -> None:
+        if not isinstance(skip_nonfinite, bool):
+            raise TypeError(f"Optimizer: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
+        self._engine, self._run = engine, run
+        self.skip_nonfinite, self.scaling = skip_nonfinite, as_loss_scale("Optimizer", loss_scale)
+        if self.scaling is not None:
+            run.loss = self.scaling.start()
+        self._norms: Callable[[], dict[str, Any]] | None = None
+        self._judge: tuple[int, Judge | None] = (-1, None)  # of which version of the buckets
+
+    def known(self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool) -> Known:
+        """What there is to know before the gradients; `scaled` says that some that were taken in were of a scaled loss.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the loss scale that is given is no positive number, or there is one already.
+        """
+        if given is not None:
+            if self.scaling is not None:
+                raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
+            given = float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
+        check = given is not None or self.scaling is not None or self.skip_nonfinite or scaled
+        if not check and limit is None:
+            return Known()
+        if self._judge[0] != version:
+            engines = [select(self._engine, bucket)[0] for bucket in [*buckets, *measured(buckets)]]
+            one = len({x.name for x in engines}) == 1
+            self._judge = version, engines[0].judge(buckets) if one else None
+        return Known(given, limit, check, self._judge[1])
+
+    def inverse(self, known: Known) -> Any:
+        """What gradients of this call are multiplied by for their loss scale; None for nothing."""
+        if known.scale is not None:
+            return 1.0 / known.scale
+        if self.scaling is None:
+            return None
+        on_device = self._run.peek("inverse")
+        return 1.0 / self._run.peek("scale") if on_device is None else on_device
+
+    def advance(self, known: Known) -> None:
+        """Have what the host knows of the next step where a captured step will look for it."""
+        if known.judge is not None:
+            known.judge.send(known.scale, known.limit)
+            self._run.give_to(known.judge)
+
+    def judge(
+        self, buckets: Sequence[Bucket], grads: list[Array | None], known: Known, *, scaled: bool = True
+    ) -> Verdict:
+        """What the step is to do with these gradients; `scaled` where the loss scale is still in them."""
+        self._norms = None
+        own = self.scaling is not None
+        if not known.check and known.limit is None:
+            return Verdict()
+        if known.judge is not None:
+            scale = "scale" if own else None if known.scale is None else "given_scale"
+            self.advance(known)
+            found = known.judge(
+                measured(buckets), grads, self.scaling, scale if scaled else None, known.limit is not None, known.check
+            )
+            self._norms = known.judge.each_norm
+            return found
+        norms = gradient_norms(self._engine, buckets, grads)
+        self._norms = lambda: norms
+        held = self._run.peek("scale") if own else known.scale
+        found = judge(
+            joint_norm(list(norms.values())), scale=held if scaled else None, limit=known.limit, check=known.check
+        )
+        return found._replace(skip=bool(found.skip))
+
+    def end(self, verdict: Verdict, known: Known) -> None:
+        """The step is made, or skipped."""
+        if not known.check:
+            return
+        if known.judge is not None:
+            known.judge.commit()
+            return
+        loss = self._run.loss
+        scaled = {} if self.scaling is None else self.scaling.next(loss, verdict.skip)
+        self._run.loss = {**scaled, "skipped": loss["skipped"] + verdict.skip}
+
+    def nonfinite(self) -> list[str]:
+        """See `Optimizer.nonfinite`."""
+        if self._norms is None:
+            raise RuntimeError("Optimizer: the step did not look; give skip_nonfinite, loss_scale or clip_norm")
+        return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_norms": None, "_judge": (-1, None)}
