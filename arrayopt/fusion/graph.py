@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ELEMENT", "HOST", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
+from arrayopt.fusion.ops import OPS
+
+__all__ = ["ELEMENT", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
@@ -29,8 +31,7 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, ``sum``, or an element-wise operation: a key of `HOST`, ``abs2`` or
-        ``complex``, which is made of two real values.
+        ``input``, ``host``, ``const``, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of `OPS`).
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -97,7 +98,7 @@ class Graph:
     def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
         if args and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
-                return self.const(HOST[op](*(a.data for a in args)).item())
+                return self.const(OPS[op].numpy(*(a.data for a in args)).item())
         a, *rest = args
         b = rest[0] if rest else None
         if op == "div" and b is not None and len(b.axes) < len(a.axes) and b.dtype == "real":
@@ -200,44 +201,6 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     return list(seen.values())
 
 
-HOST: dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "mod": np.remainder,
-    "pow": np.power,
-    "neg": np.negative,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
-    "where": np.where,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "sqrt": np.sqrt,
-    "abs": np.abs,
-    "sign": np.sign,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "isfinite": np.isfinite,
-    "real": np.real,
-    "imag": np.imag,
-    "conj": np.conj,
-    "float": np.float64,
-    "copy": np.array,
-    "over": lambda a, scale, reciprocal: a * scale * reciprocal,
-}
-"""What each operation is on NumPy arrays: how constants fold, and how scalars of the step are evaluated, in float64."""
-
-
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
     """The values of nodes that follow from scalars of the step, in float64, over many tensors at once.
 
@@ -254,5 +217,5 @@ def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
             if n.op == "host":
                 known[n] = given[n.data]
             else:
-                known[n] = n.data if n.op == "const" else HOST[n.op](*(known[a] for a in n.args))
+                known[n] = n.data if n.op == "const" else OPS[n.op].numpy(*(known[a] for a in n.args))
     return known
