@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = ["ELEMENT", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
 
@@ -53,6 +53,11 @@ class Node:
     id: int = 0
 
     @property
+    def reduces(self) -> bool:
+        """Whether it makes one value of many."""
+        return self.op in REDUCTIONS
+
+    @property
     def on_host(self) -> bool:
         """Whether the value follows from scalars of the step alone."""
         return self.op in ("host", "const") or (self.op != "input" and all(a.on_host for a in self.args))
@@ -73,7 +78,7 @@ class Graph:
 
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
-        if op not in ("input", "host", "const", "sum"):
+        if op in OPS:
             simpler = self._simplify(op, args)
             if simpler is not None:
                 return simpler
@@ -85,9 +90,9 @@ class Graph:
         if key not in self.nodes:
             over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
             level = max((a.level for a in args), default=0)
-            if op == "sum" and args[0].axes == self.element:
+            if op in REDUCTIONS and args[0].axes == self.element:
                 level += 1  # it takes a pass over the elements
-            kind = dtype or ("complex" if any(a.dtype == "complex" for a in args) else "real")
+            kind = dtype or (OPS[op].kind([a.dtype for a in args]) if op in OPS else args[0].dtype if args else "real")
             self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
         return self.nodes[key]
 
@@ -96,7 +101,7 @@ class Graph:
         return self.make("const", dtype="bool" if isinstance(value, bool) else "real", data=value)
 
     def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
-        if args and all(a.op == "const" for a in args):
+        if op != "complex" and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
                 return self.const(OPS[op].numpy(*(a.data for a in args)).item())
         a, *rest = args
@@ -130,8 +135,8 @@ class Graph:
         if op != "sum" and self.element == "".join(x for x in "ABRC" if any(x in a.axes for a in args)):
             return None
         zero = self.const(0.0)
-        re = [self.make("real", a, dtype="real") if a.dtype == "complex" else a for a in args]
-        im = [self.make("imag", a, dtype="real") if a.dtype == "complex" else zero for a in args]
+        re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
+        im = [self.make("imag", a) if a.dtype == "complex" else zero for a in args]
         if op == "sum":
             parts = [self.make("sum", x, axes=axes, data=data) for x in (re[0], im[0])]
         elif op in ("neg", "add", "sub"):
@@ -158,7 +163,7 @@ class Graph:
             return self.make("sqrt", square) if op == "abs" else square
         else:
             return None
-        return self.make("complex", *parts, dtype="complex")
+        return self.make("complex", *parts)
 
     def _over(self, a: Node, b: Node) -> Node:
         """a / b with one division for all elements that b is the same for: a · scale · (1 / (b · scale)).
@@ -166,7 +171,7 @@ class Graph:
         The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough, and not too much:
         where a · 2¹⁰⁰ is infinite, so is a / b.
         """
-        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny), dtype="bool")
+        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny))
         scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
         reciprocal = self.make("div", self.const(1.0), self.make("mul", b, scale))
         return self.make("mul", a, reciprocal) if _is(scale, 1.0) else self.make("over", a, scale, reciprocal)

@@ -5,6 +5,7 @@ Tracing, folding of constants, evaluation on the host and the engines all read t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,25 @@ class Op:
     cuda_complex: str = ""
 
     @property
+    def arity(self) -> int:
+        """How many operands it takes."""
+        return len({field for _, field, _, _ in Formatter().parse(self.cuda) if field and field != "W"})
+
+    def kind(self, operands: Sequence[str]) -> str:
+        """What comes out of operands that are each ``bool``, ``real`` or ``complex``."""
+        if self.result not in ("same", "branch"):
+            return self.result
+        if self.result == "branch" and set(operands[1:]) == {"bool"}:
+            return "bool"
+        return "complex" if "complex" in operands else "real"
+
+    @property
     def in_place(self) -> bool:
         """Whether a result may be written over an operand: each element is read before it is written."""
         return isinstance(self.numpy, np.ufunc)
 
     def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """What it is of operands of these names; `mixed`: complex numbers take part."""
+        """What it is of operands of these names, in ``numba`` or ``cuda``; `mixed`: complex numbers take part."""
         form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
         return form.format(*args, W=real)
 
