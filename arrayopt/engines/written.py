@@ -1,9 +1,12 @@
 """What a text that runs a plan is made of in any language: its lines, and what a tensor's row of the table holds."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from arrayopt.arrays import REAL, WORKING
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["INDEX", "Lines", "Written"]
@@ -13,7 +16,18 @@ INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 
 
 class Lines:
-    """A text, being written."""
+    """A text, being written.
+
+    Attributes
+    ----------
+    language : str
+        Whose texts of the table of operations are printed.
+    type : str
+        What real numbers are called where the text is now.
+    """
+
+    language: ClassVar[str]
+    type = "W"
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -21,6 +35,11 @@ class Lines:
     def put(self, indent: int, *lines: str) -> None:
         """Add lines."""
         self.lines += ["    " * indent + line if line else "" for line in lines]
+
+    def operation(self, n: Node, args: Sequence[str]) -> str:
+        """What an operation is, of values of these names."""
+        mixed = n.dtype == "complex" or any(a.dtype == "complex" for a in n.args)
+        return OPS[n.op].text(self.language, args, self.type, mixed=mixed)
 
     def text(self) -> str:
         """All of it."""
@@ -54,6 +73,14 @@ class Written(Lines):
         self.scalar = {n: i for i, n in enumerate(plan.scalars)}
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
+
+    def name(self, n: Node) -> str:
+        """What a value is called in the text."""
+        raise NotImplementedError
+
+    def expression(self, n: Node) -> str:
+        """What an operation is, of values by their own names."""
+        return self.operation(n, [self.name(a) for a in n.args])
 
     def index(self, axes: str) -> str:
         """The position of a value over some axes, as it lies in memory."""

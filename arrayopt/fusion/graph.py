@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ELEMENT", "HOST", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
+from arrayopt.fusion.ops import OPS, REDUCTIONS
+
+__all__ = ["ELEMENT", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
@@ -29,8 +31,7 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, ``sum``, or an element-wise operation: a key of `HOST`, ``abs2`` or
-        ``complex``, which is made of two real values.
+        ``input``, ``host``, ``const``, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of `OPS`).
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -50,6 +51,11 @@ class Node:
     dtype: str
     data: Any = None
     id: int = 0
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it makes one value of many."""
+        return self.op in REDUCTIONS
 
     @property
     def on_host(self) -> bool:
@@ -72,7 +78,7 @@ class Graph:
 
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
-        if op not in ("input", "host", "const", "sum"):
+        if op in OPS:
             simpler = self._simplify(op, args)
             if simpler is not None:
                 return simpler
@@ -84,9 +90,9 @@ class Graph:
         if key not in self.nodes:
             over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
             level = max((a.level for a in args), default=0)
-            if op == "sum" and args[0].axes == self.element:
+            if op in REDUCTIONS and args[0].axes == self.element:
                 level += 1  # it takes a pass over the elements
-            kind = dtype or ("complex" if any(a.dtype == "complex" for a in args) else "real")
+            kind = dtype or (OPS[op].kind([a.dtype for a in args]) if op in OPS else args[0].dtype if args else "real")
             self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
         return self.nodes[key]
 
@@ -95,9 +101,9 @@ class Graph:
         return self.make("const", dtype="bool" if isinstance(value, bool) else "real", data=value)
 
     def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
-        if args and all(a.op == "const" for a in args):
+        if op != "complex" and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
-                return self.const(HOST[op](*(a.data for a in args)).item())
+                return self.const(OPS[op].numpy(*(a.data for a in args)).item())
         a, *rest = args
         b = rest[0] if rest else None
         if op == "div" and b is not None and len(b.axes) < len(a.axes) and b.dtype == "real":
@@ -129,8 +135,8 @@ class Graph:
         if op != "sum" and self.element == "".join(x for x in "ABRC" if any(x in a.axes for a in args)):
             return None
         zero = self.const(0.0)
-        re = [self.make("real", a, dtype="real") if a.dtype == "complex" else a for a in args]
-        im = [self.make("imag", a, dtype="real") if a.dtype == "complex" else zero for a in args]
+        re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
+        im = [self.make("imag", a) if a.dtype == "complex" else zero for a in args]
         if op == "sum":
             parts = [self.make("sum", x, axes=axes, data=data) for x in (re[0], im[0])]
         elif op in ("neg", "add", "sub"):
@@ -157,7 +163,7 @@ class Graph:
             return self.make("sqrt", square) if op == "abs" else square
         else:
             return None
-        return self.make("complex", *parts, dtype="complex")
+        return self.make("complex", *parts)
 
     def _over(self, a: Node, b: Node) -> Node:
         """a / b with one division for all elements that b is the same for: a · scale · (1 / (b · scale)).
@@ -165,7 +171,7 @@ class Graph:
         The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough, and not too much:
         where a · 2¹⁰⁰ is infinite, so is a / b.
         """
-        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny), dtype="bool")
+        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny))
         scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
         reciprocal = self.make("div", self.const(1.0), self.make("mul", b, scale))
         return self.make("mul", a, reciprocal) if _is(scale, 1.0) else self.make("over", a, scale, reciprocal)
@@ -200,44 +206,6 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     return list(seen.values())
 
 
-HOST: dict[str, Any] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "mod": np.remainder,
-    "pow": np.power,
-    "neg": np.negative,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "not": np.logical_not,
-    "where": np.where,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "sqrt": np.sqrt,
-    "abs": np.abs,
-    "sign": np.sign,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "isfinite": np.isfinite,
-    "real": np.real,
-    "imag": np.imag,
-    "conj": np.conj,
-    "float": np.float64,
-    "copy": np.array,
-    "over": lambda a, scale, reciprocal: a * scale * reciprocal,
-}
-"""What each operation is on NumPy arrays: how constants fold, and how scalars of the step are evaluated, in float64."""
-
-
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
     """The values of nodes that follow from scalars of the step, in float64, over many tensors at once.
 
@@ -254,5 +222,5 @@ def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
             if n.op == "host":
                 known[n] = given[n.data]
             else:
-                known[n] = n.data if n.op == "const" else HOST[n.op](*(known[a] for a in n.args))
+                known[n] = n.data if n.op == "const" else OPS[n.op].numpy(*(known[a] for a in n.args))
     return known

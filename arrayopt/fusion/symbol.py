@@ -1,11 +1,15 @@
-"""Symbolic arrays: what a rule is called with so that its operations are recorded as a graph."""
+"""Symbolic arrays, and their namespace: what a rule is called with so that its operations are recorded as a graph."""
 
+import math
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import REAL
 from arrayopt.fusion.graph import Graph, Node
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["WAY_OUT", "NotFlat", "Symbol", "TraceError", "elementwise", "lift"]
+__all__ = ["NAMESPACE", "WAY_OUT", "NotFlat", "Symbol", "TraceError", "lift"]
 
 
 class TraceError(TypeError):
@@ -17,15 +21,6 @@ class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the plann
 
 
 WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
-
-
-def _operator(op: str, dtype: str | None = None, *, swap: bool = False) -> Any:
-    """A method that records an operation on an array and what stands on the other side."""
-
-    def method(self: "Symbol", other: Any) -> Any:
-        return elementwise(op, other, self, dtype=dtype) if swap else elementwise(op, self, other, dtype=dtype)
-
-    return method
 
 
 class Symbol:
@@ -46,8 +41,6 @@ class Symbol:
         raise TraceError(f"a traced array has no shape of numbers{WAY_OUT}")
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
-        from arrayopt.fusion.namespace import NAMESPACE  # which is made of functions on symbols
-
         return NAMESPACE
 
     def __bool__(self) -> bool:
@@ -62,25 +55,8 @@ class Symbol:
     def __getitem__(self, key: Any) -> Any:
         raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
 
-    def __neg__(self) -> "Symbol":
-        return elementwise("neg", self)
-
-    def __abs__(self) -> "Symbol":
-        return elementwise("abs", self, dtype="real")
-
-    def __invert__(self) -> "Symbol":
-        return elementwise("not", self, dtype="bool")
-
     __int__ = __index__ = __array__ = __float__
     __hash__ = object.__hash__
-    __add__, __radd__ = _operator("add"), _operator("add", swap=True)
-    __sub__, __rsub__ = _operator("sub"), _operator("sub", swap=True)
-    __mul__, __rmul__ = _operator("mul"), _operator("mul", swap=True)
-    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swap=True)
-    __pow__, __rpow__ = _operator("pow"), _operator("pow", swap=True)
-    __mod__, __rmod__ = _operator("mod"), _operator("mod", swap=True)
-    __lt__, __le__, __gt__, __ge__ = (_operator(op, "bool") for op in ("lt", "le", "gt", "ge"))
-    __eq__, __ne__, __and__, __or__ = (_operator(op, "bool") for op in ("eq", "ne", "and", "or"))
 
 
 def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
@@ -103,14 +79,138 @@ def _broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(out)
 
 
-def elementwise(op: str, *operands: Any, dtype: str | None = None) -> Symbol:
-    """An operation on symbols and numbers; its result's dtype may be ``bool`` or ``real`` whatever theirs are."""
-    graph = next(x.graph for x in operands if isinstance(x, Symbol))
+def _elementwise(op: str, *operands: Any) -> "Symbol":
+    """An operation on symbols and numbers."""
+    row, graph = OPS[op], next(x.graph for x in operands if isinstance(x, Symbol))
+    if len(operands) != row.arity:
+        raise TraceError(f"`{op}` is of {row.arity} operands; got {len(operands)}{WAY_OUT}")
     lifted = [lift(graph, x) for x in operands]
-    kinds = {"bool": "bool", "real": "real"}
-    node = graph.make(op, *(n for n, _, _ in lifted), dtype=kinds.get(dtype or ""))
     names = [name for _, _, name in lifted if name not in ("", "bool")]
-    wide = dtype if dtype == "bool" else max(names, key=lambda n: (n.startswith("complex"), n), default="float64")
-    if dtype == "real" and wide.startswith("complex"):
-        wide = REAL[wide]
-    return Symbol(graph, node, _broadcast([d for _, d, _ in lifted]), wide)
+    wide = max(names, key=lambda n: (n.startswith("complex"), n), default="float64")
+    if wide.startswith("complex") and row.real_only:
+        raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
+    if row.kind([n.dtype for n, _, _ in lifted]) == "bool":
+        wide = "bool"
+    elif row.result == "real":
+        wide = REAL.get(wide, wide)
+    return Symbol(graph, graph.make(op, *(n for n, _, _ in lifted)), _broadcast([d for _, d, _ in lifted]), wide)
+
+
+def _method(op: str, *, swap: bool) -> Any:
+    """A method of symbols that records an operation; with `swap`, the symbol stands on the right."""
+    return lambda *args: _elementwise(op, *(reversed(args) if swap else args))
+
+
+for _op, _row in OPS.items():
+    for _name in _row.methods:
+        setattr(Symbol, _name, _method(_op, swap=_name.startswith("__r")))
+
+# ---- the namespace --------------------------------------------------------------------------------------------------
+
+
+def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
+    """The dimensions that a reduction is over, and the axes that they are.
+
+    Raises
+    ------
+    NotFlat
+        In a flat graph, if it is over some of an element's axes and not all.
+    TraceError
+        If it is over some of the axes between the first and the last two, which are seen as one.
+    """
+    if axis is None:
+        over = list(range(x.ndim))
+    else:
+        over = sorted(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+    labels = [x.dims[i] for i in over if x.dims[i]]
+    if x.graph.flat:
+        if labels and len(labels) < len([d for d in x.dims if d]):
+            raise NotFlat
+        return over, "C" if labels else x.node.axes
+    middle = {d for d in x.dims if d.startswith("B")}
+    some = middle & set(labels)
+    if some and some != middle:
+        raise TraceError(f"a reduction over some of the middle axes of a tensor of rank 5 or more{WAY_OUT}")
+    return over, "".join(a for a in "ABRC" if any(d.startswith(a) for d in labels))
+
+
+def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    """A reduction over some dimensions."""
+    if x.dtype == "bool":
+        raise TraceError(f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}")
+    if x.dtype.startswith("complex") and op != "sum":
+        raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
+    over, gone = _over(x, axis)
+    left = "".join(a for a in x.node.axes if a not in gone)
+    node = x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=gone)
+    extra = "".join(a for a in gone if a not in x.node.axes)
+    if extra and op == "sum":  # the value is the same along these axes: so many times itself
+        node = x.graph.make("mul", node, x.graph.make("host", data=f"count:{extra}"))
+    dims = [("" if keepdims else None) if i in over else d for i, d in enumerate(x.dims)]
+    return Symbol(x.graph, node, tuple(d for d in dims if d is not None), x.dtype)
+
+
+def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+    gone = _over(x, axis)[1]
+    total = _reduced("sum", x, axis=axis, keepdims=keepdims)
+    count = x.graph.make("host", data=f"count:{gone}")
+    return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)
+
+
+def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
+    dims = list(x.dims)
+    dims.insert(axis % (x.ndim + 1), "")
+    return Symbol(x.graph, x.node, tuple(dims), x.dtype)
+
+
+def _astype(x: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
+    if x.dtype == "bool":
+        return _elementwise("float", x)
+    return x
+
+
+def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
+    x = x if min is None else _elementwise("maximum", x, min)
+    return x if max is None else _elementwise("minimum", x, max)
+
+
+def _zeros_like(x: Symbol) -> Symbol:
+    return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
+
+
+def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:  # noqa: A002
+    if ord in (1, math.inf, -math.inf):
+        op = {1: "sum", math.inf: "max", -math.inf: "min"}[ord]
+        return _reduced(op, _elementwise("abs", x), axis=axis, keepdims=keepdims)
+    if ord != 2:
+        raise TraceError(f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}")
+    square = _elementwise("mul", x, x) if not x.dtype.startswith("complex") else _elementwise("abs2", x)
+    return _elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
+
+
+class _Namespace(SimpleNamespace):
+    """The array API as far as element-wise rules need it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(f"xp.{name} cannot be traced{WAY_OUT}")
+
+
+NAMESPACE = _Namespace(
+    **{name: partial(_elementwise, op) for op, row in OPS.items() for name in row.api},
+    **{op: partial(_reduced, op) for op in REDUCTIONS},
+    square=lambda x: _elementwise("mul", x, x),
+    reciprocal=lambda x: _elementwise("div", 1.0, x),
+    clip=_clip,
+    mean=_mean,
+    expand_dims=_expand_dims,
+    astype=_astype,
+    zeros_like=_zeros_like,
+    linalg=SimpleNamespace(vector_norm=_vector_norm),
+    float32="float32",
+    float64="float64",
+    complex64="complex64",
+    complex128="complex128",
+    __name__="arrayopt.fusion.symbol",
+)

@@ -9,8 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import ELEMENT, SCRATCH, Graph, Node
-from arrayopt.fusion.namespace import NAMESPACE
-from arrayopt.fusion.symbol import WAY_OUT, NotFlat, Symbol, TraceError, lift
+from arrayopt.fusion.symbol import NAMESPACE, WAY_OUT, NotFlat, Symbol, TraceError, lift
 from arrayopt.rules.base import Rule, hypers
 
 __all__ = ["NotFlat", "Trace", "TraceError", "trace"]
@@ -109,7 +108,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
     h = SimpleNamespace(**values, t=scalar("t"))
-    given = g * scalar("clip") if clip else g
+    given = NAMESPACE.multiply(g, scalar("clip")) if clip else g
     with _clear_errors(rule):
         new_p, out = rule(NAMESPACE, p, given, dict(s), h)
     lacking = [name for name in s if name not in out]

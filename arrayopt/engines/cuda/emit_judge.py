@@ -6,8 +6,7 @@ import numpy as np
 
 from arrayopt.engines.cuda.text import CudaWords, header
 from arrayopt.fusion.graph import Graph
-from arrayopt.fusion.namespace import NAMESPACE
-from arrayopt.fusion.symbol import Symbol, lift
+from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.words import SMALL, choose, root_of_squares
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import judge
@@ -39,7 +38,9 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
         Whether a step with a gradient that is not finite is skipped.
     """
     graph, m = Graph(tiny=float(np.finfo("float64").tiny)), CudaWords()
-    known = {name: Symbol(graph, graph.make("host", data=name), (), "float64") for name in (*GIVEN, *STATE)}
+    known: dict[str, Any] = {
+        name: Symbol(graph, graph.make("host", data=name), (), "float64") for name in (*GIVEN, *STATE)
+    }
     square, shrunk = (Symbol(graph, graph.make("host", data=name), (), "float64") for name in ("square", "shrunk"))
     total = root_of_squares(NAMESPACE, square, shrunk, SMALL["float64"])
     inside, most = None if scale is None else known[scale], known["limit"] if limit else None

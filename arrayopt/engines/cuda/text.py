@@ -24,19 +24,6 @@ STORED = {
     "complex64": "Pair<float>",
     "complex128": "Pair<double>",
 }
-BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
-CALLS = {
-    "minimum": "minimum",
-    "maximum": "maximum",
-    "sign": "sign",
-    "abs": "magnitude",
-    "mod": "modulo",
-    "copy": "",
-    "isfinite": "finite",
-}
-CALLS |= {"real": "real_part", "imag": "imaginary_part", "conj": "conjugate", "abs2": "square_magnitude", "pow": "pow"}
-CALLS |= {name: name for name in ("sqrt", "exp", "expm1", "log", "log1p")}
 
 
 @cache
@@ -56,8 +43,7 @@ def header(name: str) -> str:
 class CudaWords(Lines):
     """The words of a CUDA source: numbers, and operations on values that have names."""
 
-    type = "double"
-    """What real numbers are where the text is now."""
+    language, type = "cuda", "double"
 
     def kind(self, n: Node) -> str:
         """The C++ type of a value."""
@@ -73,25 +59,6 @@ class CudaWords(Lines):
     def constant(self, n: Node) -> str:
         """A constant of either kind."""
         return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
-
-    def operation(self, n: Node, args: Sequence[str]) -> str:
-        """What an operation is, of values of these names."""
-        if n.op in BINARY:
-            return f"{args[0]} {BINARY[n.op]} {args[1]}"
-        if n.op == "neg":
-            return f"-{args[0]}"
-        if n.op == "not":
-            return f"!{args[0]}"
-        if n.op == "over":
-            return f"({args[0]} * {args[1]}) * {args[2]}"
-        if n.op == "complex":
-            return f"Complex{{{args[0]}, {args[1]}}}"
-        if n.op == "float":
-            return f"({self.type}){args[0]}"
-        if n.op == "where":
-            yes, no = (f"complex_of({x})" if n.dtype == "complex" else x for x in args[1:])
-            return f"{args[0]} ? {yes} : {no}"
-        return f"{CALLS[n.op]}({', '.join(args)})"
 
     def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
         """Define what some scalars are computed from, by the scalars that are given; the names of all."""
@@ -149,10 +116,6 @@ class CudaText(CudaWords, Written):
     def stored(self, name: str) -> str:
         """The C++ type of an element of a stored array."""
         return STORED[self.storage[name]]
-
-    def expression(self, n: Node) -> str:
-        """What an operation is, of values by their own names."""
-        return self.operation(n, [self.name(a) for a in n.args])
 
     def value(self, n: Node) -> str:
         """A value over fewer axes than the elements, read where the indices of its axes are known."""

@@ -115,35 +115,11 @@ def store_bfloat16(x):
 
 """
 
-BINARY = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "mod": "%",
-    "pow": "**",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-}
-BINARY |= {"eq": "==", "ne": "!=", "and": "&", "or": "|"}
-CALLS = {
-    "minimum": "minimum",
-    "maximum": "maximum",
-    "where": "select",
-    "sign": "sign",
-    "over": "over",
-    "abs": "abs",
-    "float": "W",
-    "copy": "",
-    "complex": "complex",
-}
-CALLS |= {name: f"math.{name}" for name in ("sqrt", "exp", "expm1", "log", "log1p", "isfinite")}
-
 
 class Text(Written):
     """The text of a module, being written."""
+
+    language = "numba"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
@@ -167,27 +143,6 @@ class Text(Written):
     def typed(self, n: Node, text: str, cast: str = "W") -> str:
         """What is read of a value that lies somewhere as a float, in the value's own type."""
         return f"{text} != 0" if n.dtype == "bool" else f"{cast}({text})" if cast else text
-
-    def expression(self, n: Node) -> str:
-        """The right-hand side of an operation."""
-        args = [self.name(a) for a in n.args]
-        if n.op in BINARY:
-            return f"{args[0]} {BINARY[n.op]} {args[1]}"
-        if n.op in ("real", "imag"):
-            if n.args[0].dtype != "complex":
-                return args[0] if n.op == "real" else "W(0.0)"
-            return f"{args[0]}.{n.op}"
-        if n.op == "conj":
-            return f"{args[0]}.conjugate()" if n.args[0].dtype == "complex" else args[0]
-        if n.op == "abs2":
-            return f"{args[0]}.real * {args[0]}.real + {args[0]}.imag * {args[0]}.imag"
-        if n.op == "isfinite" and n.args[0].dtype == "complex":
-            return f"math.isfinite({args[0]}.real) & math.isfinite({args[0]}.imag)"
-        if n.op == "neg":
-            return f"-{args[0]}"
-        if n.op == "not":
-            return f"not {args[0]}"
-        return f"{CALLS[n.op]}({', '.join(args)})"
 
     def load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""

@@ -14,9 +14,10 @@ from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numpy.lanes import Matrices
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run, thread_count
-from arrayopt.fusion.graph import HOST, Node
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["NumPy"]
@@ -242,7 +243,7 @@ class _Blocks(Batch):
             known[n] = column[0].item() if (column == column[0]).all() else column
         for k in range(len(self.plan.prologues)):
             for n in self.plan.prologues[k]:
-                known[n] = HOST[n.op](*(_lookup(x, known, {}) for x in n.args))
+                known[n] = OPS[n.op].numpy(*(_lookup(x, known, {}) for x in n.args))
             if k < len(self.plan.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
@@ -282,7 +283,7 @@ def _small(n: Node, args: list[Any], real: Any) -> Any:
     if n.op == "sum":
         made = np.sum(args[0], axis=tuple("ABRC".index(x) for x in n.args[0].axes if x not in n.axes), keepdims=True)
     else:
-        made = HOST[n.op](*args)
+        made = OPS[n.op].numpy(*args)
     if n.axes:
         return made.astype(real, copy=False) if n.dtype == "real" else made
     return made.item() if isinstance(made, np.ndarray | np.generic) else made

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.engines.threads import run
-from arrayopt.fusion.graph import HOST, Node
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, Segment
+from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Pass, Plan
 
 __all__ = ["Matrices"]
@@ -89,7 +90,7 @@ class Matrices:
         self.known |= {s: float(np.add.reduce(self.parts[s])) for s in sums}
         with np.errstate(all="ignore"):
             for n in nodes:
-                made = HOST[n.op](*(self._value(a, self.known) for a in n.args))
+                made = OPS[n.op].numpy(*(self._value(a, self.known) for a in n.args))
                 self.known[n] = made.item() if isinstance(made, np.ndarray | np.generic) else made
 
     def _unit(self, s: Segment, u: int, pass_: Run) -> None:
@@ -126,7 +127,7 @@ class Matrices:
     def _small(self, n: Node, env: dict[Node, Any]) -> Any:
         """A value per row, column or matrix."""
         args = [self._value(a, env) for a in n.args]
-        return HOST[n.op](*args) if n.op != "sum" else args[0].sum(axis=_over(n.args[0], n), keepdims=True)
+        return OPS[n.op].numpy(*args) if n.op != "sum" else args[0].sum(axis=_over(n.args[0], n), keepdims=True)
 
     def _sums(self, p: Pass, got: dict[Node, Any], env: dict[Node, Any], u: int) -> None:
         """The sums of a pass over some matrices."""

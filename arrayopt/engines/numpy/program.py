@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from arrayopt.fusion.graph import HOST, Node
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Pass, Plan
 
-__all__ = ["CALLS", "Program", "program"]
+__all__ = ["Program", "program"]
 
 _VIEWS = ("real", "imag")
 
@@ -94,7 +93,7 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
             still_read = -1 if old is None else max(last.get(old, -1), len(p.nodes) if old in kept else -1)
             if old in bases.values():
                 continue  # a view of what is stored is read later
-            if still_read < at or (still_read == at and isinstance(HOST.get(node.op), np.ufunc)):
+            if still_read < at or (still_read == at and OPS[node.op].in_place):
                 direct[node] = name
     buffers: list[str] = []
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
@@ -131,7 +130,7 @@ def _placed(
     return Program(
         steps=tuple(
             (
-                CALLS.get(n.op) or HOST[n.op],
+                OPS[n.op].into or OPS[n.op].numpy,
                 operator.itemgetter(*(at[a] for a in n.args), at[n]),
                 at[n] if targets[n] == -1 else -1,
             )
@@ -145,44 +144,3 @@ def _placed(
         buffers=buffers,
         copies=copies,
     )
-
-
-def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
-    np.copyto(out, no)
-    np.copyto(out, yes, where=cond)
-
-
-def _abs2(x: Any, out: Any) -> None:
-    np.multiply(x.real, x.real, out=out)
-    out += x.imag * x.imag
-
-
-def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
-    """A division; the scale is almost always one, and then is left out."""
-    unit = scale == 1.0
-    if not (unit if isinstance(unit, bool | np.bool_) else unit.all()):
-        a = np.multiply(a, scale, out=out)
-    np.multiply(a, reciprocal, out=out)
-
-
-def _complex(re: Any, im: Any, out: Any) -> None:
-    out.real, out.imag = re, im
-
-
-def _copy(x: Any, out: Any) -> None:
-    np.copyto(out, x)
-
-
-CALLS: dict[str, Callable[..., Any]] = {
-    "where": _where,
-    "abs2": _abs2,
-    "complex": _complex,
-    "float": _copy,
-    "over": _over,
-    "real": lambda x, out: x.real,
-    "imag": lambda x, out: x.imag,
-    "conj": np.conjugate,
-    # NumPy wants their third argument by name
-    "minimum": lambda a, b, out: np.minimum(a, b, out=out),
-    "maximum": lambda a, b, out: np.maximum(a, b, out=out),
-}

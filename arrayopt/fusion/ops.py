@@ -1,0 +1,248 @@
+"""The table of operations, and that of reductions: what each is called, computes, and is in every language.
+
+Tracing, folding of constants, evaluation on the host and the engines all read these tables; a new operation is a row.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+import numpy as np
+
+__all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An element-wise operation.
+
+    Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of real numbers.
+
+    Attributes
+    ----------
+    numpy : callable
+        What it is on NumPy's arrays and on numbers.
+    numba, cuda : str
+        What it is in Numba, and in CUDA C++.
+    api : tuple of str
+        Functions of the array API that are this operation.
+    methods : tuple of str
+        Methods of Python's operators that are it; those that begin with ``__r`` have their operands swapped.
+    result : str
+        What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an operand is. ``branch``:
+        what the operands after the first are.
+    real_only : bool
+        Whether complex operands are refused.
+    python : str
+        What it is in Python, for floats and arrays of them; NumPy's function where it is empty.
+    into : callable or None
+        As `numpy`, with where to write as one more argument; `numpy` itself where it is None and takes one.
+    numba_complex, cuda_complex : str
+        What it is where an operand or the result is complex, if that is something else.
+    """
+
+    numpy: Callable[..., Any]
+    numba: str
+    cuda: str
+    api: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    result: str = "same"
+    real_only: bool = False
+    python: str = ""
+    into: Callable[..., Any] | None = None
+    numba_complex: str = ""
+    cuda_complex: str = ""
+
+    @property
+    def arity(self) -> int:
+        """How many operands it takes."""
+        return len({field for _, field, _, _ in Formatter().parse(self.cuda) if field and field != "W"})
+
+    def kind(self, operands: Sequence[str]) -> str:
+        """What comes out of operands that are each ``bool``, ``real`` or ``complex``."""
+        if self.result not in ("same", "branch"):
+            return self.result
+        if self.result == "branch" and set(operands[1:]) == {"bool"}:
+            return "bool"
+        return "complex" if "complex" in operands else "real"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a result may be written over an operand: each element is read before it is written."""
+        return isinstance(self.numpy, np.ufunc)
+
+    def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
+        """What it is of operands of these names, in ``numba`` or ``cuda``; `mixed`: complex numbers take part."""
+        form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
+        return form.format(*args, W=real)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What makes one value of many.
+
+    Attributes
+    ----------
+    ufunc : numpy.ufunc
+        What two values become.
+    start : str
+        What is kept before the first value, a number in Python.
+    numba, cuda : str
+        The statement that takes a value ``{1}`` into what is kept, ``{0}``.
+    fold : str
+        The C++ type that does the same in ``kernels/``.
+    """
+
+    ufunc: np.ufunc
+    start: str
+    numba: str
+    cuda: str
+    fold: str
+
+
+def _abs2(x: Any, out: Any) -> None:
+    np.multiply(x.real, x.real, out=out)
+    out += x.imag * x.imag
+
+
+def _where(cond: Any, yes: Any, no: Any, out: Any) -> None:
+    np.copyto(out, no)
+    np.copyto(out, yes, where=cond)
+
+
+def _over(a: Any, scale: Any, reciprocal: Any, out: Any) -> None:
+    """A division; the scale is almost always one, and then is left out."""
+    unit = scale == 1.0
+    if not (unit if isinstance(unit, bool | np.bool_) else unit.all()):
+        a = np.multiply(a, scale, out=out)
+    np.multiply(a, reciprocal, out=out)
+
+
+def _complex(re: Any, im: Any, out: Any) -> None:
+    out.real, out.imag = re, im
+
+
+def _copy(x: Any, out: Any) -> None:
+    np.copyto(out, x)
+
+
+def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:
+    """An operation that has the same sign everywhere."""
+    text = f"{{0}} {sign} {{1}}"
+    return Op(ufunc, text, text, (api,), (f"__{method}__", f"__r{method}__"), python=text)
+
+
+def _compared(ufunc: np.ufunc, sign: str, method: str) -> Op:
+    """A comparison."""
+    text = f"{{0}} {sign} {{1}}"
+    return Op(ufunc, text, text, (ufunc.__name__,), (f"__{method}__",), "bool", python=text)
+
+
+def _function(ufunc: np.ufunc, name: str, *, real_only: bool = False) -> Op:
+    """A function of the same name in Python's `math` and in CUDA."""
+    args = ", ".join(f"{{{i}}}" for i in range(ufunc.nin))
+    return Op(ufunc, f"math.{name}({args})", f"{name}({args})", (name,), real_only=real_only)
+
+
+OPS = {
+    "add": _binary(np.add, "+", "add", "add"),
+    "sub": _binary(np.subtract, "-", "subtract", "sub"),
+    "mul": _binary(np.multiply, "*", "multiply", "mul"),
+    "div": _binary(np.divide, "/", "divide", "truediv"),
+    "mod": Op(np.remainder, "{0} % {1}", "modulo({0}, {1})", ("remainder",), ("__mod__", "__rmod__")),
+    "pow": Op(np.power, "{0} ** {1}", "pow({0}, {1})", ("pow",), ("__pow__", "__rpow__")),
+    "neg": Op(np.negative, "-{0}", "-{0}", ("negative",), ("__neg__",), python="-{0}"),
+    "lt": _compared(np.less, "<", "lt"),
+    "le": _compared(np.less_equal, "<=", "le"),
+    "gt": _compared(np.greater, ">", "gt"),
+    "ge": _compared(np.greater_equal, ">=", "ge"),
+    "eq": _compared(np.equal, "==", "eq"),
+    "ne": _compared(np.not_equal, "!=", "ne"),
+    "and": Op(np.logical_and, "{0} & {1}", "{0} & {1}", ("logical_and",), ("__and__", "__rand__"), "bool"),
+    "or": Op(np.logical_or, "{0} | {1}", "{0} | {1}", ("logical_or",), ("__or__", "__ror__"), "bool"),
+    "not": Op(np.logical_not, "not {0}", "!{0}", ("logical_not",), ("__invert__",), "bool"),
+    "where": Op(
+        np.where,
+        "select({0}, {1}, {2})",
+        "{0} ? {1} : {2}",
+        ("where",),
+        result="branch",
+        python="where({0}, {1}, {2})",
+        into=_where,
+        cuda_complex="{0} ? complex_of({1}) : complex_of({2})",
+    ),
+    # NumPy wants where these two are to write by name
+    "minimum": Op(
+        np.minimum,
+        "minimum({0}, {1})",
+        "minimum({0}, {1})",
+        ("minimum",),
+        into=lambda a, b, out: np.minimum(a, b, out=out),
+    ),
+    "maximum": Op(
+        np.maximum,
+        "maximum({0}, {1})",
+        "maximum({0}, {1})",
+        ("maximum",),
+        into=lambda a, b, out: np.maximum(a, b, out=out),
+    ),
+    "sqrt": _function(np.sqrt, "sqrt"),
+    "exp": _function(np.exp, "exp"),
+    "expm1": _function(np.expm1, "expm1"),
+    "log": _function(np.log, "log"),
+    "log1p": _function(np.log1p, "log1p"),
+    "abs": Op(np.abs, "abs({0})", "magnitude({0})", ("abs",), ("__abs__",), "real", python="abs({0})"),
+    "sign": Op(np.sign, "sign({0})", "sign({0})", ("sign",)),
+    "isfinite": Op(
+        np.isfinite,
+        "math.isfinite({0})",
+        "finite({0})",
+        ("isfinite",),
+        result="bool",
+        numba_complex="math.isfinite({0}.real) & math.isfinite({0}.imag)",
+    ),
+    "real": Op(
+        np.real, "{0}", "real_part({0})", ("real",), result="real", into=lambda x, out: x.real, numba_complex="{0}.real"
+    ),
+    "imag": Op(
+        np.imag,
+        "W(0.0)",
+        "imaginary_part({0})",
+        ("imag",),
+        result="real",
+        into=lambda x, out: x.imag,
+        numba_complex="{0}.imag",
+    ),
+    "conj": Op(np.conjugate, "{0}", "conjugate({0})", ("conj",), numba_complex="{0}.conjugate()"),
+    "abs2": Op(
+        lambda x: x.real * x.real + x.imag * x.imag,
+        "{0} * {0}",
+        "square_magnitude({0})",
+        result="real",
+        into=_abs2,
+        numba_complex="{0}.real * {0}.real + {0}.imag * {0}.imag",
+    ),
+    "complex": Op(
+        lambda re, im: re + 1j * im,
+        "complex({0}, {1})",
+        "Complex{{{0}, {1}}}",
+        result="complex",
+        into=_complex,
+    ),
+    "float": Op(np.float64, "W({0})", "({W}){0}", python="{0} * 1.0", into=_copy),
+    "copy": Op(np.array, "({0})", "({0})", python="{0}", into=_copy),
+    "over": Op(
+        lambda a, scale, reciprocal: a * scale * reciprocal,
+        "over({0}, {1}, {2})",
+        "({0} * {1}) * {2}",
+        python="{0} * {1} * {2}",
+        into=_over,
+    ),
+}
+"""Every operation, by the name that nodes have it under."""
+
+REDUCTIONS = {
+    "sum": Reduction(np.add, "0.0", "{0} += {1}", "{0} += {1};", "Sum"),
+}
+"""Every reduction, by the name that nodes have it under."""

@@ -1,0 +1,123 @@
+"""The scalars of a step as one compiled Python function: what follows from hyper-parameters, and from t and `clip`.
+
+Results are those of `arrayopt.fusion.graph.evaluate`, bit for bit, without its walk through the graph.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from arrayopt.fusion.graph import Node, evaluate, reachable
+from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.plan import Plan
+
+__all__ = ["EACH_STEP", "ScalarCode", "scalar_code"]
+
+EACH_STEP = ("t", "clip")
+"""What may be another number at each step, while hyper-parameters stay."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ScalarCode:
+    """What computes the scalars of a plan. All values are floats, or float64 arrays with one for each tensor.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The hyper-parameters and extents (``count:RC``: rows times columns) that are used.
+    nodes : tuple of Node
+        The plan's scalars.
+    source : str
+        The text of both functions.
+    """
+
+    names: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    source: str
+    _constants: Callable[..., tuple[Any, ...]]
+    _scalars: Callable[..., tuple[Any, ...]]
+
+    def constants(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What follows from hyper-parameters and extents alone: for `scalars`, as long as these stay what they are.
+
+        Parameters
+        ----------
+        given : mapping of str to float or array
+            Values by name; more than `names` may be there.
+        """
+        leaves = [given[name] for name in self.names]
+        with np.errstate(all="ignore"):
+            try:
+                return self._constants(*leaves)
+            except ZeroDivisionError:  # of two floats, which NumPy divides
+                return (None, *leaves)
+
+    def scalars(self, t: Any, clip: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The plan's scalars, in order.
+
+        Parameters
+        ----------
+        t : float or array
+            The number of the update.
+        clip : float or None
+            What gradients are multiplied by, where the plan does.
+        constants : tuple
+            What `constants` gave.
+        """
+        with np.errstate(all="ignore"):
+            if constants[0] is not None:
+                try:
+                    return self._scalars(t, clip, *constants)
+                except ZeroDivisionError:
+                    pass
+            leaves = constants[1 : len(self.names) + 1]
+        known = evaluate(self.nodes, dict(zip(self.names, leaves, strict=True)) | {"t": t, "clip": clip})
+        return tuple(known[n] for n in self.nodes)
+
+
+@cache
+def scalar_code(plan: Plan) -> ScalarCode:
+    """The compiled scalars of a plan; made once."""
+    found = reachable(plan.scalars)
+    late: set[Node] = set()  # follows from t or clip
+    for n in found:
+        if n.data in EACH_STEP if n.op == "host" else any(a in late for a in n.args):
+            late.add(n)
+    leaves = [n for n in found if n.op == "host" and n not in late]
+    early = [n for n in found if n.op not in ("host", "const") and n not in late]
+    read = {*plan.scalars, *(a for n in late for a in n.args)}
+    passed = [f"x{n.id}" for n in [*leaves, *(n for n in early if n in read)]]
+    text = _function("constants", [f"x{n.id}" for n in leaves], early, ["True", *passed])
+    names = {n: n.data if n.data in EACH_STEP else f"x{n.id}" for n in found if n.op == "host"}
+    given = [*EACH_STEP, "ready", *passed]
+    text += _function("scalars", given, [n for n in found if n in late], [_name(n, names) for n in plan.scalars], names)
+    made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
+    made |= {f"np_{name}": op.numpy for name, op in OPS.items()}
+    exec(compile(text, "<scalars>", "exec"), made)
+    return ScalarCode(tuple(n.data for n in leaves), plan.scalars, text, made["constants"], made["scalars"])
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    """One of two values, without NumPy where there is one condition only."""
+    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else yes if condition else no
+
+
+def _name(n: Node, names: Mapping[Node, str]) -> str:
+    """What a value is called in the text."""
+    return f"({n.data!r})" if n.op == "const" else names.get(n, f"x{n.id}")
+
+
+def _function(
+    name: str, given: list[str], nodes: list[Node], results: list[str], names: Mapping[Node, str] | None = None
+) -> str:
+    """The text of a function that computes some nodes, arguments first."""
+    lines = [f"def {name}({', '.join(given)}):"]
+    for n in nodes:
+        if n.op != "host":
+            args = [_name(a, names or {}) for a in n.args]
+            form = OPS[n.op].python or f"np_{n.op}({', '.join(f'{{{i}}}' for i in range(len(args)))})"
+            lines.append(f"    x{n.id} = {form.format(*args)}")
+    return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])
