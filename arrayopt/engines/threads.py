@@ -1,21 +1,27 @@
 """Threads: how many there may be, and running functions on them."""
 
+import functools
 import math
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
 from typing import Any
 
-__all__ = ["run", "thread_count", "thread_source"]
+from arrayopt.engines.interrupts import uninterrupted
 
-_lock = Lock()
-_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+__all__ = ["MOST", "run", "thread_count", "thread_source"]
+
+MOST = 4 * (os.cpu_count() or 1) + 64
+"""So many threads are kept at most, whatever is asked for."""
 
 
 def thread_count() -> int:
     """How many threads to use: ``ARRAYOPT_NUM_THREADS``, or all cores that the process may use.
+
+    The variable is looked up each time, the cores once in each process.
 
     Raises
     ------
@@ -28,13 +34,20 @@ def thread_count() -> int:
 def thread_source() -> tuple[int, str]:
     """As `thread_count`, and in words where the number comes from."""
     given = os.environ.get("ARRAYOPT_NUM_THREADS")
-    if given is not None:
-        if not given.isdecimal() or int(given) < 1:
-            raise ValueError(f"ARRAYOPT_NUM_THREADS must be a positive integer; got {given!r}")
-        return int(given), "from ARRAYOPT_NUM_THREADS"
+    if given is None:
+        return _granted()
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f"ARRAYOPT_NUM_THREADS must be a positive integer; got {given!r}")
+    return int(given), "from ARRAYOPT_NUM_THREADS"
+
+
+@functools.cache
+def _granted() -> tuple[int, str]:
+    """How many cores the process may use, and who says so."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if _quota() < cores:
-        return max(1, _quota()), "what the control group grants"
+    quota = _quota()
+    if quota < cores:
+        return max(1, quota), "what the control group grants"
     return cores, "the cores that the process may use"
 
 
@@ -47,20 +60,103 @@ def _quota() -> int:
         return 1 << 16
 
 
+class _Job:
+    """Functions that several threads work through: each takes the next that nobody has taken."""
+
+    def __init__(self, tasks: Sequence[Callable[[], Any]]) -> None:
+        self.left = deque(tasks)
+        self.count = len(tasks)
+        self.errors: list[BaseException] = []
+        self.ended: list[None] = []  # one for each function that has
+        self.bell: SimpleQueue[None] = SimpleQueue()  # rung after each end
+
+    def work(self) -> None:
+        """Run functions until none is left."""
+        while True:
+            try:
+                task = self.left.popleft()
+            except IndexError:
+                return
+            try:
+                task()
+            except BaseException as error:
+                self.errors.append(error)
+            del task  # before it counts as ended: it holds what the caller may want to free
+            self.ended.append(None)
+            self.bell.put(None)
+
+    def wait(self) -> None:
+        """Return when all have ended, whatever is raised meanwhile; then raise the first error."""
+        while len(self.ended) < self.count:
+            try:
+                self.bell.get()
+            except BaseException as error:  # as of a signal's handler
+                self.errors.append(error)
+        if self.errors:
+            first = self.errors[0]
+            self.errors.clear()
+            try:
+                raise first
+            finally:
+                del first  # the error holds this frame: the frame must not hold the error
+
+
+class _Pool:
+    """Threads that wait for jobs; there are as many as were ever wanted at once, up to `MOST`."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.lock = threading.Lock()
+        self.size = 0
+
+    def help(self, job: _Job, count: int) -> None:
+        """Have so many threads work on a job, when they come to it. Nobody relies on it: the caller works too."""
+        count = min(count, MOST)
+        if self.size < count:
+            self._grow(count)
+        for _ in range(count):
+            self.jobs.put(job)
+
+    def _grow(self, count: int) -> None:
+        with self.lock:
+            while self.size < count:
+                try:
+                    threading.Thread(target=_serve, args=(self.jobs,), name="arrayopt", daemon=True).start()
+                except RuntimeError:  # the system has no more, or Python is ending
+                    return
+                self.size += 1
+
+
+def _serve(jobs: "SimpleQueue[_Job]") -> None:
+    """Work on one job after the other, without end."""
+    while True:
+        jobs.get().work()
+
+
 def run(tasks: Sequence[Callable[[], Any]]) -> None:
-    """Run functions at once, the first on this thread, and wait for all; the first error is raised."""
+    """Run functions at once, on this thread and others, and wait for all; then the first error is raised.
+
+    SIGINT waits until all have ended, for they write. The functions must not wait for each other.
+    """
     if len(tasks) == 1:
         tasks[0]()
         return
-    key = (os.getpid(), len(tasks))  # threads do not survive a fork
-    with _lock:
-        if key not in _pools:
-            _pools[key] = ThreadPoolExecutor(len(tasks) - 1, thread_name_prefix="arrayopt")
-        pool = _pools[key]
-    others = [pool.submit(task) for task in tasks[1:]]
-    try:
-        tasks[0]()
-    finally:
-        wait(others)  # all of them, also where one has failed: they write
-    for other in others:
-        other.result()
+    with uninterrupted():
+        job = _Job(tasks)
+        _pool.help(job, len(tasks) - 1)
+        job.work()
+        job.wait()
+
+
+_pool = _Pool()
+
+
+def _begin_anew() -> None:
+    """In a child after a fork: threads have not come along, and it may have been given other cores."""
+    global _pool
+    _pool = _Pool()
+    _granted.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
