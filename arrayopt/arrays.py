@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import array_api_compat
@@ -137,6 +138,7 @@ def store(target: Array, value: Array) -> Array:
     return value
 
 
+@cache
 def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
     """What takes an array of some type to what it looks like: dtype, shape and, where there are several, device."""
     there = {"numpy": (), "cupy": ("data.device_id",)}.get(kind.__module__.partition(".")[0], ("device",))

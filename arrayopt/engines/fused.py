@@ -13,14 +13,18 @@ from arrayopt.arrays import Array, Ints, dtype_name, look, memory, size
 from arrayopt.engines.base import Judge, Report
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
-from arrayopt.fusion.graph import Node, evaluate, reachable
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
+from arrayopt.fusion.scalars import scalar_code
 
 __all__ = ["Batch", "Fused", "Rows", "plain"]
 
 _DTYPE = operator.attrgetter("dtype")
+
+COUNT = "count:"
+"""What the names of numbers of elements begin with."""
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""
@@ -76,7 +80,9 @@ class Batch(ABC):
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self._whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
-        self._constants, self._known = self._sizes(), None
+        self.code = scalar_code(plan)
+        self._names = [name for name in self.code.names if not name.startswith(COUNT)]
+        self._sizes, self._numbers = self._counted(), list[Any]()
         self._located: Any = None
         torch = array_api_compat.is_torch_array(self.tensors[0].array)
         self._looks = [look(type(x.array))(x.array) for x in self.tensors] if torch else []
@@ -118,26 +124,25 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
+        numbers = [[float(h[name]) for name in self._names] for h in hypers]
+        if numbers != self._numbers:
+            columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
+            each = {name: x[0] if len(x) == 1 else np.array(x)[self.groups] for name, x in columns.items()}
+            self._constants, self._numbers = self.code.constants(self._sizes | each), numbers
         t: Any = self.bucket.updates()
         t = (t if self.whole_bucket or isinstance(t, int) else t[self.members]) + 1.0
-        given: dict[str, Any] = {"t": t, "clip": clip, **self._constants}
-        for name, first in hypers[0].items():
-            if first is not None:
-                column = [float(h[name]) for h in hypers]
-                given[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
-        known = evaluate(self.plan.scalars, given)
-        values = [known[node] for node in self.plan.scalars]
-        if all(np.ndim(x) == 0 for x in values):
+        values = self.code.scalars(t, clip, self._constants)
+        if np.ndarray not in map(type, values):
             self.scalars[:] = values
             return
         for i, x in enumerate(values):
             self.scalars[:, i] = x
 
-    def _sizes(self) -> dict[str, Any]:
+    def _counted(self) -> dict[str, Any]:
         """The numbers of elements that means divide by."""
-        names = {n.data for n in reachable(self.plan.scalars) if n.op == "host" and n.data.startswith("count:")}
+        names = [name for name in self.code.names if name.startswith(COUNT)]
         extents = {x: self.geo[:, GEOMETRY.index(x)].astype(np.float64) for x in "ABRC"}
-        return {name: np.prod([extents[x] for x in name.removeprefix("count:")], axis=0) for name in names}
+        return {name: np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0) for name in names}
 
     # ---- arrays -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
@@ -89,6 +90,7 @@ class Group:
         return f"Group({self.label!r}, {len(self.tensors)} tensors, {total} parameters{', ' + own if own else ''})"
 
 
+@cache
 def fields_of(rule: type[Rule]) -> list[str]:
     """The names of a rule's fields."""
     return [f.name for f in dataclasses.fields(rule)]

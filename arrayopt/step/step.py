@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Report
 from arrayopt.engines.bucket import Bucket, Buckets
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_bucket, select
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
@@ -78,10 +79,11 @@ class Step:
         verdict = self.judging.judge(coming.buckets, grads, known, scaled=at_once)
         launches = self._prepare(coming, grads, verdict, stats=stats)
         reports: dict[str, Report] = {}
-        for launch in launches:
-            reports |= launch()
-        accumulator.clear()
-        self.judging.end(verdict, known)
+        with uninterrupted():
+            for launch in launches:
+                reports |= launch()
+            accumulator.clear()
+            self.judging.end(verdict, known)
         return reports, verdict.norm
 
     def _prepare(self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool) -> list[Launch]:

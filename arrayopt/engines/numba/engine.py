@@ -24,6 +24,9 @@ __all__ = ["Numba"]
 SHARED = 1 << 18
 """So many elements a thread are worth a meeting of all threads; tensors of fewer are one thread's."""
 
+FEW = 8
+"""Up to so many gradients, Python asks each where it lies; of more, machine code does."""
+
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
 
@@ -120,6 +123,10 @@ class _Table(Batch):
         column, given = self.at["g"], list(chosen(grads, rows))
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
             given = list(map(memory, given))
+        if len(given) <= FEW:
+            given = [x if x.flags.carray else np.require(x, requirements=["C", "A"]) for x in given]
+            self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
+            return given
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
         self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
         if self.table[rows[0], column] not in (0, given[0].ctypes.data):
