@@ -138,10 +138,14 @@ def store(target: Array, value: Array) -> Array:
     return value
 
 
-@cache
 def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
     """What takes an array of some type to what it looks like: dtype, shape and, where there are several, device."""
-    there = {"numpy": (), "cupy": ("data.device_id",)}.get(kind.__module__.partition(".")[0], ("device",))
+    return _look(kind.__module__.partition(".")[0])
+
+
+@cache
+def _look(package: str) -> Callable[[Array], tuple[Any, ...]]:
+    there = {"numpy": (), "cupy": ("data.device_id",)}.get(package, ("device",))
     return operator.attrgetter("dtype", "shape", *there)
 
 

@@ -13,11 +13,10 @@ from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.rules.words import choose
-from arrayopt.saving.state_dict import CLIP_NORM
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
 from arrayopt.state.run import is_count
 from arrayopt.state.tensors import new_slots
-from arrayopt.state.verdict import Verdict, joint_norm, judge
+from arrayopt.state.verdict import CLIP_NORM, Verdict, joint_norm, judge
 
 __all__ = ["init", "update"]
 

@@ -10,10 +10,10 @@ from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.saving.saved import Saved
-from arrayopt.saving.state_dict import CLIP_NORM
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run, checked_count
 from arrayopt.state.tensors import TensorState
+from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
 from arrayopt.step.step import Step

@@ -14,7 +14,7 @@ from arrayopt.fusion.graph import ELEMENT, Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["GEOMETRY", "Layout", "geometry", "layout", "loops", "partial_kind"]
+__all__ = ["CHUNK", "GEOMETRY", "Layout", "geometry", "layout", "loops", "partial_kind"]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""

@@ -13,7 +13,7 @@ from arrayopt.arrays import NARROW, Array
 from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
 
-__all__ = ["Rule"]
+__all__ = ["Rule", "hypers", "is_flag"]
 
 AROUND = ("master", "slow", "ema")
 """Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""

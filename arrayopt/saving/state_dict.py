@@ -20,15 +20,12 @@ from arrayopt.params.groups import Group, fields_of, override
 from arrayopt.rules.base import Rule, hypers, is_flag
 from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
+from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.step import Step
 
-__all__ = ["CLIP_NORM", "dump", "load"]
+__all__ = ["dump", "load"]
 
 FORMAT = 1
-
-CLIP_NORM = "(0, inf)"
-"""What the optimizer's `clip_norm` must lie in."""
-
 
 ACCUMULATED = "accumulated"
 """Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
