@@ -95,9 +95,9 @@ def _trial(library: Library, engine: str) -> str:
 def _cache() -> str:
     """Where generated code is kept."""
     try:
-        from arrayopt.engines.numba.compiled import cache_folder
+        from arrayopt.engines.numba.kept import usable_folder
 
-        folder = cache_folder()
+        folder = usable_folder()
     except ImportError:
         return "none: Numba is not installed; pip install 'arrayopt[cpu]'"
     except OSError as error:

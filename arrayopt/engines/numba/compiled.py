@@ -1,89 +1,140 @@
-"""Generated modules: written to a cache folder once, so that Numba can keep what it compiles of them."""
+"""Generated modules, and what Numba makes of them: read from disk where it was kept, else compiled and kept."""
 
 import hashlib
-import importlib.util
+import json
+import linecache
+import math
 import os
+import pickle
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+import time
+from contextlib import suppress
 from types import ModuleType
+from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 import numba
+import numpy as np
+from numba.core import compiler, serialize
+from numba.core.caching import NullCache
 
 from arrayopt._version import __version__
+from arrayopt.engines.numba.kept import LOG, read, write
 
-__all__ = ["cache_folder", "converts_float16", "forget", "load"]
+__all__ = ["converts_float16", "load"]
 
-# A loop over several arrays is vectorized after a check that they do not overlap. By default LLVM gives up when the
-# check would compare more than 8 pairs, as it does for rules with three slots.
-llvm.set_option("arrayopt", "-runtime-memory-check-threshold=128")
+CHECKS = 128
+"""A loop over several arrays is vectorized after a check that they do not overlap, of up to so many pairs of arrays.
+
+By default LLVM gives up at more than 8, as there are in rules with three slots.
+"""
+
+TIMES = "seconds"
+"""The file that remembers for how long was compiled."""
+
+NUMBA: Any = numba.config
+REBUILD: Any = compiler.CompileResult._rebuild
+DUMPS: Any = serialize.dumps
+
+llvm.set_option("arrayopt", f"-runtime-memory-check-threshold={CHECKS}")
+
+_said: set[str] = set()
 
 
-def cache_folder() -> Path:
-    """Where generated modules are kept: ``ARRAYOPT_CACHE_DIR``, or ``arrayopt`` in the user's cache folder.
+def load(text: str, what: str) -> ModuleType:
+    """The module of a text. Its function `run` is compiled when it is first called, unless that was kept on disk.
 
-    Raises
-    ------
-    OSError
-        If there is no such folder, as for a user without a home.
+    Parameters
+    ----------
+    text : str
+        The text.
+    what : str
+        What it is of, for a line that says that it is being compiled.
     """
-    given, cache = os.environ.get("ARRAYOPT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = Path(given) if given else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
-    except (RuntimeError, KeyError) as error:
-        raise OSError("there is no home folder") from error
-    return folder / f"{__version__}-numba{numba.__version__}"
-
-
-def load(emit: Callable[[bool], str]) -> ModuleType:
-    """Import the module whose text `emit(cache)` gives, from the cache folder if that can be written, else uncached."""
-    text = emit(True)
-    name = f"arrayopt_fused_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    name = f"arrayopt_fused_{digest[:24]}"
     if name not in sys.modules:
-        try:
-            module = _imported(name, _write(cache_folder() / f"{name}.py", text))
-        except (OSError, RuntimeError):  # the latter is what Numba raises where it finds no folder to write
-            module = ModuleType(name)
-            exec(compile(emit(False), f"<{name}>", "exec"), module.__dict__)
-        sys.modules[name] = module
+        module, file = ModuleType(name), f"<{name}>"
+        exec(compile(text, file, "exec"), module.__dict__)
+        module.run._cache = _Disk(name, digest, what)
+        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+        sys.modules.setdefault(name, module)  # another thread may have made it meanwhile
     return sys.modules[name]
-
-
-def forget(module: ModuleType) -> None:
-    """Remove what Numba has kept of a module, so that it is compiled again when it is next loaded."""
-    sys.modules.pop(module.__name__, None)
-    file = getattr(module, "__file__", None)
-    if file:
-        for kept in Path(file).parent.glob(f"__pycache__/{module.__name__}.*.nb[ci]"):
-            kept.unlink(missing_ok=True)
 
 
 def converts_float16() -> bool:
     """Whether the processor that Numba compiles for converts float16 by itself; where not, LLVM aborts the process."""
-    given = getattr(numba.config, "CPU_FEATURES", None)
+    given = NUMBA.CPU_FEATURES
     features = llvm.get_host_cpu_features().flatten() if given is None else given
     return "+f16c" in features or not llvm.get_process_triple().startswith("x86_64")
 
 
-def _imported(name: str, path: Path) -> ModuleType:
-    """A module from its file."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise OSError(f"cannot import the generated module {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class _Disk(NullCache):
+    """Where Numba looks for what is compiled of a function, and where it puts it."""
+
+    def __init__(self, name: str, digest: str, what: str) -> None:
+        self.name, self.digest, self.what = name, digest, what
+        self.began = 0.0
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """What was kept for some types of arguments; None where there is nothing."""
+        target.refresh()
+        kept = read(*self._place(signature, target.codegen()))
+        if kept is not None:
+            try:
+                return REBUILD(target, *pickle.loads(kept))
+            except Exception as error:  # it is as we wrote it; still, what cannot be used must not be missed
+                LOG.warning("what was kept of %s cannot be used: %r", self.what, error)
+        _say(self.what)
+        self.began = time.perf_counter()
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep what has been compiled for some types of arguments."""
+        _remember(self.what, time.perf_counter() - self.began)
+        if not compiled.lifted and not compiled.library.has_dynamic_globals:
+            write(*self._place(signature, compiled.codegen), DUMPS(compiled._reduce()))
+
+    def _place(self, signature: Any, codegen: Any) -> tuple[str, str]:
+        """The name of a file, and all that its data depends on."""
+        depends = [__version__, numba.__version__, llvmlite.__version__, np.__version__, sys.version, str(CHECKS)]
+        depends += [repr(codegen.magic_tuple()), str(NUMBA.OPT), str(NUMBA.BOUNDSCHECK), str(signature), self.digest]
+        identity = "\n".join(depends)
+        return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.code", identity
 
 
-def _write(path: Path, text: str) -> Path:
-    """Write a file that may be written by several processes at once, all with the same text."""
-    if path.exists() and path.read_bytes() == text.encode():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(text.encode())
-    os.utime(file.name, (0, 0))  # Numba compares the time: the same whoever wrote it
-    os.replace(file.name, path)
-    return path
+def _say(what: str) -> None:
+    """Say once that something is being compiled: in the log, and to a user at a terminal, who waits."""
+    if what in _said:
+        return
+    _said.add(what)
+    took = _times().get(what)
+    line = f"compiling {what}, " + (f"which took {took:.1f} s the last time" if took else "which takes some seconds")
+    LOG.info(line)
+    if os.environ.get("ARRAYOPT_QUIET", "0") in ("", "0") and _is_terminal(sys.stderr):
+        with suppress(OSError):
+            sys.stderr.write(f"arrayopt: {line}\n")
+            sys.stderr.flush()
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether somebody sees what is written there."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def _times() -> dict[str, float]:
+    """How long it took to compile what was compiled, in seconds."""
+    try:
+        found = json.loads(read(TIMES, TIMES) or b"{}")
+        return {str(what): float(x) for what, x in found.items() if math.isfinite(x)}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
+def _remember(what: str, seconds: float) -> None:
+    """Remember how long it took to compile something."""
+    write(TIMES, TIMES, json.dumps({**_times(), what: round(seconds, 3)}).encode())

@@ -26,7 +26,6 @@ def emit(
     *,
     split: Lanes | None = None,
     about: str = ".",
-    cache: bool = True,
 ) -> str:
     """The text of a module that runs a plan.
 
@@ -40,11 +39,9 @@ def emit(
         The plan in segments, for matrices that are laid side by side.
     about : str
         What to say in the first line.
-    cache : bool
-        Whether Numba is to keep the compiled code on disk.
     """
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
-    m.put(0, *HEADER.format(about=about, real=m.real, cache=cache).splitlines())
+    m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
     if set(NARROW) & set(m.storage.values()):
         m.put(0, *HALF.splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")

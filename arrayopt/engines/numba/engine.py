@@ -3,7 +3,6 @@
 import functools
 import heapq
 from collections.abc import Sequence
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numba.core.errors import NumbaError
 from arrayopt.arrays import Array, Ints, dtype_name, memory
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
-from arrayopt.engines.numba.compiled import converts_float16, forget, load
+from arrayopt.engines.numba.compiled import converts_float16, load
 from arrayopt.engines.numba.emit import emit
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.lanes import Lanes
@@ -38,8 +37,7 @@ class _Table(Batch):
         self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
     ) -> None:
         super().__init__(plan, split, bucket, members)
-        self.emit = functools.partial(emit, plan, dtype, grad_dtype, split=split)
-        self.module = load(lambda cache: self.emit(cache=cache))
+        self.module = load(emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
@@ -65,10 +63,6 @@ class _Table(Batch):
             raise ValueError(
                 f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
             ) from error
-        except (EOFError, UnpicklingError):  # what Numba has kept is damaged
-            forget(self.module)
-            self.module = load(lambda cache: self.emit(cache=cache))
-            self._compile()
         self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
 
     def _compile(self) -> None:

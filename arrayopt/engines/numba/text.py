@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 
 W = np.{real}
 FAST = {{"contract", "reassoc", "nsz"}}
-jit = nb.njit(error_model="numpy", nogil=True, cache={cache}, fastmath=FAST)
+jit = nb.njit(error_model="numpy", nogil=True, fastmath=FAST)
 inner = nb.njit(error_model="numpy", nogil=True, fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 

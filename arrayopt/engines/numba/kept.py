@@ -1,0 +1,134 @@
+"""What is kept on disk: files that are read only where nobody else can have written them, and only if they are whole.
+
+A file is a checksum and the data. The checksum is also of the data's identity, a text that says all that the data
+depends on: so a file that was made for anything else, or of which a bit has changed, is as good as none.
+"""
+
+import logging
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import numba
+
+from arrayopt._version import __version__
+
+__all__ = ["cache_folder", "read", "usable_folder", "write"]
+
+LOG = logging.getLogger("arrayopt")
+
+LARGEST = 1 << 28
+"""The bytes of the largest file that is read."""
+
+CHECKSUM = 32
+"""The bytes of a checksum."""
+
+_told: set[str] = set()
+
+
+class _DistrustError(OSError):
+    """Others could have written what is there."""
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: ``ARRAYOPT_CACHE_DIR``, or ``arrayopt`` in the user's cache folder.
+
+    Raises
+    ------
+    OSError
+        If there is no such folder, as for a user without a home.
+    """
+    given, cache = os.environ.get("ARRAYOPT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(given) if given else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
+    except (RuntimeError, KeyError) as error:
+        raise OSError("there is no home folder") from error
+    return folder / f"{__version__}-numba{numba.__version__}"
+
+
+def usable_folder() -> Path:
+    """`cache_folder`, made where it is missing.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made; if it, or the folder that it is in, is another user's, or others may write there.
+    """
+    folder = cache_folder()
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check(folder.parent, os.stat(folder.parent))
+    _check(folder, os.lstat(folder))
+    return folder
+
+
+def read(name: str, identity: str) -> bytes | None:
+    """The data of a file, if it is there, is ours and whole, and has this identity."""
+    try:
+        path = usable_folder() / name
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb") as file:
+            about = os.fstat(file.fileno())
+            _check(path, about)
+            if not stat.S_ISREG(about.st_mode) or not CHECKSUM <= about.st_size <= LARGEST:
+                return None
+            whole = file.read(LARGEST)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _tell(error)
+        return None
+    checksum, data = whole[:CHECKSUM], whole[CHECKSUM:]
+    return data if checksum == _checksum(data, identity) else None
+
+
+def write(name: str, identity: str, data: bytes) -> None:
+    """Keep data in a file, if that is possible; several processes may do so at once."""
+    try:
+        folder = usable_folder()
+        path = folder / name
+        descriptor, temporary = tempfile.mkstemp(".tmp", dir=folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(_checksum(data, identity) + data)
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        _tell(error)
+
+
+def _check(path: Path, about: os.stat_result) -> None:
+    """Raise OSError if others than this user can have written what is there."""
+    if stat.S_ISLNK(about.st_mode):
+        raise _DistrustError(f"{path} is a link")
+    if os.name == "posix":  # elsewhere modes say nothing of others
+        if about.st_uid != os.geteuid():
+            raise _DistrustError(f"{path} belongs to another user")
+        if about.st_mode & 0o022:
+            raise _DistrustError(f"others may write to {path}; take that right away with `chmod go-w`")
+
+
+def _checksum(data: bytes, identity: str) -> bytes:
+    """The checksum of some data of some identity."""
+    about = blake2b(identity.encode()).digest()
+    return blake2b(about + data, digest_size=CHECKSUM).digest()
+
+
+def _tell(error: OSError) -> None:
+    """Say once why something is not kept, or not read."""
+    said = str(error)
+    if said not in _told:
+        _told.add(said)
+        LOG.log(
+            logging.WARNING if isinstance(error, _DistrustError) else logging.INFO,
+            "compiled code is not kept: %s",
+            said,
+        )

@@ -1,0 +1,373 @@
+"""What compiled code is read from disk: only what is whole, and ours alone. The modules are small ones, made here."""
+
+import functools
+import io
+import itertools
+import logging
+import os
+import pickle
+import random
+import shutil
+import sys
+from types import SimpleNamespace
+
+import llvmlite
+import numba
+import numpy as np
+import pytest
+
+from arrayopt.cli import info
+from arrayopt.engines.numba import compiled, kept
+
+TEXT = """
+import numba as nb
+
+@nb.njit
+def run(x):
+    return 3 * x + {n}
+"""
+OTHER = 65534
+"""A user who is not this one."""
+
+
+def run(n=1, what="a test"):
+    """What a module gives, as in a new process; and whether it was compiled."""
+    for name in [x for x in sys.modules if x.startswith("arrayopt_fused_")]:
+        del sys.modules[name]
+    module = compiled.load(TEXT.format(n=n), what)
+    assert module.run(5) == 15 + n
+    return sum(module.run.stats.cache_misses.values()) == 1
+
+
+@pytest.fixture(autouse=True)
+def modules():
+    """Modules of other tests come back."""
+    others = {name: x for name, x in sys.modules.items() if name.startswith("arrayopt_fused_")}
+    yield
+    for name in [x for x in sys.modules if x.startswith("arrayopt_fused_")]:
+        del sys.modules[name]
+    sys.modules.update(others)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder of its own, and a process that has said nothing yet."""
+    monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "_told", set())
+    monkeypatch.setattr(compiled, "_said", set())
+    return kept.usable_folder()
+
+
+def code(folder):
+    """The one file of compiled code."""
+    (path,) = folder.glob("*.code")
+    return path
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_whole_is_read(folder):
+    assert run()
+    assert not run()
+    assert run(2)
+    assert not run(2)
+    assert not run()
+
+
+def test_nobody_else_may_read_or_write_there(folder):
+    former = os.umask(0)
+    try:
+        shutil.rmtree(folder.parent)
+        run()
+    finally:
+        os.umask(former)
+    modes = {oct(x.stat().st_mode & 0o777) for x in [folder.parent, folder]}
+    assert (modes, {oct(x.stat().st_mode & 0o777) for x in folder.iterdir()}) == ({"0o700"}, {"0o600"})
+
+
+def flipped(data, rng):
+    out = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 50])):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def shifted(data, rng):
+    at = rng.randrange(len(data))
+    return data[:at] + rng.randbytes(rng.choice([1, 100])) + data[at:]
+
+
+def zeroed(data, rng):
+    at, n = rng.randrange(len(data)), rng.randint(1, 4096)
+    return data[:at] + b"\0" * len(data[at : at + n]) + data[at + n :] if any(data[at : at + n]) else data[:-1]
+
+
+DAMAGES = [
+    flipped,
+    flipped,
+    shifted,
+    zeroed,
+    lambda data, rng: data[: rng.randrange(len(data))],
+    lambda data, rng: data + rng.randbytes(rng.randint(1, 40)),
+    lambda data, rng: b"",
+    lambda data, rng: rng.randbytes(len(data)),
+    lambda data, rng: rng.randbytes(rng.randint(1, 64)),
+    lambda data, rng: b"\0" * len(data),
+]
+
+
+def test_of_a_thousand_damages_none_is_read(folder):
+    rng = random.Random(0)
+    run()
+    path, (name, identity) = code(folder), identity_of(1)
+    whole = path.read_bytes()
+    assert kept.read(name, identity) is not None
+    for i in range(1000):
+        path.write_bytes(DAMAGES[i % len(DAMAGES)](whole, rng))
+        assert kept.read(name, identity) is None
+    path.write_bytes(whole)
+    assert kept.read(name, identity) is not None
+
+
+def identity_of(n):
+    """The name and the identity of a module's code."""
+    module = compiled.load(TEXT.format(n=n), "a test")
+    module.run(5)
+    (found,) = module.run.overloads.values()
+    return module.run._cache._place(found.signature.args, found.codegen)
+
+
+def test_after_each_of_hundreds_of_damages_numbers_are_right(folder):
+    """In one process, which drops its modules; what was damaged is whole again after."""
+    rng = random.Random(1)
+    run()
+    path = code(folder)
+    whole = path.read_bytes()
+    for i in range(200):
+        path.write_bytes(DAMAGES[i % len(DAMAGES)](whole, rng))
+        assert run()
+    assert not run()
+
+
+def other_kinds():
+    def directory(path):
+        path.unlink()
+        path.mkdir()
+
+    def full_directory(path):
+        directory(path)
+        (path / "file").touch()
+
+    def link(path):
+        path.rename(path.parent.parent / "outside")
+        path.symlink_to(path.parent.parent / "outside")
+
+    def dangling(path):
+        path.unlink()
+        path.symlink_to(path.parent / "nowhere")
+
+    def pipe(path):
+        path.unlink()
+        os.mkfifo(path)
+
+    def unreadable(path):
+        path.chmod(0)
+
+    def swapped(path):
+        run(2)
+        (other,) = {*path.parent.glob("*.code")} - {path}
+        a, b = path.read_bytes(), other.read_bytes()
+        path.write_bytes(b)
+        other.write_bytes(a)
+
+    def times(path):
+        shutil.copy(path.parent / "seconds", path)
+
+    return [directory, full_directory, link, dangling, pipe, unreadable, swapped, times]
+
+
+@pytest.mark.parametrize("change", other_kinds(), ids=lambda x: x.__name__)
+def test_another_thing_in_a_files_place(folder, change):
+    run()
+    change(code(folder))
+    again = run()
+    assert again or change.__name__ == "unreadable"  # not so for root
+    assert run() == (change.__name__ == "full_directory")
+
+
+@pytest.mark.parametrize("place", ["base", "folder"])
+@pytest.mark.parametrize("kind", ["file", "dangling link", "missing"])
+def test_another_thing_in_the_folders_place(folder, place, kind):
+    path = folder if place == "folder" else folder.parent
+    run()
+    shutil.rmtree(path)
+    if kind == "file":
+        path.touch()
+    elif kind == "dangling link":
+        path.symlink_to("nowhere")
+    assert run()
+    assert run() == (kind != "missing")
+
+
+# ---- trust ----------------------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """What does harm when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("harm",)
+
+
+@pytest.fixture
+def planted(folder, tmp_path, monkeypatch):
+    """A file that would be believed, were it not for who may write it; says whether it was."""
+    monkeypatch.chdir(tmp_path)
+    run()
+    name, identity = identity_of(1)
+    kept.write(name, identity, pickle.dumps(Planted()))
+    return lambda: (tmp_path / "harm").exists()
+
+
+def test_what_is_planted_would_do_harm(planted, caplog):
+    assert run()
+    assert planted()
+    assert "cannot be used" in caplog.text
+
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.mark.parametrize("place", ["file", "folder", "base"])
+@pytest.mark.parametrize("mode", [0o666, 0o777, 0o620, 0o602])
+def test_what_others_may_write_is_not_read(planted, folder, place, mode, caplog):
+    path = {"file": code(folder), "folder": folder, "base": folder.parent}[place]
+    path.chmod(mode | (0 if place == "file" else 0o100))
+    assert run()
+    assert not planted()
+    assert [x.levelno for x in caplog.records] == [logging.WARNING]
+    assert f"others may write to {path}" in caplog.text
+    if place != "file":
+        assert "compiled anew in each process: others may write" in info._cache()
+    assert run() == (place != "file")  # a file is replaced by one of ours
+    assert len(caplog.records) == 1
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["file", "folder", "base"])
+def test_what_belongs_to_another_is_not_read(planted, folder, place, caplog):
+    path = {"file": code(folder), "folder": folder, "base": folder.parent}[place]
+    os.chown(path, OTHER, OTHER)
+    assert run()
+    assert not planted()
+    assert f"{path} belongs to another user" in caplog.text
+
+
+def test_a_folder_that_is_a_link_is_not_read(planted, folder, caplog):
+    folder.rename(folder.parent.parent / "elsewhere")
+    folder.symlink_to(folder.parent.parent / "elsewhere")
+    assert run()
+    assert not planted()
+    assert f"{folder} is a link" in caplog.text
+
+
+def test_the_users_own_folder_may_be_a_link(folder):
+    folder.parent.rename(folder.parent.parent / "elsewhere")
+    folder.parent.symlink_to(folder.parent.parent / "elsewhere")
+    assert run()
+    assert not run()
+
+
+# ---- what code depends on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [numba, llvmlite, np, compiled], ids=lambda x: x.__name__)
+def test_code_of_other_versions_is_not_read(folder, of, monkeypatch):
+    run()
+    monkeypatch.setattr(of, "__version__", "0.0")
+    assert run()
+
+
+@pytest.mark.parametrize(("name", "value"), [("CPU_NAME", "generic"), ("OPT", "1"), ("BOUNDSCHECK", 1)])
+def test_code_depends_on_the_processor_and_the_compilers_settings(folder, name, value, monkeypatch):
+    run()
+    before = identity_of(1)
+    monkeypatch.setattr(numba.config, name, value)
+    after = identity_of(1)
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+# ---- saying so ------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self):
+        return True
+
+
+def look_at(stream, monkeypatch):
+    """Have the standard error be some stream. (pytest has one of its own, which it puts in place for each test.)"""
+    monkeypatch.setattr(compiled, "sys", SimpleNamespace(stderr=stream, modules=sys.modules, version=sys.version))
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """What a terminal has shown."""
+    stream = Terminal()
+    look_at(stream, monkeypatch)
+    return stream.getvalue
+
+
+def test_a_terminal_says_what_is_compiled(folder, terminal, caplog):
+    caplog.set_level(logging.INFO, "arrayopt")
+    run(what="Thing for float32")
+    run(2, what="Thing for float32")
+    assert terminal() == "arrayopt: compiling Thing for float32, which takes some seconds\n"
+    assert len(caplog.records) == 1
+
+
+def test_it_says_how_long_it_took(folder, terminal, monkeypatch):
+    clock = itertools.count(0.0, 7.25)
+    monkeypatch.setattr(compiled.time, "perf_counter", functools.partial(next, clock))
+    run(what="Thing")
+    compiled._said.clear()
+    run(2, what="Thing")
+    assert terminal().splitlines()[1] == "arrayopt: compiling Thing, which took 7.2 s the last time"
+
+
+def test_what_was_kept_is_not_spoken_of(folder, terminal):
+    run()
+    compiled._said.clear()
+    before = terminal()
+    run()
+    assert terminal() == before
+
+
+@pytest.mark.parametrize("quiet", ["1", "yes"])
+def test_it_can_be_silenced(folder, terminal, quiet, monkeypatch):
+    monkeypatch.setenv("ARRAYOPT_QUIET", quiet)
+    run()
+    assert terminal() == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_without_a_terminal_it_is_in_the_log(folder, stream, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "arrayopt")
+    look_at(stream, monkeypatch)
+    run()
+    assert stream is None or stream.getvalue() == ""
+    assert [x.getMessage() for x in caplog.records] == ["compiling a test, which takes some seconds"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[1]", b"{", b'{"a test": "x"}', b'{"a test": NaN}', b'{"a test": null}', b"\xff"]
+)
+def test_times_that_make_no_sense_are_none(folder, data, terminal):
+    kept.write("seconds", "seconds", data)
+    run()
+    assert "which takes some seconds" in terminal()
+    assert set(compiled._times()) == {"a test"}
