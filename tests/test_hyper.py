@@ -211,5 +211,5 @@ def test_at_evaluates_every_number():
     assert rule.at(1) == {
         "lr": 0.2, "beta1": 0.5, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "clip_value": None,
         "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": 3.0, "clip_tensor_norm": None,
-        "clip_unit_ratio": None, "lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None,
+        "clip_unit_ratio": None, "lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "eps_root": 0.0,
     }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import debias, moments, sqrt, zeros_abs2
+from arrayopt.rules.words import debias, ema, is_zero, moments, sqrt, zeros_abs2
 
 __all__ = ["Adam", "AdamW"]
 
@@ -22,6 +22,8 @@ class _Adam(Rule):
     weight_decay: Hyper = real("[0, inf)", 0.01)
     bias_correction: bool = flag(True)
     amsgrad: bool = flag(False)
+    nesterov: bool = flag(False)
+    eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
 
     squares: ClassVar[tuple[str, ...]] = ("v", "v_max")
 
@@ -30,14 +32,22 @@ class _Adam(Rule):
         return {**zeros, "v_max": zeros_abs2(xp, p)} if self.amsgrad else zeros
 
     def _direction(self, xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        """(m/c₁) / (√(v/c₂) + eps), and the new slots."""
+        """(m/c₁) / (√(v/c₂ + eps_root) + eps), and the new slots."""
         m, v = moments(xp, g, s, h)
         new = {"m": m, "v": v}
         if self.amsgrad:
             v = new["v_max"] = xp.maximum(s["v_max"], v)
-        if self.bias_correction:
-            m, v = debias(m, h.beta1, h.t), debias(v, h.beta2, h.t)
-        return m / (sqrt(xp, v) + h.eps), new
+        v = debias(v, h.beta2, h.t) if self.bias_correction else v
+        v = v if is_zero(self.eps_root) else v + h.eps_root
+        return self._momentum(g, m, h) / (sqrt(xp, v) + h.eps), new
+
+    def _momentum(self, g: Array, m: Array, h: Any) -> Array:
+        """m/c₁, or with Nesterov's momentum what it would be one step later if the gradient stayed (Dozat 2016)."""
+        if not self.bias_correction:
+            return ema(m, g, h.beta1) if self.nesterov else m
+        if not self.nesterov:
+            return debias(m, h.beta1, h.t)
+        return ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
 
 
 @final
@@ -65,6 +75,10 @@ class AdamW(_Adam):
         Divide the moments by c₁ and c₂; without, c₁ = c₂ = 1 (MindSpore's ``AdamWeightDecay``).
     amsgrad : bool, default False
         Use the running maximum of v (Reddi et al., arXiv:1904.09237).
+    nesterov : bool, default False
+        Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ takes the place of m / c₁ (optax's ``nesterov``).
+    eps_root : number, schedule or sequence, default 0
+        Added to v / c₂ inside the root, in [0, inf) (optax's ``eps_root``).
     grad_centralization : bool, default False
         See `Rule`, for this and for what else every rule has.
 
@@ -79,7 +93,8 @@ class AdamW(_Adam):
 
     References
     ----------
-    Kingma, Ba, arXiv:1412.6980, algorithm 1; Loshchilov, Hutter, arXiv:1711.05101, algorithm 2.
+    Kingma, Ba, arXiv:1412.6980, algorithm 1; Loshchilov, Hutter, arXiv:1711.05101, algorithm 2; Dozat, "Incorporating
+    Nesterov Momentum into Adam", ICLR workshop 2016.
 
     Examples
     --------
@@ -107,7 +122,7 @@ class Adam(_Adam):
 
     Parameters
     ----------
-    lr, beta1, beta2, eps, bias_correction, amsgrad, grad_centralization
+    lr, beta1, beta2, eps, bias_correction, amsgrad, nesterov, eps_root, grad_centralization
         As in `AdamW`, with the same defaults and ranges.
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf); L2 regularization, so the moments see it.

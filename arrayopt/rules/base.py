@@ -34,7 +34,7 @@ class Rule(ABC):
         (Yong et al., arXiv:2004.01461).
     clip_value : number, schedule or sequence, optional
         Limit each element of the gradient to ±clip_value, in (0, inf); of complex ones the magnitude. (`LANS` limits
-        its normalized gradient.)
+        its normalized gradient; `LARS` may do it after its ratio.)
     clip_tensor_norm : number, schedule or sequence, optional
         Scale each tensor's gradient down where its Euclidean norm is above this, in (0, inf).
     clip_unit_ratio : number, schedule or sequence, optional
@@ -71,9 +71,6 @@ class Rule(ABC):
     squares: ClassVar[tuple[str, ...]] = ()
     """Slots that average squares. In half precision their roots are stored: squares would underflow."""
 
-    clips_itself: ClassVar[bool] = False
-    """Whether `update` heeds `clip_value`, and the gradient is not clipped before."""
-
     grad_centralization: bool = flag(False)
     clip_value: Hyper | None = real("(0, inf)", None)
     clip_tensor_norm: Hyper | None = real("(0, inf)", None)
@@ -98,6 +95,11 @@ class Rule(ABC):
             who = type(self).__name__
             raise ValueError(f"{who}: `lookahead_steps` must be a whole number; got {self.lookahead_steps}")
         self.check()
+
+    @property
+    def clips_itself(self) -> bool:
+        """Whether `update` heeds `clip_value`, and the gradient is not clipped before."""
+        return False
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
         """Raise ValueError or TypeError where fields that are each valid do not go together."""

@@ -6,7 +6,19 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import clip_by_value, debias, moments, nonzero, norm, sqrt, trust_ratio, zeros_abs2
+from arrayopt.rules.words import (
+    abs2,
+    clip_by_value,
+    debias,
+    ema,
+    is_zero,
+    moments,
+    nonzero,
+    norm,
+    sqrt,
+    trust_ratio,
+    zeros_abs2,
+)
 
 __all__ = ["LAMB", "LANS"]
 
@@ -40,11 +52,9 @@ class _LayerwiseAdam(Rule):
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         return {"m": xp.zeros_like(p), "v": zeros_abs2(xp, p)}
 
-    def _averages(self, xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array, Array, Array]:
-        """The moments m and v, the debiased m, and the denominator √v + eps."""
-        m, v = moments(xp, g, s, h)
-        m_hat, v_hat = (debias(m, h.beta1, h.t), debias(v, h.beta2, h.t)) if self.bias_correction else (m, v)
-        return m, v, m_hat, sqrt(xp, v_hat) + h.eps
+    def _debiased(self, m: Array, v: Array, h: Any) -> tuple[Array, Array]:
+        """m/c₁ and v/c₂."""
+        return (debias(m, h.beta1, h.t), debias(v, h.beta2, h.t)) if self.bias_correction else (m, v)
 
     def _ratio(self, xp: Any, p: Array, u: Array, h: Any) -> Any:
         """The trust ratio of an update u of p."""
@@ -83,6 +93,10 @@ class LAMB(_LayerwiseAdam):
         φ limits ‖p‖ to [min_norm, max_norm], before the test for zero.
     min_ratio, max_ratio : number, schedule or sequence, optional
         Limits of the trust ratio.
+    grad_averaging : bool, default True
+        Multiply the gradient by 1-β₁ in the first moment; without, m ← β₁ m + g (apex, timm).
+    eps_root : number, schedule or sequence, default 0
+        Added to v / c₂ inside the root, in [0, inf) (optax).
     grad_centralization : bool, default False
         See `Rule`, for this and for what else every rule has.
 
@@ -110,11 +124,17 @@ class LAMB(_LayerwiseAdam):
     array([2.646, 4.354])
     """
 
+    grad_averaging: bool = flag(True)
+    eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
+
     complex_ok: ClassVar[bool] = True
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        m, v, m_hat, d = self._averages(xp, g, s, h)
-        u = m_hat / d + h.weight_decay * p
+        m = ema(s["m"], g, h.beta1) if self.grad_averaging else h.beta1 * s["m"] + g
+        v = ema(s["v"], abs2(xp, g), h.beta2)
+        m_hat, v_hat = self._debiased(m, v, h)
+        v_hat = v_hat if is_zero(self.eps_root) else v_hat + h.eps_root
+        u = m_hat / (sqrt(xp, v_hat) + h.eps) + h.weight_decay * p
         r = self._ratio(xp, p, u, h)
         return p - h.lr * r * u, {"m": m, "v": v, "trust_ratio": r}
 
@@ -169,11 +189,15 @@ class LANS(_LayerwiseAdam):
 
     sequential: bool = flag(False)
 
-    clips_itself: ClassVar[bool] = True
+    @property
+    def clips_itself(self) -> bool:
+        return True
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         g = clip_by_value(xp, g / nonzero(xp, norm(xp, g)), h.clip_value)
-        m, v, m_hat, d = self._averages(xp, g, s, h)
+        m, v = moments(xp, g, s, h)
+        m_hat, v_hat = self._debiased(m, v, h)
+        d = sqrt(xp, v_hat) + h.eps
         u_m = m_hat / d + h.weight_decay * p
         r_m = self._ratio(xp, p, u_m, h)
         new = p - h.lr * h.beta1 * r_m * u_m

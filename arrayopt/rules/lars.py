@@ -6,7 +6,7 @@ from typing import Any, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import nonzero, norm
+from arrayopt.rules.words import clip_by_value, is_zero, nonzero, norm
 
 __all__ = ["LARS"]
 
@@ -19,7 +19,8 @@ class LARS(Rule):
     .. math::
 
         \lambda &= c \, \frac{\lVert p \rVert}{\lVert g \rVert + w \lVert p \rVert + \epsilon} \\
-        b &\leftarrow \mu b + \lambda (g + w p), \qquad p \leftarrow p - \eta\, b
+        d &= \lambda (g + w p), \qquad b \leftarrow \mu b + d \\
+        p &\leftarrow p - \eta\, b, \qquad \text{or } p - \eta\, (d + \mu b) \text{ with Nesterov's momentum}
 
     Parameters
     ----------
@@ -37,13 +38,20 @@ class LARS(Rule):
         Use λ; without, it is 1.
     decayed_norm : bool, default False
         λ = c·‖p‖ / (‖g + w·p‖ + eps) instead: the norm of the decayed gradient, as in optax.
+    nesterov : bool, default False
+        Nesterov's momentum; needs `momentum`.
+    trust_clip : bool, default False
+        min(λ/η, 1) takes the place of λ, so that the whole step is at most η (timm; this is LARC).
+    clip_after_ratio : bool, default False
+        Take ‖g‖ before the gradient is limited by `clip_value` and not after it (MXNet). Without `clip_value` it
+        makes no difference.
     grad_centralization : bool, default False
         See `Rule`, for this and for what else every rule has.
 
     Raises
     ------
     TypeError, ValueError
-        For a value of the wrong kind or outside its interval.
+        For a value of the wrong kind or outside its interval, or `nesterov` without momentum.
 
     Notes
     -----
@@ -69,15 +77,31 @@ class LARS(Rule):
     eps: Hyper = real("[0, inf)", 0.0)
     adapt: bool = flag(True)
     decayed_norm: bool = flag(False)
+    nesterov: bool = flag(False)
+    trust_clip: bool = flag(False)
+    clip_after_ratio: bool = flag(False)
+
+    def check(self) -> None:
+        if self.nesterov and is_zero(self.momentum):
+            raise ValueError("LARS: `nesterov` needs a momentum; got momentum=0.0")
+
+    @property
+    def clips_itself(self) -> bool:
+        return self.clip_after_ratio
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         return {"buf": xp.zeros_like(p)}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        decayed, ratio = g + h.weight_decay * p, 1.0
-        if self.adapt:
-            a, b = norm(xp, p), norm(xp, decayed if self.decayed_norm else g)
-            divisor = (b if self.decayed_norm else b + h.weight_decay * a) + h.eps
-            ratio = xp.where((a != 0) & (b != 0), h.trust_coefficient * a / nonzero(xp, divisor), 1.0)
-        buf = h.momentum * s["buf"] + ratio * decayed
-        return p - h.lr * buf, {"buf": buf, "trust_ratio": ratio}
+        ratio = self._ratio(xp, p, g, h) if self.adapt else 1.0
+        g = clip_by_value(xp, g, h.clip_value) if self.clip_after_ratio else g
+        d = ratio * (g + h.weight_decay * p)
+        buf = h.momentum * s["buf"] + d
+        return p - h.lr * (d + h.momentum * buf if self.nesterov else buf), {"buf": buf, "trust_ratio": ratio}
+
+    def _ratio(self, xp: Any, p: Array, g: Array, h: Any) -> Array:
+        """λ."""
+        a, b = norm(xp, p), norm(xp, g + h.weight_decay * p if self.decayed_norm else g)
+        divisor = (b if self.decayed_norm else b + h.weight_decay * a) + h.eps
+        ratio = xp.where((a != 0) & (b != 0), h.trust_coefficient * a / nonzero(xp, divisor), 1.0)
+        return xp.minimum(ratio / h.lr, 1.0) if self.trust_clip else ratio

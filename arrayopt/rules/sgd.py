@@ -27,7 +27,7 @@ class SGD(Rule):
     lr : number, schedule or sequence
         The learning rate η, in [0, inf); to be given.
     momentum : number, schedule or sequence, default 0
-        μ, in [0, 1). The number 0 means no momentum and keeps no state.
+        μ, in [0, 1]. The number 0 means no momentum and keeps no state.
     dampening : number, schedule or sequence, default 0
         d, in [0, 1].
     nesterov : bool, default False
@@ -59,7 +59,7 @@ class SGD(Rule):
     """
 
     lr: Hyper = real("[0, inf)")
-    momentum: Hyper = real("[0, 1)", 0.0, zero_is_off=True)
+    momentum: Hyper = real("[0, 1]", 0.0, zero_is_off=True)
     dampening: Hyper = real("[0, 1]", 0.0)
     nesterov: bool = flag(False)
     weight_decay: Hyper = real("[0, inf)", 0.0)

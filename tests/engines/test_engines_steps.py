@@ -277,7 +277,7 @@ def test_the_reference_may_hand_an_array_over():
 
 
 EXPLAINED = """\
-AdamW(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.01, bias_correction=True)
+AdamW(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.01, bias_correction=True, eps_root=0.0)
   3 tensors, 16 parameters, float32, numpy on cpu
   engine {engine} ({why}): {how}, 3 threads
     pass 0: load p g m v; store p m v; reduce -; 28 B

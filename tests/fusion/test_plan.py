@@ -20,6 +20,7 @@ BYTES = {
     "LAMB-3": (40, 40),
     "LAMB-4": (28, 32),  # without the ratio; centralization reads the gradient of a matrix once more
     "LAMB-5": (64, 64),  # two more slots; norms of the units of p and g; the gradient once more
+    "LAMB-6": (40, 40),
     "LANS-0": (48, 48),
     "LANS-1": (64, 64),  # one part after the other: a norm of what the first part leaves
     "LANS-2": (48, 48),
@@ -35,13 +36,18 @@ BYTES = {
     "LARS-1": (28, 28),
     "LARS-2": (28, 28),
     "LARS-3": (20, 24),
+    "LARS-4": (28, 28),
+    "LARS-5": (28, 28),
     "AdamW-0": (28, 28),
     "AdamW-1": (28, 28),
     "AdamW-2": (36, 36),  # a third slot
     "AdamW-3": (36, 40),
+    "AdamW-5": (28, 28),
+    "AdamW-6": (28, 28),
     "Adam-0": (28, 28),
     "Adam-1": (36, 36),
     "Adam-2": (28, 28),
+    "Adam-3": (28, 28),
     "SGD-0": (12, 12),  # no slot
     "SGD-1": (20, 20),
     "SGD-2": (20, 20),

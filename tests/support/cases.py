@@ -10,6 +10,7 @@ CASES = {
         {"min_ratio": 0.1, "max_ratio": 1.0, "beta1": 0.0},
         {"adapt": False, "grad_centralization": True},
         {"clip_unit_ratio": 0.3, "lookahead_steps": 2, "lookahead_alpha": 0.8, "ema_decay": 0.9, "lr": 0.05},
+        {"grad_averaging": False, "eps_root": 1e-3, "lr": 0.01},
     ],
     "LANS": [
         {},
@@ -31,6 +32,8 @@ CASES = {
         {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.01, "eps": 1e-8},
         {"lr": 1.0, "weight_decay": 0.1, "trust_coefficient": 0.01, "decayed_norm": True},
         {"lr": 0.1, "adapt": False, "grad_centralization": True},
+        {"lr": 2e-3, "nesterov": True, "trust_clip": True, "weight_decay": 0.01},
+        {"lr": 0.1, "clip_value": 0.5, "clip_after_ratio": True, "trust_coefficient": 0.05},
     ],
     "AdamW": [
         {},
@@ -38,14 +41,22 @@ CASES = {
         {"amsgrad": True, "beta2": 0.5, "weight_decay": 0.0},
         {"amsgrad": True, "bias_correction": False, "grad_centralization": True},
         {"beta2": 0.9999999, "beta1": 0.99},  # where 1 - beta2 ** t cancels
+        {"nesterov": True, "eps_root": 1e-4, "lr": 0.01},
+        {"nesterov": True, "bias_correction": False},
     ],
-    "Adam": [{}, {"weight_decay": 0.1, "amsgrad": True, "beta2": 0.5}, {"bias_correction": False, "beta1": 0.0}],
+    "Adam": [
+        {},
+        {"weight_decay": 0.1, "amsgrad": True, "beta2": 0.5},
+        {"bias_correction": False, "beta1": 0.0},
+        {"nesterov": True, "weight_decay": 0.1},
+    ],
     "SGD": [
         {"lr": 0.1},
         {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
         {"lr": 0.1, "momentum": 0.9, "nesterov": True, "dampening": 0.5},
         {"lr": 0.1, "dampening": 0.5, "grad_centralization": True},
         {"lr": 0.1, "clip_tensor_norm": 0.5, "clip_value": 0.5, "lookahead_steps": 3},
+        {"lr": 0.01, "momentum": 1.0},
     ],
     "Adafactor": [
         {},

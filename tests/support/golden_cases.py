@@ -126,15 +126,24 @@ GOLDENS = {
     "torch_adamw/default_f64": Golden(ao.AdamW(lr=0.01)),
     "torch_sgd/mom_f64": Golden(ao.SGD(lr=0.01, momentum=0.9, weight_decay=0.01)),
     "torch_sgd/nesterov_f64": Golden(ao.SGD(lr=0.01, momentum=0.9, nesterov=True)),
+    "torch_sgd/momentum_one_f64": Golden(ao.SGD(lr=0.01, momentum=1.0)),
     "torch_adafactor/default_f64": Golden(ao.Adafactor(lr=0.01, relative_step=False)),
     "optax_adamw/default": Golden(ao.AdamW(lr=0.01, weight_decay=1e-4)),
+    "optax_adamw/nesterov": Golden(ao.AdamW(lr=0.01, nesterov=True, eps_root=1e-4)),
+    "optax_adam/nesterov": Golden(ao.Adam(lr=0.01, nesterov=True)),
     "optax_lamb/default": Golden(ao.LAMB(lr=0.01, weight_decay=0.01)),
+    "optax_lamb/eps_root": Golden(ao.LAMB(lr=0.01, weight_decay=0.01, eps_root=1e-3)),
     "optax_lars/default": Golden(ao.LARS(lr=0.1, weight_decay=0.01, decayed_norm=True)),
+    "optax_lars/nesterov": Golden(ao.LARS(lr=0.1, weight_decay=0.01, decayed_norm=True, nesterov=True)),
     # optax computes its decay 1 - t^-0.8 in float32, whatever the parameters are in
     "optax_adafactor/default": Golden(ao.Adafactor(lr=0.01, relative_step=False), tolerance="float32"),
     "timm_lamb/default_f64": Golden(ao.LAMB(lr=0.01, weight_decay=0.01)),
     "timm_lamb/nowd_f64": Golden(ao.LAMB(lr=0.01, weight_decay=0.01)),  # gives no decay, so it is timm's default
+    "timm_lamb/no_averaging_f64": Golden(ao.LAMB(lr=0.01, weight_decay=0.01, grad_averaging=False)),
     "timm_lars/default_f64": Golden(ao.LARS(lr=0.1, momentum=0.0, weight_decay=0.01, eps=1e-8)),
+    "timm_lars/nesterov_clip_f64": Golden(
+        ao.LARS(lr=0.002, momentum=0.9, weight_decay=0.01, eps=1e-8, nesterov=True, trust_clip=True)
+    ),
     "po_came/default_f64": Golden(ao.CAME(lr=0.002)),
     "po_adafactor/default_f64": Golden(ao.Adafactor(lr=0.01, relative_step=False, scale_parameter=False)),
     "po_lars/default_f64": Golden(ao.LARS(lr=0.1, weight_decay=0.01), ONE_DIMENSIONAL),

@@ -15,13 +15,16 @@ CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": 
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
 AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
 AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None}
+ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}
+LARS = {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False}
+LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False}
 DEFAULTS = {
-    "LAMB": MOMENTS | TRUST,
+    "LAMB": MOMENTS | TRUST | {"grad_averaging": True, "eps_root": 0.0},
     "LANS": MOMENTS | TRUST | {"sequential": False},
     "CAME": FACTORED | CAME | CONSTANT_LR,
-    "LARS": BUFFER | {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False},
-    "AdamW": MOMENTS | {"eps": 1e-8, "amsgrad": False},
-    "Adam": MOMENTS | {"eps": 1e-8, "weight_decay": 0.0, "amsgrad": False},
+    "LARS": BUFFER | LARS,
+    "AdamW": MOMENTS | ADAM,
+    "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
 }
@@ -48,7 +51,7 @@ def step(
         return p, s
     if h.grad_centralization and len(shape) >= 2:
         g = centralize(shape, g)
-    if rule_name != "LANS":
+    if rule_name != "LANS" and not (rule_name == "LARS" and h.clip_after_ratio):
         g = clip(g, h.clip_value)
     if h.clip_tensor_norm is not None and norm(g) > h.clip_tensor_norm:
         g = [x * (h.clip_tensor_norm / norm(g)) for x in g]
@@ -164,9 +167,9 @@ def trust_ratio(h, p_norm, u_norm):
 def lamb(h, shape, p, g, s, t):
     n = range(len(p))
     c1, c2 = corrections(h, t)
-    m = ema(s["m"], g, h.beta1)
+    m = [h.beta1 * s["m"][i] + (1 - h.beta1 if h.grad_averaging else 1) * g[i] for i in n]
     v = ema(s["v"], [square(x) for x in g], h.beta2)
-    u = [(m[i] / c1) / (math.sqrt(v[i] / c2) + h.eps) + h.weight_decay * p[i] for i in n]
+    u = [(m[i] / c1) / (math.sqrt(v[i] / c2 + h.eps_root) + h.eps) + h.weight_decay * p[i] for i in n]
     r = trust_ratio(h, norm(p), norm(u))
     return [p[i] - h.lr * r * u[i] for i in n], {"m": m, "v": v}
 
@@ -196,7 +199,11 @@ def adamw(h, shape, p, g, s, t):
     slots = {"m": m, "v": v}
     if h.amsgrad:
         v = slots["v_max"] = [max(v[i], s["v_max"][i]) for i in n]
-    u = [(m[i] / c1) / (math.sqrt(v[i] / c2) + h.eps) + h.weight_decay * p[i] for i in n]
+    m_hat = [x / c1 for x in m]
+    if h.nesterov:
+        c1_next = corrections(h, t + 1)[0]
+        m_hat = [h.beta1 * m[i] / c1_next + (1 - h.beta1) * g[i] / c1 for i in n]
+    u = [m_hat[i] / (math.sqrt(v[i] / c2 + h.eps_root) + h.eps) + h.weight_decay * p[i] for i in n]
     return [p[i] - h.lr * u[i] for i in n], slots
 
 
@@ -222,8 +229,14 @@ def lars(h, shape, p, g, s, t):
     trust = 1.0
     if h.adapt and p_norm != 0 and g_norm != 0:
         trust = h.trust_coefficient * p_norm / (g_norm + decay + h.eps)
+    if h.adapt and h.trust_clip:
+        trust = min(trust / h.lr, 1.0)
+    if h.clip_after_ratio:
+        g = clip(g, h.clip_value)
+        g_decayed = [g[i] + h.weight_decay * p[i] for i in n]
     buf = [h.momentum * s["buf"][i] + trust * g_decayed[i] for i in n]
-    return [p[i] - h.lr * buf[i] for i in n], {"buf": buf}
+    d = [trust * g_decayed[i] + h.momentum * buf[i] for i in n] if h.nesterov else buf
+    return [p[i] - h.lr * d[i] for i in n], {"buf": buf}
 
 
 def row_means(shape, x):
