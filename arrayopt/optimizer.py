@@ -55,7 +55,9 @@ class Optimizer(Saved):
     Attributes
     ----------
     params
-        The parameters, in the structure given (list of group dicts: a flat list in their order).
+        The parameters, in the structure given (list of group dicts: a flat list in their order). Arrays in it may be
+        replaced by others of the same shape, dtype, library and device: ``opt.params["w"] = w``, or all at once:
+        ``opt.params = tree``. The optimizer goes on from them.
     rule : Rule
         What tensors follow where their group does not say otherwise. Its fields can be read and set on the optimizer:
         ``opt.lr = 0.1``.
@@ -196,6 +198,7 @@ class Optimizer(Saved):
         """
         if not self._prologue.idle:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
+        self._tensors.take_up()
         coming = self._coming(loss_scale)
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
@@ -241,6 +244,7 @@ class Optimizer(Saved):
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
         """For each tensor its number of updates ``t`` and its slots, by name."""
+        self._tensors.take_up()
         return MappingProxyType({x.name: MappingProxyType({"t": x.t, **x.slots}) for x in self._tensors.all})
 
     @property
@@ -274,6 +278,7 @@ class Optimizer(Saved):
         params
             For tensors without `ema_decay`, copies of the parameters themselves.
         """
+        self._tensors.take_up()
         now = [(x.array, detached(x.slots.get("ema", x.array))) for x in self._tensors.all]
         return self._tensors.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
 
@@ -295,7 +300,9 @@ class Optimizer(Saved):
         raise AttributeError(f"Optimizer has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in fields_of(type(self._rule)):
+        if name == "params":
+            self._tensors.exchange(value, "Optimizer.params")
+        elif name in fields_of(type(self._rule)):
             self._rule = self._tensors.follow(self._rule, {name: value})
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))

@@ -41,10 +41,12 @@ class Saved:
 
     def _dump(self, *, copies: bool = True) -> dict[str, Any]:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
+        self._tensors.take_up()
         return dump(self.step_count, self.clip_norm, self._rule, self._tensors.groups, self._prologue, copies=copies)
 
     def _restore(self, saved: dict[str, Any], **options: Any) -> None:
         """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
+        self._tensors.take_up()
         self.step_count, self.clip_norm, self._rule = load(
             saved, self._rule, self._tensors.groups, self._prologue, **options
         )
