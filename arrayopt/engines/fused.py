@@ -15,6 +15,7 @@ from arrayopt.fusion.graph import Node, evaluate, reachable
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
+from arrayopt.fusion.trace import CLIP, UPDATES
 
 __all__ = ["Batch", "Fused", "Ints"]
 
@@ -62,7 +63,7 @@ class Batch(ABC):
         t: Any = self.updates[self.places] + 1.0
         if (t == t[0]).all():  # as a rule; then scalars are mostly the same for all
             t = t[0]
-        given: dict[str, Any] = {"t": t, "clip": clip}
+        given: dict[str, Any] = {UPDATES: t, CLIP: clip}
         for name, first in hypers[0].items():
             if first is not None:
                 column = [float(h[name]) for h in hypers]
