@@ -55,7 +55,9 @@ class Optimizer(Saved):
     Attributes
     ----------
     params
-        The parameters, in the structure given (list of group dicts: a flat list in their order).
+        The parameters, in the structure given (list of group dicts: a flat list in their order). Arrays in it may be
+        replaced by others of the same shape, dtype, library and device: ``opt.params["w"] = w``, or all at once:
+        ``opt.params = tree``. The optimizer goes on from them.
     rule : Rule
         What tensors follow where their group does not say otherwise. Its fields can be read and set on the optimizer:
         ``opt.lr = 0.1``.
@@ -186,6 +188,7 @@ class Optimizer(Saved):
         RuntimeError
             If the Optimizer accumulates gradients, which `step` alone does.
         """
+        self._parameters.take_up()
         self._step.advance(loss_scale, self._limit())
 
     def launch(self, grads: Any) -> Any:
@@ -229,6 +232,7 @@ class Optimizer(Saved):
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
         """For each tensor its number of updates ``t`` and its slots, by name."""
+        self._parameters.take_up()
         return MappingProxyType({x.name: TensorState(x) for x in self._parameters.all})
 
     @property
@@ -262,6 +266,7 @@ class Optimizer(Saved):
         params
             For tensors without `ema_decay`, copies of the parameters themselves.
         """
+        self._parameters.take_up()
         now = [(x.array, detached(x.slots.get("ema", x.array))) for x in self._parameters.all]
         return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
 
@@ -283,7 +288,9 @@ class Optimizer(Saved):
         raise AttributeError(f"Optimizer has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in fields_of(type(self._rule)):
+        if name == "params":
+            self._parameters.exchange(value, "Optimizer.params")
+        elif name in fields_of(type(self._rule)):
             self._rule = self._parameters.follow(self._rule, {name: value})
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))

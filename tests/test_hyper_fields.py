@@ -140,7 +140,7 @@ class NovoGrad(ao.Rule):
     lr: ao.Hyper = 0.01
     beta1: float = 0.95
     beta2: float = 0.98
-    averaged: bool = True
+    averaging: bool = True
 
     def slots(self, xp, p):
         return {"m": xp.zeros_like(p), "v": xp.sum(p) * 0}
@@ -148,7 +148,7 @@ class NovoGrad(ao.Rule):
     def update(self, xp, p, g, s, h):
         g2 = xp.sum(g * g)
         v = xp.where(s["v"] == 0, g2, h.beta2 * s["v"] + (1 - h.beta2) * g2)
-        m = h.beta1 * s["m"] + (1 - h.beta1 if self.averaged else 1) * g / (xp.sqrt(v) + 1e-8)
+        m = h.beta1 * s["m"] + (1 - h.beta1 if self.averaging else 1) * g / (xp.sqrt(v) + 1e-8)
         return p - h.lr * m, {"m": m, "v": v, "second_moment": v}
 
 
@@ -165,7 +165,7 @@ def lion(h, p, g, s):
 def novograd(h, p, g, s):
     g2 = sum(x * x for x in g)
     s["v"] = h["beta2"] * s["v"] + (1 - h["beta2"]) * g2 if "v" in s else g2
-    share = 1 - h["beta1"] if h["averaged"] else 1
+    share = 1 - h["beta1"] if h["averaging"] else 1
     m = s.get("m", [0.0] * len(p))
     s["m"] = [h["beta1"] * a + share * b / (math.sqrt(s["v"]) + 1e-8) for a, b in zip(m, g, strict=True)]
     return [x - h["lr"] * a for x, a in zip(p, s["m"], strict=True)]
@@ -173,11 +173,11 @@ def novograd(h, p, g, s):
 
 OWN = {
     "Lion": (lion, Lion(lr=0.1, weight_decay=0.5), {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.5}),
-    "NovoGrad": (novograd, NovoGrad(), {"lr": 0.01, "beta1": 0.95, "beta2": 0.98, "averaged": True}),
+    "NovoGrad": (novograd, NovoGrad(), {"lr": 0.01, "beta1": 0.95, "beta2": 0.98, "averaging": True}),
     "NovoGrad sums": (
         novograd,
-        NovoGrad(beta1=0.5, averaged=False),
-        {"lr": 0.01, "beta1": 0.5, "beta2": 0.98, "averaged": False},
+        NovoGrad(beta1=0.5, averaging=False),
+        {"lr": 0.01, "beta1": 0.5, "beta2": 0.98, "averaging": False},
     ),
 }
 P, GRADS = np.random.default_rng(0).standard_normal(6), np.random.default_rng(1).standard_normal((4, 6))

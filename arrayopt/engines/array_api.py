@@ -1,7 +1,6 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from arrayopt.arrays import (
 from arrayopt.engines.base import Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.base import Rule
+from arrayopt.rules.names import Values
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
@@ -49,7 +49,7 @@ def apply(
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
-    h = SimpleNamespace(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
+    h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)

@@ -13,7 +13,7 @@ from arrayopt.arrays import Array, Ints, dtype_name, look, memory, size
 from arrayopt.engines.base import Judge, Report
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import COUNT, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
@@ -22,9 +22,6 @@ from arrayopt.fusion.scalars import scalar_code
 __all__ = ["Batch", "Fused", "Rows", "plain"]
 
 _DTYPE = operator.attrgetter("dtype")
-
-COUNT = "count:"
-"""What the names of numbers of elements begin with."""
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""

@@ -14,11 +14,15 @@ import numpy as np
 
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["ELEMENT", "SCRATCH", "Graph", "Node", "evaluate", "reachable"]
+__all__ = ["CLIP", "COUNT", "ELEMENT", "SCRATCH", "UPDATES", "Graph", "Node", "evaluate", "reachable"]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
 
+
+UPDATES, CLIP, COUNT = ":t", ":clip", "count:"
+"""Scalars of the machine, which no field can be called: the number of updates, what gradients are multiplied by, and,
+with axes after it, the number of elements along these."""
 
 SCRATCH = "spill"
 """What the names of scratch arrays begin with."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.graph import Node, evaluate, reachable
+from arrayopt.fusion.graph import CLIP, UPDATES, Node, evaluate, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["EACH_STEP", "ScalarCode", "scalar_code"]
 
-EACH_STEP = ("t", "clip")
-"""What may be another number at each step, while hyper-parameters stay."""
+EACH_STEP = {UPDATES: "t", CLIP: "clip"}
+"""What may be another number at each step, while hyper-parameters stay; and what it is called in the text."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,7 +74,7 @@ class ScalarCode:
                 except ZeroDivisionError:
                     pass
             leaves = constants[1 : len(self.names) + 1]
-        known = evaluate(self.nodes, dict(zip(self.names, leaves, strict=True)) | {"t": t, "clip": clip})
+        known = evaluate(self.nodes, dict(zip(self.names, leaves, strict=True)) | {UPDATES: t, CLIP: clip})
         return tuple(known[n] for n in self.nodes)
 
 
@@ -91,8 +91,8 @@ def scalar_code(plan: Plan) -> ScalarCode:
     read = {*plan.scalars, *(a for n in late for a in n.args)}
     passed = [f"x{n.id}" for n in [*leaves, *(n for n in early if n in read)]]
     text = _function("constants", [f"x{n.id}" for n in leaves], early, ["True", *passed])
-    names = {n: n.data if n.data in EACH_STEP else f"x{n.id}" for n in found if n.op == "host"}
-    given = [*EACH_STEP, "ready", *passed]
+    names = {n: EACH_STEP.get(n.data, f"x{n.id}") for n in found if n.op == "host"}
+    given = [*EACH_STEP.values(), "ready", *passed]
     text += _function("scalars", given, [n for n in found if n in late], [_name(n, names) for n in plan.scalars], names)
     made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
     made |= {f"np_{name}": op.numpy for name, op in OPS.items()}

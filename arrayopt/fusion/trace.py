@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
-from arrayopt.fusion.graph import ELEMENT, SCRATCH, Graph, Node
+from arrayopt.fusion.graph import CLIP, ELEMENT, UPDATES, Graph, Node
 from arrayopt.fusion.symbol import NAMESPACE, WAY_OUT, NotFlat, Symbol, TraceError, lift
 from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.names import Values
 
 __all__ = ["NotFlat", "Trace", "TraceError", "trace"]
 
@@ -65,7 +65,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     flat : bool
         Whether to see the tensor as one row of elements, which no sum over rows or columns may contradict.
     clip : bool
-        Whether gradients are multiplied by a scalar ``clip`` first.
+        Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
         Whether norms are reported too.
 
@@ -100,15 +100,12 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
         fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
-    odd = [name for name in fresh if not name.isidentifier() or name in ("p", "g") or name.startswith(SCRATCH)]
-    if odd:
-        raise TraceError(f"a slot of an optimizer that is fused cannot be called {odd[0]!r}{WAY_OUT}")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
-    h = SimpleNamespace(**values, t=scalar("t"))
-    given = NAMESPACE.multiply(g, scalar("clip")) if clip else g
+    h = Values(**values, t=scalar(UPDATES))
+    given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     with _clear_errors(rule):
         new_p, out = rule(NAMESPACE, p, given, dict(s), h)
     lacking = [name for name in s if name not in out]

@@ -7,7 +7,7 @@ from typing import Any
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, overlapping, place, writable
 from arrayopt.params.trees import flatten
 
-__all__ = ["extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
+__all__ = ["check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
 
 
 def named_params(params: Any, who: str = "Optimizer") -> list[tuple[str, Array]]:
@@ -21,12 +21,12 @@ def named_params(params: Any, who: str = "Optimizer") -> list[tuple[str, Array]]
         For a tree without arrays, and where two parameters have one name or are one writable array.
     """
     named = [(name, leaf) for name, leaf in flatten(params) if leaf is not None]
-    _check(named, who, params)
+    check_params(named, who, params)
     return named
 
 
-def _check(named: list[tuple[str, Array]], who: str, params: Any) -> None:
-    """Raise where these are not parameters."""
+def check_params(named: list[tuple[str, Array]], who: str, params: Any) -> None:
+    """Raise where these are not parameters; see `named_params`."""
     if not named:
         raise ValueError(f"{who}: params must hold at least one array; got {params!r}")
     names: set[str] = set()
@@ -101,7 +101,7 @@ def parse_group_list(
         offset += len(leaves) if isinstance(members, dict) else len(members)
         groups.append(({k: v for k, v in entry.items() if k != "params"}, [name for name, _ in leaves]))
         named += leaves
-    _check(named, "Optimizer", entries)
+    check_params(named, "Optimizer", entries)
     return (named if order is None else _ordered(named, order)), groups
 
 
@@ -152,7 +152,7 @@ def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, lis
     taken = [repr(name) for name, _ in named if name in names]
     if taken:
         raise ValueError(f"{who}: there is already a parameter named {', '.join(taken)}")
-    _check(named, who, params)
+    check_params(named, who, params)
     return larger, named
 
 

@@ -4,9 +4,10 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arrayopt.arrays import Array, detached, look, writable
+from arrayopt.arrays import Array, detached, look
 from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
+from arrayopt.params.replaced import exchange
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
@@ -29,7 +30,7 @@ class Parameters:
     """
 
     def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run) -> None:
-        self._run = run
+        self._run, self._seen = run, -1
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
@@ -44,7 +45,6 @@ class Parameters:
         tensors = {name: Tensor(name, leaf) for name, leaf in named}
         self._tree, self.all = tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
-        self._in_place, self._leaves = all(writable(leaf) for _, leaf in named), [leaf for _, leaf in named]
         self._expect()
         for group in self.groups:
             _start(group)
@@ -52,14 +52,13 @@ class Parameters:
 
     def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> Group:
         """Take more parameters in, as a new group."""
+        self.take_up()
         tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
         group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
         _start(group)
         self._join(group.tensors)
         self.groups.append(group)
         self.all += group.tensors
-        self._in_place = self._in_place and all(writable(leaf) for _, leaf in named)
-        self._leaves += [leaf for _, leaf in named]
         self._tree = tree
         self._expect()
         return group
@@ -72,6 +71,7 @@ class Parameters:
     def _expect(self) -> None:
         """Take down how gradients are to come; nothing of what they look like is known yet."""
         self._template, self._flat = template(self._tree), ([x.name for x in self.all], None)
+        self._hold(self._tree)
         self._kind: Any = None
         self._forms: list[Any] = []
 
@@ -86,6 +86,7 @@ class Parameters:
 
     def match(self, grads: Any) -> list[Array | None]:
         """The tensors' gradients, checked."""
+        self.take_up()
         given = leaves(self._template, grads)
         if given is None:
             given = leaves(self._flat, grads)
@@ -120,20 +121,61 @@ class Parameters:
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
 
-    def settle(self) -> None:
-        """After a step, or a load: some array may have become read-only and have been replaced."""
-        if self._in_place and self._run.arrays:
-            self._in_place = all(map(operator.is_, map(_ARRAY, self.all), self._leaves))
+    # ---- the tree of the parameters, which is the user's ------------------------------------------------------------
 
     @property
     def params(self) -> Any:
-        """The parameters, in the structure given."""
-        if self._in_place:
-            return self._tree
-        leaves = [leaf for _, leaf in flatten(self._tree) if leaf is not None]
-        if any(tensor.array is not leaf for tensor, leaf in zip(self.all, leaves, strict=True)):
-            self._tree = self.tree_of([tensor.array for tensor in self.all])
+        """The parameters, in the structure given: the tree in which the user may put other arrays."""
         return self._tree
+
+    def _hold(self, tree: Any) -> None:
+        """Have a tree as the parameters' own, and take down which arrays it holds, under which names."""
+        pairs, tensors = flatten(tree), iter(self.all)
+        self._tree, self._held = tree, [leaf for _, leaf in pairs]
+        self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
+
+    def _found(self, tree: Any) -> list[Any]:
+        """The leaves of a tree, in the order of the parameters' where it has their structure."""
+        found = leaves(self._template, tree)
+        return [leaf for _, leaf in flatten(tree)] if found is None else found
+
+    def take_up(self) -> None:
+        """Go on from the arrays that the user has put into the tree of the parameters, once they are checked.
+
+        Raises
+        ------
+        ValueError
+            If they do not fit, listing every mismatch. Nothing has been changed then.
+        """
+        now = self._found(self._tree)
+        if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)):
+            self.exchange(self._tree, "Optimizer")
+
+    def exchange(self, tree: Any, who: str) -> None:
+        """Go on from the arrays of a tree of the same structure, or with the same names: all of them, or none.
+
+        Raises
+        ------
+        ValueError
+            As `take_up`.
+        """
+        tree = list(tree) if isinstance(tree, Iterator) else tree
+        if self._by_position and is_group_list(tree):
+            tree = [leaf for _, leaf in parse_group_list(tree)[0]]
+        found = leaves(self._template, tree)
+        pairs = flatten(tree) if found is None else zip(self._names, found, strict=True)
+        exchange(who, self.all, [(name, leaf) for name, leaf in pairs if leaf is not None])
+        alike = type(tree) is type(self._tree) and template(tree) == self._template
+        self._hold(tree if tree is self._tree or alike else self.tree_of([tensor.array for tensor in self.all]))
+
+    def settle(self) -> None:
+        """After a step, or a load: arrays that cannot be written have been replaced, and the tree is made anew."""
+        if self._seen == self._run.arrays:
+            return
+        self._seen = self._run.arrays
+        mine = [leaf for leaf in self._held if leaf is not None]
+        if not all(map(operator.is_, map(_ARRAY, self.all), mine)):
+            self._hold(self.tree_of([tensor.array for tensor in self.all]))
 
     def tree_of(self, arrays: list[Array]) -> Any:
         """Arrays, one for each tensor, in the structure of the parameters."""

@@ -11,12 +11,10 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real
+from arrayopt.rules.names import AROUND, check_class, check_fields, check_slots
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
 
 __all__ = ["Rule", "hypers", "is_flag"]
-
-AROUND = ("master", "slow", "ema")
-"""Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -81,6 +79,14 @@ class Rule(ABC):
     master_weights: bool | str = choice("auto", True, False)
     state_dtype: str | None = choice(None, "float16", "bfloat16")
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        check_fields(cls, Rule)
+
+    def __new__(cls, *args: Any, **fields: Any) -> "Rule":
+        check_class(cls, Rule)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             where, value = f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)
@@ -140,7 +146,9 @@ class Rule(ABC):
             "slow": self.lookahead_steps is not None,
             "ema": self.ema_decay is not None,
         }
-        return {**self.slots(xp, p), **{name: xp.astype(p, p.dtype) for name in AROUND if around[name]}}
+        own = self.slots(xp, p)
+        check_slots(type(self).__name__, own)
+        return {**own, **{name: xp.astype(p, p.dtype) for name in AROUND if around[name]}}
 
     def narrow_slots(self, rank: int) -> frozenset[str]:
         """The slots of a tensor that are stored in `state_dtype`: those of the rule with a value for each element."""

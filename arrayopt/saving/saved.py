@@ -42,10 +42,12 @@ class Saved:
 
     def _dump(self, *, copies: bool = True) -> dict[str, Any]:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
+        self._parameters.take_up()
         return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, copies=copies)
 
     def _restore(self, saved: dict[str, Any], **options: Any) -> None:
         """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
+        self._parameters.take_up()
         self.clip_norm, self._rule = load(saved, self._run, self._rule, self._parameters.groups, self._step, **options)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

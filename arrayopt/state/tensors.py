@@ -8,6 +8,7 @@ from arrayopt.arrays import (
     NARROW,
     Array,
     array_namespace,
+    detached,
     dtype_name,
     dtype_of,
     kind,
@@ -39,6 +40,14 @@ class Tensor:
     @t.setter
     def t(self, value: int) -> None:
         self.run.put_updates(self.place, value)
+
+    def take(self, array: Array) -> None:
+        """Go on from another array as the parameter; a master begins anew as its values."""
+        self.array = array
+        self.run.arrays += 1
+        if "master" in self.slots:
+            with on_its_device(array):
+                self.put("master", array_namespace(array).astype(detached(array), self.slots["master"].dtype))
 
     def put(self, slot: str | None, value: Array) -> None:
         """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""

@@ -198,15 +198,6 @@ def test_scratch_memory_is_kept_from_step_to_step(engine, monkeypatch):
     assert peak < params.nbytes / 2  # some blocks
 
 
-@pytest.mark.parametrize("name", ["p", "g", "spill0", "not a name"])
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
-def test_a_slot_whose_name_a_plan_cannot_have_is_refused(name, engine):
-    rule = made(lambda xp, p, g, s, h: (p - g, {name: s[name] + g}), zeros(name))()
-    with pytest.raises(ValueError, match=f"a slot of an optimizer that is fused cannot be called {name!r}"):
-        ao.Optimizer(np.ones(3), rule, engine=engine)
-    assert ao.Optimizer(np.ones(3), rule).step(np.ones(3)).tolist() == [0.0, 0.0, 0.0]
-
-
 # ---- the cut --------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.graph import Graph, evaluate, reachable
 from arrayopt.fusion.plan import plan_for
-from arrayopt.fusion.trace import trace
+from arrayopt.fusion.trace import UPDATES, trace
 from tests.support.cases import ALL, IDS, make
 from tests.support.tracing import made, of
 
@@ -44,7 +44,7 @@ def computed(node, given):
 def agree(function, p, g, dtype="float64", relative=0.0):
     """The graph of a function says what the function does; signs of zeros aside."""
     with np.errstate(all="ignore"):
-        found = computed(trace(of(function), 2, dtype).outputs["p"], {"p": p, "g": g, "lr": 0.1, "t": 1.0})
+        found = computed(trace(of(function), 2, dtype).outputs["p"], {"p": p, "g": g, "lr": 0.1, UPDATES: 1.0})
         expected = function(np, p, g)
         np.testing.assert_allclose(np.broadcast_to(found, p.shape), np.broadcast_to(expected, p.shape), rtol=relative)
 
@@ -251,10 +251,11 @@ def test_scalars_of_the_step_are_worked_out_apart_from_the_elements():
 
 def test_scalars_are_evaluated_in_float64_for_each_tensor():
     plan = plan_for(ao.AdamW(), 1, "float32")
-    given = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "t": np.array([1.0, 2.0, 1e6])}
+    given = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    given[UPDATES] = np.array([1.0, 2.0, 1e6])
     known = evaluate(plan.scalars, given)
     found = [known[n] for n in plan.scalars if np.ndim(known[n])]
-    for c in (1 - 0.9 ** given["t"], 1 - 0.999 ** given["t"]):
+    for c in (1 - 0.9 ** given[UPDATES], 1 - 0.999 ** given[UPDATES]):
         assert any(np.allclose(x, 1 / c, rtol=1e-14) or np.allclose(x, c, rtol=1e-14) for x in found)
 
 

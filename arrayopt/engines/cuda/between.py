@@ -3,7 +3,7 @@
 from arrayopt.engines.cuda.stages import Stage
 from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.written import INDEX
-from arrayopt.fusion.graph import Node, reachable
+from arrayopt.fusion.graph import CLIP, COUNT, UPDATES, Node, reachable
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["between", "hypers", "scalars"]
@@ -125,7 +125,7 @@ def _sum(m: CudaText, n: Node) -> None:
 def hypers(plan: Plan) -> list[str]:
     """The hyper-parameters that the scalars of a step are computed from, in the order of their table."""
     names = [n.data for n in reachable(plan.scalars) if n.op == "host"]
-    return [x for x in names if x not in ("t", "clip") and not x.startswith("count:")]
+    return [x for x in names if x not in (UPDATES, CLIP) and not x.startswith(COUNT)]
 
 
 def scalars(m: CudaText) -> None:
@@ -134,11 +134,11 @@ def scalars(m: CudaText) -> None:
     m.put(0, "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,")
     m.put(0, "                           double* scalar) {")
     m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar;")
-    table = {"t": "count", "clip": "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
+    table = {UPDATES: "count", CLIP: "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
 
     def given(name: str) -> str:
-        extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix("count:"))
-        return extents if name.startswith("count:") else table[name]
+        extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix(COUNT))
+        return extents if name.startswith(COUNT) else table[name]
 
     known = m.straight(list(m.plan.scalars), given)
     m.put(1, *(f"scalar[{i}] = {known[n]};" for n, i in m.scalar.items()))

@@ -1,0 +1,96 @@
+"""The names that a rule may give: to its fields, which users reach on the optimizer, and to its slots."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["AROUND", "RESERVED", "Values", "check_class", "check_fields", "check_slots"]
+
+AROUND = ("master", "slow", "ema")
+"""Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""
+
+RESERVED = frozenset({"t", "params", "order_params", "groups", "rule", "engine", "accumulate", "skip_nonfinite"})
+RESERVED |= {
+    "step",
+    "advance",
+    "launch",
+    "step_count",
+    "clip_norm",
+    "loss_scale",
+    "nonfinite",
+    "before_step",
+    "after_step",
+}
+RESERVED |= {
+    "state",
+    "stats",
+    "nonfinite",
+    "averaged",
+    "add_group",
+    "explain",
+    "state_dict",
+    "load_state_dict",
+    "save",
+    "load",
+}
+RESERVED |= {"label", "names", "overridden", "tensors", "checked", "replace_rule"}
+"""What fields cannot be called: `h.t`; keys of group dicts; what an Optimizer has; what a Group has."""
+
+_SLOT = re.compile(r"(?!at_)[A-Za-z][A-Za-z0-9_]*")
+_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+")
+
+
+class Values(SimpleNamespace):
+    """What a rule gets as `h`: its hyper-parameters in this step, and `t`."""
+
+    def __getattr__(self, name: str) -> Any:  # where there is none
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"`h` has no hyper-parameter {name!r}; it has {', '.join(vars(self))} (switches and options are the rule's"
+            f" own: self.{name})"
+        )
+
+
+def _declared(cls: type) -> list[str]:
+    """The names of the fields that a class itself declares, whether it has been made a dataclass or not."""
+    typed = [name for name, kind in inspect.get_annotations(cls).items() if "ClassVar" not in str(kind)]
+    return [*typed, *(name for name, x in vars(cls).items() if isinstance(x, dataclasses.Field) and name not in typed)]
+
+
+def check_fields(cls: type, base: Any) -> None:
+    """Raise TypeError where a subclass of `base` declares a field whose name means something else."""
+    own = {f.name for f in dataclasses.fields(base)}
+    for name in _declared(cls):
+        if name in RESERVED or name.startswith("_") or (hasattr(base, name) and name not in own):
+            what = "begins with an underscore" if name.startswith("_") else "means something else already"
+            raise TypeError(f"{cls.__name__}: a field cannot be called {name!r}, which {what}; choose another name")
+
+
+@cache
+def check_class(cls: type, base: type) -> None:
+    """Raise TypeError where a subclass of `base` declares fields, but was not made a dataclass."""
+    for part in cls.__mro__:
+        if issubclass(part, base) and "__dataclass_fields__" not in vars(part) and _declared(part):
+            raise TypeError(
+                f"{part.__name__}: a rule with fields ({', '.join(_declared(part))}) must be a dataclass; write"
+                " @dataclass(frozen=True, kw_only=True) above the class"
+            )
+
+
+def check_slots(who: str, names: Iterable[Any]) -> None:
+    """Raise ValueError for slots whose name cannot stand beside those of the machine."""
+    for name in names:
+        if not isinstance(name, str) or not _SLOT.fullmatch(name):
+            raise ValueError(
+                f"{who}: a slot's name must be a letter of A to Z, then letters, digits and underscores, and not begin"
+                f" with 'at_'; got {name!r}"
+            )
+        if _TAKEN.fullmatch(name):
+            raise ValueError(
+                f"{who}: a slot cannot be called {name!r}, which means something else; choose another name"
+            )
