@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Tensors
 from arrayopt.rules.base import Rule
@@ -45,10 +46,11 @@ class Saved:
 
     def _restore(self, saved: dict[str, Any], **options: Any) -> None:
         """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
-        self.step_count, self.clip_norm, self._rule = load(
-            saved, self._rule, self._tensors.groups, self._prologue, **options
-        )
-        self._tensors.forget_buckets()
+        with uninterrupted():
+            self.step_count, self.clip_norm, self._rule = load(
+                saved, self._rule, self._tensors.groups, self._prologue, **options
+            )
+            self._tensors.forget_buckets()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -85,10 +87,13 @@ class Saved:
             If it cannot be written. The old file is as it was then.
         TypeError, ValueError
             If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
+        RuntimeError
+            If the state has changed meanwhile, as by a step in another thread. The old file is as it was then.
 
         Notes
         -----
-        Waits for the device. Arrays are written one after the other, without a second copy of the state in memory.
+        Waits for the device. Arrays are written one after the other, without a second copy of the state in memory. A
+        file that is replaced keeps its mode; a new one has what the umask leaves.
         Schedules of `arrayopt.schedules` are saved; of other functions just the name, so `load` needs an optimizer that
         has them. Hooks and statistics are not saved. Needs a POSIX system.
 
@@ -105,7 +110,17 @@ class Saved:
         """
         if not isinstance(params, bool):
             raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
-        checkpoint.save(path, self._dump(copies=False), self._tensors.all if params else None)
+        before = self._progress()
+        checkpoint.save(
+            path,
+            self._dump(copies=False),
+            self._tensors.all if params else None,
+            unchanged=lambda: self._progress() == before,
+        )
+
+    def _progress(self) -> tuple[Any, ...]:
+        """What is different after each step."""
+        return self.step_count, self._prologue.dump(), [(x.name, x.t) for x in self._tensors.all]
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.

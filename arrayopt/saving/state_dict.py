@@ -15,9 +15,10 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
-from arrayopt.hyper import coerce
+from arrayopt.hyper import coerce, is_number
 from arrayopt.params.groups import Group, fields_of, override
 from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.state.loss_scale import LARGEST
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.prologue import Prologue, is_count
 
@@ -28,6 +29,9 @@ FORMAT = 1
 CLIP_NORM = "(0, inf)"
 """What the optimizer's `clip_norm` must lie in."""
 
+
+ENDLESS = 2**53
+"""Counts are below this: from there no training would reach what a float, or 64 bits, cannot count."""
 
 ACCUMULATED = "accumulated"
 """Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
@@ -103,7 +107,8 @@ def load(
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
         sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
-        wrong = [*_differences(saved, rule, groups), *prologue.differences(saved["extra"]), *wrong]
+        wrong = [*_differences(saved, rule, groups), *_out_of_range(saved["extra"]), *wrong]
+        wrong += prologue.differences(saved["extra"])
         clip_norm, step = saved["clip_norm"], saved["step"]
     except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
@@ -164,7 +169,20 @@ def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list
 
 def _count_differences(who: str, n: Any) -> list[str]:
     """What is wrong with a number of steps or updates."""
-    return [] if is_count(n) else [f"{who} must be a whole number from 0; got {n!r}"]
+    return [] if is_count(n) and n < ENDLESS else [f"{who} must be a whole number from 0, below 2**53; got {n!r}"]
+
+
+def _out_of_range(extra: dict[str, Any]) -> list[str]:
+    """What is wrong with the numbers that come before an update, whatever optimizer they are for."""
+    scale = extra["loss_scale"]
+    wrong = _count_differences("the number of skipped steps", extra["skipped"])
+    wrong += _count_differences("the number of micro-steps", extra["micro_steps"])
+    wrong += _count_differences("`accumulate`", extra["accumulate"])
+    if scale is not None:
+        wrong += _count_differences("the number of good steps of the loss scale", scale["good"])
+        if not (is_number(scale["scale"]) and 0 < scale["scale"] <= LARGEST):
+            wrong.append(f"the loss scale must be in (0, 2**127]; got {scale['scale']!r}")
+    return wrong
 
 
 def _describe(rule: Rule) -> dict[str, Any]:

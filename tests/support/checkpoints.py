@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 import arrayopt as ao
+from arrayopt.params import trees
 
 S = ao.schedules
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def contents(opt):
         name: [(k, x if k == "t" else (str(x.dtype), tuple(x.shape), to_bytes(x))) for k, x in state.items()]
         for name, state in opt.state.items()
     }
-    params = [(name, to_bytes(x)) for name, x in ao.trees.flatten(opt.params)]
+    params = [(name, to_bytes(x)) for name, x in trees.flatten(opt.params)]
     rules = [(repr(g.rule), sorted(g.overridden), g.names) for g in opt.groups]
     return params, arrays, rules, repr(opt.rule), opt.step_count, repr(opt.clip_norm)
 
