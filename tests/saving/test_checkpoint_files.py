@@ -190,7 +190,7 @@ def test_what_is_no_file_may_have_the_name_of_a_temporary_one(tmp_path, kind, mo
     assert sorted(os.listdir()) == [name, "x"]
 
 
-# ---- interrupted, and beside other threads -------------------------------------------------------------------------------------------
+# ---- interrupted, and beside other threads --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["load", "load_state_dict"])
