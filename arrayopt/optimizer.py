@@ -14,6 +14,7 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run, checked_count
 from arrayopt.state.tensors import TensorState
 from arrayopt.state.verdict import CLIP_NORM
+from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
 from arrayopt.step.step import Step
@@ -113,6 +114,7 @@ class Optimizer(Saved):
             raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
         object.__setattr__(self, "_rule", rule)
         self._run = Run()
+        self._guard = Guard()
         self._parameters = Parameters(params, rule, groups, self._run)
         self._step = Step(engine, self._parameters, self._run, loss_scale, skip_nonfinite, accumulate)
         self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
@@ -142,24 +144,23 @@ class Optimizer(Saved):
         ------
         TypeError
             If `loss_scale` is not a number.
+        RuntimeError
+            If another thread is using the Optimizer.
         ValueError
             If gradients do not match the parameters (listing every mismatch), or a schedule's value is out of range or
             its sequence has run out, or `loss_scale` is given twice. Nothing has been changed then.
         """
-        for before in list(self._before):
-            replaced = before(self, grads)
-            grads = grads if replaced is None else replaced
-        matched = self._parameters.match(grads)
-        made = self._step.make(self._step.coming(loss_scale, self._limit()), matched, stats=self._stats.wanted)
-        if made is None:  # a micro-step
+        with self._guard("Optimizer.step"):
+            for before in list(self._before):
+                replaced = before(self, grads)
+                grads = grads if replaced is None else replaced
+            matched = self._parameters.match(grads)
+            made = self._step.make(self._step.coming(loss_scale, self._limit()), matched, stats=self._stats.wanted)
+            if made is not None:
+                self._stats.replace(*made, self._skipped)
+                for after in list(self._after):
+                    after(self)
             return self.params
-        self._run.steps += 1
-        self._parameters.settle()
-        reports, norm = made
-        self._stats.replace(reports, norm, self._skipped)
-        for after in list(self._after):
-            after(self)
-        return self.params
 
     def _limit(self) -> float | None:
         """What the joint norm is limited to in the next step."""
@@ -188,8 +189,9 @@ class Optimizer(Saved):
         RuntimeError
             If the Optimizer accumulates gradients, which `step` alone does.
         """
-        self._parameters.take_up()
-        self._step.advance(loss_scale, self._limit())
+        with self._guard("Optimizer.advance"):
+            self._parameters.take_up()
+            self._step.advance(loss_scale, self._limit())
 
     def launch(self, grads: Any) -> Any:
         """The device's half of a step: parameters and state are updated, with what `advance` has said.
@@ -213,9 +215,9 @@ class Optimizer(Saved):
         RuntimeError
             If `advance` has not been called, or groups have changed since.
         """
-        self._step.launch(self._parameters.match(grads))
-        self._parameters.settle()
-        return self.params
+        with self._guard("Optimizer.launch"):
+            self._step.launch(self._parameters.match(grads))
+            return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
 
@@ -289,7 +291,8 @@ class Optimizer(Saved):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "params":
-            self._parameters.exchange(value, "Optimizer.params")
+            with self._guard("Optimizer.params"):
+                self._parameters.exchange(value, "Optimizer.params")
         elif name in fields_of(type(self._rule)):
             self._rule = self._parameters.follow(self._rule, {name: value})
         elif name == "clip_norm":
@@ -321,7 +324,8 @@ class Optimizer(Saved):
         TypeError, ValueError
             As for `Optimizer`; for names that are taken; for parameters that are neither a dict nor a list.
         """
-        return self._parameters.add(params, self._rule, overrides)
+        with self._guard("Optimizer.add_group"):
+            return self._parameters.add(params, self._rule, overrides)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ LOADING = [
         "a count that is none",
         damaged(lambda d: d["tensors"]["w"].update(t=0.5)),
         ValueError,
-        "t of 'w' must be a whole number from 0; got 0.5",
+        "t of 'w' must be a whole number from 0, below 2**53; got 0.5",
     ),
     row(
         "a field that is none",

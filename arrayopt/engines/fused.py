@@ -75,7 +75,7 @@ class Batch(ABC):
             self.geo = lane_geometry(shapes, plan.element, self.lane_room)
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
-        self._whole = self._made_rows(np.arange(len(members)))
+        self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self.code = scalar_code(plan)
         self._names = [name for name in self.code.names if not name.startswith(COUNT)]
@@ -89,7 +89,7 @@ class Batch(ABC):
     def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
         """The tensors that have a gradient."""
         if complete:
-            return self._whole
+            return self.whole
         some = np.flatnonzero([g is not None for g in grads])
         key = some.tobytes()
         if key not in self._some:

@@ -6,15 +6,17 @@ import math
 import operator
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import listed
+from arrayopt.monitor.files import replacing_text
+from arrayopt.monitor.record import Record
 from arrayopt.optimizer import Optimizer
-from arrayopt.saving.paths import checked_path
+from arrayopt.saving.paths import checked_path, refuse_others
 
 __all__ = ["Monitor"]
 
@@ -41,6 +43,8 @@ class Monitor:
 
     Notes
     -----
+    The optimizer does not hold the monitor: who lets it go has stopped watching.
+
     A step leaves 0-d arrays on the parameters' device, some for each tensor. Nothing waits for them before one of
     `read`, `series`, `send`, `to_csv`, `to_jsonl` or `plot` is called.
 
@@ -73,12 +77,10 @@ class Monitor:
             raise TypeError(f"Monitor: `steps` must be a function of the step; got {steps!r}")
         self._every = _positive("every", every)
         self._steps = steps
-        self._records: deque[_Record] = deque(
-            maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize)
-        )
+        self._records: deque[Record] = deque(maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize))
         self._sent = -1
-        self._opt = opt
-        self._remove = opt.before_step(self._before)
+        self._coming: Any = None  # the next step, and what it is of
+        self._remove = opt.before_step(_Watching(self))
 
     def close(self) -> None:
         """Stop watching; what has been kept stays."""
@@ -90,18 +92,19 @@ class Monitor:
 
     # ---- while training ---------------------------------------------------------------------------------------------
 
-    def _before(self, opt: Optimizer, grads: Any) -> None:
+    def before(self, opt: Optimizer) -> None:
         """Ask for the reports of this step, if it is one to keep."""
         step = opt.step_count
         if self._steps(step) if self._steps is not None else step % self._every == 0:
+            self._coming = step, opt.groups, list(opt.state)
             opt.stats.request(self._keep)
 
     def _keep(self, reports: Mapping[str, Mapping[str, Array]]) -> None:
         """Keep a step's reports, with the learning rates that it had."""
-        step = self._opt.step_count - 1
-        rates = {name: rate for group in self._opt.groups for name, rate in _rates(group, step)}
-        kept = {name: {**rates.get(name, {}), **reports[name]} for name in self._opt.state if name in reports}
-        self._records.append(_Record(step, kept))
+        (step, groups, names), self._coming = self._coming, None
+        rates = {name: rate for group in groups for name, rate in _rates(group, step)}
+        kept = {name: {**rates.get(name, {}), **reports[name]} for name in names if name in reports}
+        self._records.append(Record(step, kept))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -161,10 +164,11 @@ class Monitor:
         Raises
         ------
         TypeError, ValueError, OSError
-            If it is no path, or cannot be written.
+            If it is no path, or that of something else than a file, or cannot be written. The old file is as it was
+            then.
         """
         path, rows = checked_path("Monitor.to_csv", path), self.read()
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with replacing_text("Monitor.to_csv", path, newline="") as file:
             writer = csv.DictWriter(file, ["step", "tensor", *_quantities(rows)])
             writer.writeheader()
             writer.writerows(rows)
@@ -180,10 +184,12 @@ class Monitor:
         Raises
         ------
         TypeError, ValueError, OSError
-            If it is no path, or cannot be written.
+            If it is no path, or that of something else than a file, or cannot be written. The old file is as it was
+            then.
         """
-        with open(checked_path("Monitor.to_jsonl", path), "w", encoding="utf-8") as file:
-            for row in self.read():
+        path, rows = checked_path("Monitor.to_jsonl", path), self.read()
+        with replacing_text("Monitor.to_jsonl", path) as file:
+            for row in rows:
                 finite = {k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in row.items()}
                 file.write(json.dumps(finite, allow_nan=False) + "\n")
 
@@ -232,7 +238,9 @@ class Monitor:
         """
         from arrayopt.monitor.figure import heat_maps
 
-        path = None if path is None else checked_path("Monitor.plot", path)
+        if path is not None:
+            path = checked_path("Monitor.plot", path)
+            refuse_others("Monitor.plot", path)
         if quantities is None:
             chosen = _quantities(self.read())
         else:
@@ -245,19 +253,26 @@ class Monitor:
         return figure
 
 
-@dataclass
-class _Record:
-    """What was kept of a step: by tensor its quantities, as the device's arrays until they are read."""
+class _Watching:
+    """A hook that does not hold its monitor: else the optimizer and the monitor would hold each other."""
 
-    step: int
-    reports: dict[str, dict[str, Any]]
-    is_read: bool = False
+    def __init__(self, monitor: Monitor) -> None:
+        self.__setstate__((monitor,))
 
-    def read(self) -> dict[str, dict[str, float]]:
-        """The quantities as floats; the device's arrays are let go."""
-        if not self.is_read:
-            self.reports, self.is_read = {name: _floats(report) for name, report in self.reports.items()}, True
-        return self.reports
+    def __call__(self, opt: Optimizer, grads: Any) -> None:
+        monitor = self._monitor()
+        if monitor is not None:
+            monitor.before(opt)
+
+    def __getstate__(self) -> tuple[Monitor | None]:
+        return (self._monitor(),)
+
+    def __setstate__(self, state: tuple[Monitor | None]) -> None:
+        self._monitor: Callable[[], Monitor | None] = _nobody if state[0] is None else weakref.ref(state[0])
+
+
+def _nobody() -> None:
+    """The monitor that there is no more."""
 
 
 def _positive(name: str, value: Any) -> int:
@@ -275,15 +290,6 @@ def _rates(group: Any, step: int) -> Iterable[tuple[str, dict[str, Any]]]:
     """The learning rate of a group's tensors, if it has one."""
     rate = group.rule.at(step).get("lr")
     return [] if rate is None else [(name, {"lr": rate}) for name in group.names]
-
-
-def _floats(report: Mapping[str, Any]) -> dict[str, float]:
-    """A tensor's quantities as floats."""
-    found = {key: float(x) for key, x in report.items()}
-    if "update_norm" in found and "param_norm" in found:
-        update, param = found["update_norm"], found["param_norm"]
-        found["update_ratio"] = update / param if param else math.inf if update > 0 else math.nan
-    return found
 
 
 def _quantities(rows: list[dict[str, Any]]) -> list[str]:

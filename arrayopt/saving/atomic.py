@@ -4,20 +4,30 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO
+
+from arrayopt.saving.paths import refuse_others
 
 __all__ = ["replacing"]
 
 # A writer holds a lock on its temporary file, which the system takes away when the writer ends, however it ends. So a
 # temporary file whose lock can be had is litter. Where a file system has no locks, nothing is ever taken for litter.
 
+LONG = 100
+"""The bytes of the longest name that a temporary file's name holds; a longer one it holds a checksum of."""
+
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A new file in path's folder to write into, which takes path's place, on disk, when the block ends without error.
+
+    It gets the mode, and where that is possible the owner, of the file that it replaces; else what the umask leaves.
+    `who` is what errors begin with.
 
     Raises
     ------
@@ -29,8 +39,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder")
-    if target.exists() and not target.is_file():
-        raise ValueError(f"{target} is not a regular file")
+    refuse_others(who, target)
     _clear(target)
     file, temporary = _create(target)
     try:
@@ -51,9 +60,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 def _create(target: Path) -> tuple[IO[bytes], Path]:
     """A temporary file beside the target, locked."""
+    try:
+        old = os.stat(target)
+    except FileNotFoundError:
+        old = None
     while True:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.arrayopt-tmp")
-        file = open(temporary, "xb")  # noqa: SIM115 - closed by the caller
+        temporary = target.with_name(f"{_stem(target)}{secrets.token_hex(8)}.arrayopt-tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o666 if old is None else 0o600)
+        file = open(descriptor, "wb")  # noqa: SIM115 - closed by the caller
+        if old is not None:
+            with suppress(OSError):  # as where it is another's
+                os.fchown(file.fileno(), old.st_uid, old.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:  # if not, another writer has cleared it away before it was locked
@@ -61,11 +80,21 @@ def _create(target: Path) -> tuple[IO[bytes], Path]:
         file.close()
 
 
+def _stem(target: Path) -> str:
+    """What the names of the target's temporary files begin with."""
+    name = os.fsencode(target.name)
+    return f".{target.name if len(name) <= LONG else blake2b(name, digest_size=16).hexdigest()}."
+
+
 def _clear(target: Path) -> None:
     """Remove what dead writers of the same target left."""
-    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.arrayopt-tmp")
+    ours = re.compile(rf"{re.escape(_stem(target))}[0-9a-f]{{16}}\.arrayopt-tmp")
     for entry in target.parent.iterdir():
         if ours.fullmatch(entry.name):
-            with suppress(OSError), open(entry, "rb") as file:  # the lock of a live writer raises BlockingIOError
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                entry.unlink()
+            with suppress(OSError):  # the lock of a live writer raises BlockingIOError
+                if not stat.S_ISREG(os.lstat(entry).st_mode):  # as a pipe, which nobody may ever write to
+                    continue
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                with open(os.open(entry, flags), "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    entry.unlink()

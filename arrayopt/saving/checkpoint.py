@@ -10,16 +10,33 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from arrayopt import schedules
 from arrayopt._version import __version__
-from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, size, to_host
+from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, to_host
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Listed
-from arrayopt.saving.paths import checked_path
+from arrayopt.saving.paths import checked_path, refuse_others
+from arrayopt.saving.words import (
+    ARRAY,
+    CODES,
+    FUNCTION,
+    SCHEDULE,
+    VALUES,
+    checksum,
+    digest,
+    escaped,
+    is_ours,
+    item_size,
+    length,
+    name_of,
+    plain,
+    shown,
+    stored,
+)
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["FORMAT", "load", "save"]
@@ -27,24 +44,8 @@ __all__ = ["FORMAT", "load", "save"]
 FORMAT = 1
 """The version of the document described above."""
 
-ARRAY, VALUES, SCHEDULE, FUNCTION = "$array", "$values", "$schedule", "$function"  # other keys' leading $ is doubled
-
-CODES = {
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-}
-"""safetensors' names of dtypes. Complex arrays are kept as pairs of real numbers, along one more axis."""
+PIECE = 1 << 20
+"""So many bytes are copied, hashed and written at once."""
 
 LONGEST = 100_000_000
 """The bytes of the longest header that safetensors reads."""
@@ -52,7 +53,11 @@ LONGEST = 100_000_000
 # ---- saving ---------------------------------------------------------------------------------------------------------
 
 
-def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tensor] | None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    state: dict[str, Any],
+    tensors: list[Tensor] | None,
+) -> None:
     """Write a state dict, and the tensors' parameters where given; see `Optimizer.save`."""
     path = checked_path("Optimizer.save", path)
     document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
@@ -60,20 +65,38 @@ def save(path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tens
         document["params"] = {tensor.name: tensor.array for tensor in tensors}
     arrays: list[tuple[dict[str, Any], Array]] = []
     described = _encode(document, (), arrays)
-    arrays.sort(key=lambda pair: -_item_size(pair[1]))  # so that each lies at a multiple of its items' size
-    head = _header(described, arrays)
+    arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # so that each lies at a multiple of its items' size
+    head = _header(described, [about for about, _ in arrays])
     if len(head) > LONGEST:
         raise ValueError(f"Optimizer.save: names and hyper-parameters must fit in {LONGEST} bytes; got {len(head)}")
     from arrayopt.saving.atomic import replacing  # for POSIX systems only
 
-    with replacing(path) as file:
+    with replacing("Optimizer.save", path) as file:
         file.write(head)
         for about, array in arrays:
-            data = _bytes(array)
-            about["blake2b"] = _digest(data)
-            file.write(data)
+            about["blake2b"], written = _write(file, array)
+            if written != length(about):
+                raise _torn()
         file.seek(0)
-        file.write(_header(described, arrays))  # as long as before, now with the checksums
+        file.write(_header(described, [about for about, _ in arrays]))  # as long as before, now with the checksums
+
+
+def _write(file: IO[bytes], array: Array) -> tuple[str, int]:
+    """Write an array's bytes; their checksum and number. Each byte is read once: another thread may be writing it."""
+    data, found = _bytes(array), checksum()
+    for start in range(0, len(data), PIECE):
+        piece = bytes(data[start : start + PIECE])
+        found.update(piece)
+        file.write(piece)
+    return found.hexdigest(), len(data)
+
+
+def _torn() -> RuntimeError:
+    """What to raise where a checkpoint would be half of one step and half of another."""
+    return RuntimeError(
+        "Optimizer.save: the state must stay as it is while it is saved, and it has changed, as by a step in another"
+        " thread; save between steps. An old file has been left as it was"
+    )
 
 
 def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
@@ -82,33 +105,33 @@ def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any],
         if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
             raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
         key = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)  # as in JSON pointers, RFC 6901
-        about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": _digest(b"")}
+        about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": digest(b"")}
         arrays.append((about, node))
         return about
     if node is None or isinstance(node, bool | int | float | str):  # np.float64, which is a float too, is an array
         return node
     if isinstance(node, Listed):
         return {VALUES: list(node.values)}
-    if _is_ours(type(node)):
+    if is_ours(type(node)):
         fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
         return {SCHEDULE: type(node).__name__, **_encode(fields, path, arrays)}
     if callable(node):
-        return {FUNCTION: _name_of(node)}
+        return {FUNCTION: name_of(node)}
     if isinstance(node, Mapping):
-        return {_escaped(key): _encode(child, (*path, key), arrays) for key, child in node.items()}
+        return {escaped(key): _encode(child, (*path, key), arrays) for key, child in node.items()}
     if isinstance(node, list | tuple):
         return [_encode(child, (*path, str(i)), arrays) for i, child in enumerate(node)]
     raise ValueError(f"Optimizer.save: {'.'.join(path)} is a {type(node).__name__}, which cannot be saved")
 
 
-def _header(described: dict[str, Any], arrays: list[tuple[dict[str, Any], Array]]) -> bytes:
+def _header(described: dict[str, Any], arrays: list[dict[str, Any]]) -> bytes:
     """The file up to the first tensor's bytes."""
     text = json.dumps(described, ensure_ascii=False, allow_nan=False)
-    entries: dict[str, Any] = {"__metadata__": {"arrayopt": text, "blake2b": _digest(text.encode())}}
+    entries: dict[str, Any] = {"__metadata__": {"arrayopt": text, "blake2b": digest(text.encode())}}
     end = 0
-    for about, array in arrays:
-        start, end = end, end + size(array) * _item_size(array)
-        code, shape = _stored(about)
+    for about in arrays:
+        start, end = end, end + length(about)
+        code, shape = stored(about)
         entries[about[ARRAY]] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
@@ -146,6 +169,7 @@ def load(
         raise ImportError("Optimizer.load: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
     path = checked_path("Optimizer.load", path)
     who = f"Optimizer.load: {path}"
+    refuse_others("Optimizer.load", path)
     with open(path, "rb"):  # the system's own words for what is missing, or a folder
         pass
     try:
@@ -156,11 +180,12 @@ def load(
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"{who}: is made by another program: {error!r}") from error
     try:
-        restore(state, who=who, wrong=wrong, copies=False)
+        with uninterrupted():  # all of it, or nothing
+            restore(state, who=who, wrong=wrong, copies=False)
+            for tensor in tensors if params else ():
+                tensor.put(None, params[tensor.name])
     except TypeError as error:
         raise ValueError(str(error)) from error
-    for tensor in tensors if params else ():
-        tensor.put(None, params[tensor.name])
 
 
 def _read(
@@ -171,7 +196,7 @@ def _read(
     text = metadata.get("arrayopt")
     if text is None:
         raise ValueError("its metadata has no 'arrayopt', which Optimizer.save writes")
-    if metadata.get("blake2b") != _digest(text.encode()):
+    if metadata.get("blake2b") != digest(text.encode()):
         raise ValueError("its description does not have the checksum that it should have")
     document = json.loads(text)
     if document["checkpoint"] != FORMAT:
@@ -186,7 +211,7 @@ def _read(
     if params and params.keys() != live_params.keys():
         wrong.append(f"saved parameters {list(params)}, here {list(live_params)}")
     for name in live_params.keys() & params.keys():
-        was, now = _shown(params[name]), _shown(live_params[name])
+        was, now = shown(params[name]), shown(live_params[name])
         if was != now:
             wrong.append(f"parameter {name!r} is {was}, expected {now}")
     return state, params, wrong
@@ -210,80 +235,34 @@ class _Decoder:
             return node
         if ARRAY in node:
             x = self._tensor(node)
-            return like(live, x) if _shown(live) == _shown(x) else x
+            return like(live, x) if shown(live) == shown(x) else x
         if VALUES in node:
             return node[VALUES]
         if FUNCTION in node:
-            if not callable(live) or _name_of(live) != node[FUNCTION]:
+            if not callable(live) or name_of(live) != node[FUNCTION]:
                 self.wrong.append(f"{'.'.join(path)} was the function {node[FUNCTION]}, here {live!r}")
                 return lambda step: 0.0  # in its place until that is said
             return live
         if SCHEDULE in node:
             made: Any = getattr(schedules, node[SCHEDULE]) if node[SCHEDULE] in schedules.__all__ else None
-            if not _is_ours(made):
+            if not is_ours(made):
                 raise ValueError(f"there is no schedule {node[SCHEDULE]!r}")
             fields = {k: self.decode(x, getattr(live, k, None), (*path, k)) for k, x in node.items() if k != SCHEDULE}
             return made(**fields)
         own = live if isinstance(live, Mapping) else {}
-        return {_plain(k): self.decode(x, own.get(_plain(k)), (*path, _plain(k))) for k, x in node.items()}
+        return {plain(k): self.decode(x, own.get(plain(k)), (*path, plain(k))) for k, x in node.items()}
 
     def _tensor(self, about: dict[str, Any]) -> "np.ndarray[Any, Any]":
         """A tensor of the file, compared with its description."""
-        key, expected = about[ARRAY], _stored(about)
+        key, expected = about[ARRAY], stored(about)
         if key in self.seen or key not in self.keys:
             raise ValueError(f"tensor {key!r} is not there, or named twice")
         self.seen.add(key)
-        found = self.file.get_slice(key)
-        stored = found.get_dtype(), found.get_shape()
-        if stored != expected:
-            raise ValueError(f"tensor {key!r} is {stored}, and should be {expected}")
+        piece = self.file.get_slice(key)
+        found = piece.get_dtype(), piece.get_shape()
+        if found != expected:
+            raise ValueError(f"tensor {key!r} is {found}, and should be {expected}")
         x: np.ndarray[Any, Any] = self.file.get_tensor(key)
-        if _digest(_bytes(x)) != about["blake2b"]:
+        if digest(_bytes(x)) != about["blake2b"]:
             raise ValueError(f"tensor {key!r} does not have the checksum that it should have")
         return x.view(about["dtype"]).reshape(about["shape"]) if about["dtype"] in REAL else x
-
-
-# ---- words of both --------------------------------------------------------------------------------------------------
-
-
-def _stored(about: dict[str, Any]) -> tuple[str, list[int]]:
-    """The dtype and shape that a described array has in the file."""
-    name = about["dtype"]
-    return (CODES[REAL[name]], [*about["shape"], 2]) if name in REAL else (CODES[name], about["shape"])
-
-
-def _item_size(x: Array) -> int:
-    """The bytes of one element."""
-    name = dtype_name(x)
-    return 2 if name == "bfloat16" else np.dtype(name).itemsize  # which NumPy may not know
-
-
-def _shown(x: Any) -> str:
-    """What kind of array it is."""
-    return f"{dtype_name(x)} {tuple(x.shape)}" if is_array(x) else type(x).__name__
-
-
-def _digest(data: bytes | memoryview) -> str:
-    """The checksum of some bytes."""
-    return blake2b(data, digest_size=16).hexdigest()
-
-
-def _is_ours(kind: Any) -> bool:
-    """Whether it is the class of a schedule of this package."""
-    return isinstance(kind, type) and issubclass(kind, schedules.Schedule) and kind.__name__ in schedules.__all__
-
-
-def _name_of(function: Any) -> str:
-    """A function's qualified name; another callable's class's."""
-    name: str = getattr(function, "__qualname__", type(function).__qualname__)
-    return name
-
-
-def _escaped(key: str) -> str:
-    """A name, such that it is none of the marks."""
-    return f"${key}" if key.startswith("$") else key
-
-
-def _plain(key: str) -> str:
-    """The name that was escaped."""
-    return key.removeprefix("$")

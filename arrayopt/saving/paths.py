@@ -1,9 +1,10 @@
 """Paths, checked."""
 
 import os
+import stat
 from typing import Any
 
-__all__ = ["checked_path"]
+__all__ = ["checked_path", "refuse_others"]
 
 
 def checked_path(who: str, path: Any) -> str:
@@ -18,3 +19,13 @@ def checked_path(who: str, path: Any) -> str:
     if not possible:
         raise ValueError(f"{who}: `path` must be one that a file can have; got {given!r}")
     return given
+
+
+def refuse_others(who: str, path: str | os.PathLike[str]) -> None:
+    """Raise ValueError for a pipe, a device or a socket, which to open as a file may wait for ever, or do harm."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError(f"{who}: {os.fspath(path)} is not a regular file; give the path of one, or of none")

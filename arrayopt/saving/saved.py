@@ -3,12 +3,14 @@
 import os
 from typing import Any
 
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
 from arrayopt.saving.state_dict import dump, load
 from arrayopt.state.run import Run
+from arrayopt.step.guard import Guard
 from arrayopt.step.step import Step
 
 __all__ = ["Saved"]
@@ -17,8 +19,9 @@ __all__ = ["Saved"]
 class Saved:
     """What can be saved; the base of `Optimizer`."""
 
-    __slots__ = ("_parameters", "_rule", "_run", "_step", "clip_norm")
+    __slots__ = ("_guard", "_parameters", "_rule", "_run", "_step", "clip_norm")
 
+    _guard: Guard
     _rule: Rule
     _run: Run
     _parameters: Parameters
@@ -48,7 +51,10 @@ class Saved:
     def _restore(self, saved: dict[str, Any], **options: Any) -> None:
         """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
         self._parameters.take_up()
-        self.clip_norm, self._rule = load(saved, self._run, self._rule, self._parameters.groups, self._step, **options)
+        with uninterrupted():
+            self.clip_norm, self._rule = load(
+                saved, self._run, self._rule, self._parameters.groups, self._step, **options
+            )
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
@@ -66,7 +72,8 @@ class Saved:
         ValueError
             If it does not fit, listing every mismatch. Nothing has been changed then.
         """
-        self._restore(saved)
+        with self._guard("Optimizer.load_state_dict"):
+            self._restore(saved)
 
     def save(self, path: str | os.PathLike[str], *, params: bool = True) -> None:
         """Write a checkpoint: a safetensors file with everything that `load` needs to go on bit for bit.
@@ -85,10 +92,13 @@ class Saved:
             If it cannot be written. The old file is as it was then.
         TypeError, ValueError
             If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
+        RuntimeError
+            If another thread is using the Optimizer. The old file is as it was then.
 
         Notes
         -----
-        Waits for the device. Arrays are written one after the other, without a second copy of the state in memory.
+        Waits for the device. Arrays are written one after the other, without a second copy of the state in memory. A
+        file that is replaced keeps its mode; a new one has what the umask leaves.
         Schedules of `arrayopt.schedules` are saved; of other functions just the name, so `load` needs an optimizer that
         has them. Hooks and statistics are not saved. Needs a POSIX system.
 
@@ -105,7 +115,8 @@ class Saved:
         """
         if not isinstance(params, bool):
             raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
-        checkpoint.save(path, self._dump(copies=False), self._parameters.all if params else None)
+        with self._guard("Optimizer.save"):
+            checkpoint.save(path, self._dump(copies=False), self._parameters.all if params else None)
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
@@ -131,6 +142,7 @@ class Saved:
         ImportError
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
-        checkpoint.load(path, self._dump(copies=False), self._parameters.all, self._restore)
-        self._parameters.settle()
-        return self.params
+        with self._guard("Optimizer.load"):
+            checkpoint.load(path, self._dump(copies=False), self._parameters.all, self._restore)
+            self._parameters.settle()
+            return self.params

@@ -18,6 +18,7 @@ from arrayopt.arrays import (
 from arrayopt.hyper import coerce, is_number
 from arrayopt.params.groups import Group, fields_of, override
 from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.state.loss_scale import LARGEST
 from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
@@ -82,16 +83,21 @@ def _numbers(run: Run, step: Step) -> dict[str, Any]:
 
 def _number_differences(was: dict[str, Any], step: Step) -> list[str]:
     """In what numbers that were saved do not fit."""
-    wrong, scale, done, every = [], was["loss_scale"], was["micro_steps"], was["accumulate"]
+    scale, done, every = was["loss_scale"], was["micro_steps"], was["accumulate"]
+    wrong = _count_differences("the number of skipped steps", was["skipped"])
+    wrong += _count_differences("the number of micro-steps", done)
+    wrong += _count_differences("`accumulate`", every)
     if (scale is None) != (step.judging.scaling is None):
         wrong.append(f"saved {'without' if scale is None else 'with'} a loss scale, unlike here")
-    elif scale is not None and not (is_number(scale["scale"]) and scale["scale"] > 0 and is_count(scale["good"])):
-        wrong.append(f"the loss scale is {scale!r}")
+    if scale is not None:
+        wrong += _count_differences("the number of good steps of the loss scale", scale["good"])
+        if not (is_number(scale["scale"]) and 0 < scale["scale"] <= LARGEST):
+            wrong.append(f"the loss scale must be in (0, 2**127]; got {scale['scale']!r}")
     if not isinstance(was["scaled"], bool):
         wrong.append(f"`scaled` is {was['scaled']!r}")
-    if not (is_count(was["skipped"]) and is_count(done) and is_count(every) and done < every):
+    if not wrong and not done < every:
         wrong.append(f"counts are {was!r}")
-    elif done and every != step.accumulator.every:
+    elif not wrong and done and every != step.accumulator.every:
         wrong.append(f"saved after {done} of {every} micro-steps, here {step.accumulator.every} make a step")
     return wrong
 
@@ -196,7 +202,7 @@ def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list
 
 def _count_differences(who: str, n: Any) -> list[str]:
     """What is wrong with a number of steps or updates."""
-    return [] if is_count(n) else [f"{who} must be a whole number from 0; got {n!r}"]
+    return [] if is_count(n) else [f"{who} must be a whole number from 0, below 2**53; got {n!r}"]
 
 
 def _describe(rule: Rule) -> dict[str, Any]:

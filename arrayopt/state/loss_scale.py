@@ -6,7 +6,7 @@ from typing import Any, final
 from arrayopt.hyper import coerce
 from arrayopt.rules.words import choose
 
-__all__ = ["LOSS_SCALE", "LossScale", "as_loss_scale"]
+__all__ = ["LARGEST", "LOSS_SCALE", "LossScale", "as_loss_scale"]
 
 LOSS_SCALE = "(0, inf)"
 """What a loss scale for one step must lie in."""

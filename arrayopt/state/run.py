@@ -131,8 +131,8 @@ class Run:
 
 
 def is_count(x: Any) -> bool:
-    """Whether x is a natural number of 64 bits, as engines hold it."""
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**63
+    """Whether x is a natural number below 2**53: all floats can hold it, and engines can count on from it."""
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**53
 
 
 def checked_count(where: str, x: Any) -> int:

@@ -43,13 +43,18 @@ class Step:
     def __init__(
         self, engine: str, parameters: Parameters, run: Run, loss_scale: Any, skip_nonfinite: Any, accumulate: Any
     ) -> None:
-        self._engine, self._run = engine, run
+        self._engine, self._run, self._parameters = engine, run, parameters
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite)
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
         for bucket in self._buckets.now():
             select(engine, bucket)
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets of the next step."""
+        return self._buckets.now()
 
     def coming(self, loss_scale: Any, limit: float | None) -> Coming:
         """All that the host knows of the next step before its gradients."""
@@ -59,8 +64,10 @@ class Step:
         hypers = [[group.rule.at(step) for group in bucket.groups] for bucket in buckets]
         return Coming(version, buckets, hypers, known)
 
-    def make(self, coming: Coming, grads: list[Array | None], *, stats: bool) -> tuple[dict[str, Report], Any] | None:
-        """Make a step by all gradients.
+    def make(
+        self, coming: Coming, grads: list[Array | None], *, stats: bool, counted: bool = False
+    ) -> tuple[dict[str, Report], Any] | None:
+        """Make a step by all gradients; `counted` where `advance` has counted it.
 
         Returns
         -------
@@ -72,7 +79,8 @@ class Step:
             last = accumulator.done + 1 == accumulator.every
             if last:  # let what may fail do so before the last gradients are taken in
                 self._prepare(coming, accumulator.means(coming.buckets, len(grads)), Verdict(), stats=stats)
-            accumulator.add(coming.buckets, grads, self.judging.inverse(known))
+            with uninterrupted():
+                accumulator.add(coming.buckets, grads, self.judging.inverse(known))
             if not last:
                 return None
             grads = accumulator.means(coming.buckets, len(grads))
@@ -84,6 +92,8 @@ class Step:
                 reports |= launch()
             accumulator.clear()
             self.judging.end(verdict, known)
+            self._run.steps += not counted
+            self._parameters.settle()
         return reports, verdict.norm
 
     def _prepare(self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool) -> list[Launch]:
@@ -117,7 +127,7 @@ class Step:
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
             raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
-        self.make(self._coming, grads, stats=False)
+        self.make(self._coming, grads, stats=False, counted=True)
 
     # ---- around -----------------------------------------------------------------------------------------------------
 

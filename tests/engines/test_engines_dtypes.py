@@ -146,7 +146,7 @@ def test_parameters_of_several_dtypes_in_one_optimizer(engine):
     params = {kind: drawn(rng, (20011,), kind) for kind in kinds}
     grads = [{kind: drawn(rng, (20011,), kind) for kind in kinds} for _ in range(2)]
     (opt, found), (_, expected) = (run(e, ao.AdamW(lr=0.1), params, grads) for e in (engine, REFERENCE))
-    assert opt.explain().count(f"engine {engine} ") == len(opt._tensors.buckets()) == len(kinds)
+    assert opt.explain().count(f"engine {engine} ") == len(opt._step.buckets) == len(kinds)
     for kind in kinds:
         parts = [[{k: x for k, x in step.items() if k.startswith(f"{kind}.")} for step in y] for y in (found, expected)]
         if kind in NARROW:

@@ -92,7 +92,7 @@ def test_groups_that_differ_in_numbers_are_one_bucket(engine):
     before = fused_modules()
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
-    assert len(opt._tensors.buckets()) == 1
+    assert len(opt._step.buckets) == 1
     assert opt.explain().count("engine ") == 1
     assert opt.explain().count("LAMB(") == 4
     assert len(fused_modules() - before) <= (engine == "numba")
@@ -103,7 +103,7 @@ def test_groups_that_differ_in_structure_are_buckets_of_their_own(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     groups = {"prime": {"adapt": False}, "matrix": {"adapt": False, "weight_decay": 0.0}}
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
-    assert [[x.name for x in bucket.tensors] for bucket in opt._tensors.buckets()] == [
+    assert [[x.name for x in bucket.tensors] for bucket in opt._step.buckets] == [
         ["prime", "matrix"],
         ["several chunks"],
     ]
@@ -119,7 +119,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt = ao.Optimizer(copied(params), rule, groups=groups, engine=e, clip_norm=9.0, stats=True)
         opt.step(grads[0])
         before = fused_modules()
-        buckets = list(opt._tensors.buckets())
+        buckets = list(opt._step.buckets)
         opt.step(grads[1])
         opt.lr = 0.5
         opt.groups[0].beta2 = 0.9
@@ -130,7 +130,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt.weight_decay = 0.0
         opt.step(grads[4])
         histories.append([contents(opt)])
-        assert opt._tensors.buckets() == buckets
+        assert opt._step.buckets == buckets
         assert fused_modules() == before
     agree(*histories)
 

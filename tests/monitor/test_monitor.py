@@ -1,10 +1,14 @@
 """A monitor keeps what opt.stats would say, at the chosen steps only, and writes and draws it."""
 
+import contextlib
 import copy
 import csv
+import gc
 import json
 import math
+import os
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines import array_api
 from arrayopt.monitor import figure as monitor_figure
+from arrayopt.monitor import monitor as monitor_module
 
 NAMES = ("w", "b")
 
@@ -141,7 +146,7 @@ def test_ratios_to_nothing():
 
 def test_nothing_is_read_before_it_is_asked_for(monkeypatch):
     read = []
-    monkeypatch.setattr("arrayopt.monitor.monitor._floats", lambda report: read.append(report) or {"x": 1.0})
+    monkeypatch.setattr("arrayopt.monitor.record._floats", lambda report: read.append(report) or {"x": 1.0})
     opt = host_optimizer()
     monitor = ao.Monitor(opt)
     opt.step(GRADS)
@@ -174,6 +179,50 @@ def test_a_copied_optimizer_has_a_monitor_of_its_own(copied):
     other.step(GRADS)
     opt.step(GRADS)
     assert (len(monitor), len(watching)) == (1, 1)
+
+
+def held(engine, attach, *, fails):
+    """Weak references to a state's array and to a monitor, after some steps, when all that was made is let go."""
+    opt = ao.Optimizer({"w": np.full((2, 2), 2.0), "b": np.zeros(2)}, ao.LAMB(lr=0.1), engine=engine)
+    monitor = attach(opt)
+    for _ in range(2):
+        opt.step(GRADS)
+    if fails:
+        with contextlib.suppress(ValueError):
+            opt.step({"w": GRADS["w"]})
+    return [weakref.ref(opt.state["w"]["m"]), *([] if monitor is None else [weakref.ref(monitor)])]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after a step that failed"])
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@pytest.mark.parametrize("attach", [lambda opt: None, ao.Monitor], ids=["alone", "watched"])
+def test_who_is_let_go_is_free_at_once(engine, attach, fails):
+    """Without the garbage collector, which may come late, while a device's memory is full."""
+    gc.collect()
+    gc.disable()
+    try:
+        assert [x() for x in held(engine, attach, fails=fails)] == [None] * (1 + (attach is ao.Monitor))
+    finally:
+        gc.enable()
+
+
+def test_a_monitor_that_is_let_go_watches_no_more():
+    opt = host_optimizer()
+    monitor = ao.Monitor(opt)
+    opt.step(GRADS)
+    del monitor
+    opt.step(GRADS)
+    assert not opt.stats.wanted
+    other = copy.deepcopy(opt)
+    other.step(GRADS)
+
+
+def test_a_monitor_outlives_its_optimizer():
+    monitor = ao.Monitor(opt := host_optimizer())
+    opt.step(GRADS)
+    del opt
+    assert len(monitor.read()) == 2
+    monitor.close()
 
 
 # ---- what is given away ----------------------------------------------------------------------------------------------
@@ -210,6 +259,34 @@ def test_a_jsonl_file_is_strict_json(monitor, tmp_path):
     expected = monitor.read()
     del expected[1]["update_ratio"]
     assert rows == expected
+
+
+@pytest.mark.parametrize("write", [ao.Monitor.to_csv, ao.Monitor.to_jsonl], ids=["csv", "jsonl"])
+def test_a_file_is_replaced_whole_and_keeps_its_mode(monitor, write, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    path.write_text("old")
+    path.chmod(0o640)
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor_module, "_quantities", lambda rows: ["lr"])  # a table has no room for the others
+        patch.setattr(monitor_module.json, "dumps", refuse)
+        with pytest.raises(ValueError, match=r"not JSON|fields not in"):
+            write(monitor, path)
+    assert path.read_text() == "old"
+    write(monitor, path)
+    assert (path.read_text() != "old", oct(path.stat().st_mode & 0o777)) == (True, "0o640")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def refuse(*args, **options):
+    raise ValueError("not JSON")
+
+
+@pytest.mark.parametrize("write", [ao.Monitor.to_csv, ao.Monitor.to_jsonl, lambda m, path: m.plot(path=path)])
+def test_a_pipe_is_not_opened(monitor, write, tmp_path):
+    """It would wait for ever."""
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(ValueError, match=r"Monitor\.\w+: .* is not a regular file"):
+        write(monitor, tmp_path / "x.png")
 
 
 def test_a_sink_has_each_step_once(monitor):

@@ -158,13 +158,16 @@ TAMPERED = {
     "a checksum": (state([*M, "blake2b"], None), "does not have the checksum"),
     "a key": (state([*M, "$array"], ["x"]), "TypeError"),
     "shape of the parameter": (state([*T, "shape"], [3, 2]), "shape (3, 2) at 'w', expected (2, 3)"),
-    "t negative": (state([*T, "t"], -1), "t of 'w' must be a whole number from 0; got -1"),
+    "t negative": (state([*T, "t"], -1), "t of 'w' must be a whole number from 0, below 2**53; got -1"),
     "t NaN": (state([*T, "t"], float("nan")), "got nan"),
     "t fraction": (state([*T, "t"], 1.5), "got 1.5"),
     "t true": (state([*T, "t"], True), "got True"),
     "t huge": (state([*T, "t"], 2**63), "must be a whole number"),
-    "step negative": (state(["state", "step"], -1), "step must be a whole number from 0; got -1"),
-    "step text": (state(["state", "step"], "3"), "step must be a whole number from 0; got '3'"),
+    "t that cannot count on": (state([*T, "t"], 2**63 - 1), "t of 'w' must be a whole number from 0, below 2**53"),
+    "t beyond floats": (state([*T, "t"], 2**53), "t of 'w' must be a whole number from 0, below 2**53"),
+    "step beyond floats": (state(["state", "step"], 2**53), "step must be a whole number from 0, below 2**53"),
+    "step negative": (state(["state", "step"], -1), "step must be a whole number from 0, below 2**53; got -1"),
+    "step text": (state(["state", "step"], "3"), "step must be a whole number from 0, below 2**53; got '3'"),
     "lr negative": (state([*HYPERS, "lr"], -1.0), "`lr` must be in [0, inf)"),
     "lr NaN": (state([*HYPERS, "lr"], float("nan")), "`lr` must be in [0, inf)"),
     "lr text": (state([*HYPERS, "lr"], "x"), "`lr` must be a number"),
@@ -222,6 +225,53 @@ def another_program(path):
 
 def another_state(path):
     ao.Optimizer({"w": np.ones((2, 3), "float32")}, ao.SGD(lr=0.1)).save(path)
+
+
+EXTRA = ("state", "extra")
+NUMBERS = {
+    "scale infinite": (("loss_scale", "scale"), float("inf"), "the loss scale must be in (0, 2**127]; got inf"),
+    "scale NaN": (("loss_scale", "scale"), float("nan"), "the loss scale must be in (0, 2**127]; got nan"),
+    "scale zero": (("loss_scale", "scale"), 0.0, "the loss scale must be in (0, 2**127]; got 0.0"),
+    "scale huge": (("loss_scale", "scale"), 1e39, "the loss scale must be in (0, 2**127]; got 1e+39"),
+    "scale a huge integer": (("loss_scale", "scale"), 10**400, "the loss scale must be in (0, 2**127]"),
+    "scale text": (("loss_scale", "scale"), "1", "the loss scale must be in (0, 2**127]; got '1'"),
+    "good huge": (("loss_scale", "good"), 2**63 - 1, "good steps of the loss scale must be a whole number from 0"),
+    "good negative": (("loss_scale", "good"), -1, "good steps of the loss scale must be a whole number from 0"),
+    "skipped huge": (("skipped",), 2**53, "skipped steps must be a whole number from 0, below 2**53"),
+    "skipped a fraction": (("skipped",), 0.5, "skipped steps must be a whole number from 0, below 2**53"),
+    "micro-steps huge": (("micro_steps",), 2**53, "micro-steps must be a whole number from 0, below 2**53"),
+    "accumulate huge": (("accumulate",), 2**53, "`accumulate` must be a whole number from 0, below 2**53"),
+}
+
+
+@pytest.mark.parametrize(("path", "value", "words"), NUMBERS.values(), ids=NUMBERS)
+def test_numbers_with_which_no_step_could_be_made_are_refused(path, value, words, tmp_path):
+    opt = small(loss_scale=ao.LossScale())
+    opt.save(tmp_path / "x")
+    opt.load(tmp_path / "x")
+    (tmp_path / "x").write_bytes(state([*EXTRA, *path], value)((tmp_path / "x").read_bytes()))
+    refused(opt, tmp_path / "x", words)
+    saved = opt.state_dict()
+    *way, last = path
+    node = saved["extra"]
+    for key in way:
+        node = node[key]
+    node[last] = value
+    with pytest.raises(ValueError, match="the state does not fit") as caught:
+        opt.load_state_dict(saved)
+    assert words in str(caught.value)
+
+
+def test_the_largest_numbers_are_taken_and_counted_on(tmp_path):
+    opt = small(loss_scale=ao.LossScale())
+    saved = opt.state_dict()
+    most = 2**53 - 1
+    saved["step"] = saved["tensors"]["w"]["t"] = saved["extra"]["skipped"] = saved["extra"]["loss_scale"]["good"] = most
+    saved["extra"]["loss_scale"]["scale"] = 2.0**127
+    opt.load_state_dict(saved)
+    opt.step({"w": np.ones((2, 3)), "b": np.ones(3)})
+    assert (opt.step_count, opt.state["w"]["t"], opt.loss_scale) == (most + 1, most + 1, 2.0**127)
+    assert all(np.isfinite(x).all() for x in opt.params.values())
 
 
 FOREIGN = {

@@ -1,18 +1,23 @@
-"""Checkpoints: a killed writer leaves a whole file."""
+"""Checkpoints as files: modes, names, what is no file; writers that are killed, or have other threads beside them."""
 
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.saving import checkpoint
+from arrayopt.saving import atomic, checkpoint
 from arrayopt.saving.atomic import replacing
-from tests.support.checkpoints import ROOT, small
+from arrayopt.step.accumulate import Accumulator
+from tests.support.checkpoints import ROOT, contents, small
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
@@ -85,15 +90,210 @@ def test_a_link_leads_to_the_file_that_is_replaced(tmp_path):
     assert os.listdir(tmp_path / "runs") == ["x"]
 
 
+@pytest.fixture
+def umask():
+    """Files are as others may read them."""
+    former = os.umask(0o027)
+    yield
+    os.umask(former)
+
+
+def mode(path):
+    return oct(path.stat().st_mode & 0o7777)
+
+
+@pytest.mark.parametrize("former", [0o600, 0o640, 0o644, 0o664, 0o400])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path, umask, former):
+    (tmp_path / "x").touch()
+    (tmp_path / "x").chmod(former)
+    small().save(tmp_path / "x")
+    assert mode(tmp_path / "x") == oct(former)
+    assert small().load(tmp_path / "x")
+
+
+def test_a_new_file_has_what_the_umask_leaves(tmp_path, umask):
+    small().save(tmp_path / "x")
+    assert mode(tmp_path / "x") == "0o640"
+
+
+def test_while_a_file_is_written_nobody_may_read_it_who_may_not_later(tmp_path, umask):
+    (tmp_path / "x").touch()
+    (tmp_path / "x").chmod(0o600)
+    with replacing("x", tmp_path / "x"):
+        assert mode(beside(tmp_path / "x")) == "0o600"
+
+
+def beside(target):
+    """The one temporary file."""
+    (found,) = set(target.parent.iterdir()) - {target}
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_that_is_replaced_keeps_its_owner(tmp_path):
+    (tmp_path / "x").touch()
+    os.chown(tmp_path / "x", 65534, 65533)
+    small().save(tmp_path / "x")
+    about = (tmp_path / "x").stat()
+    assert (about.st_uid, about.st_gid) == (65534, 65533)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 255, "x" * 240, "é" * 127, "x" * 101, "x" * 100], ids=lambda x: x[0] + str(len(x))
+)
+def test_a_name_as_long_as_the_system_allows(tmp_path, name):
+    target = tmp_path / name
+    small(3.0).save(target)
+    opt = small()
+    opt.load(target)
+    assert opt.params["w"][0, 0] == small(3.0).params["w"][0, 0]
+    with replacing("x", target):
+        left = beside(target)
+        copy = left.read_bytes(), left.name
+    (tmp_path / copy[1]).write_bytes(copy[0])  # as if its writer had been killed
+    small().save(target)
+    assert os.listdir(tmp_path) == [name]
+
+
+OTHERS = {
+    "pipe": os.mkfifo,
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_is_no_file_is_never_opened_as_one(tmp_path, kind, monkeypatch):
+    """A pipe would wait for ever."""
+    monkeypatch.chdir(tmp_path)
+    OTHERS[kind](Path("x"))
+    opt = small()
+    with pytest.raises(ValueError, match=r"Optimizer\.save: .* is not a regular file"):
+        opt.save("x")
+    with pytest.raises(ValueError, match=r"Optimizer\.load: x is not a regular file"):
+        opt.load("x")
+    assert os.listdir() == ["x"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_is_no_file_may_have_the_name_of_a_temporary_one(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f".x.{'0' * 16}.arrayopt-tmp"
+    OTHERS[kind](Path(name))
+    names = iter(["0" * 16, "1" * 16])
+    monkeypatch.setattr(atomic.secrets, "token_hex", lambda n: next(names))
+    opt = small()
+    with pytest.raises(FileExistsError):
+        opt.save("x")
+    opt.save("x")
+    assert sorted(os.listdir()) == [name, "x"]
+
+
+# ---- interrupted, and beside other threads --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["load", "load_state_dict"])
+def test_ctrl_c_waits_until_all_is_loaded(way, tmp_path, monkeypatch):
+    source, opt = small(2.0), small()
+    source.step({"w": np.ones((2, 3)), "b": np.ones(3)})
+    source.save(tmp_path / "x")
+    load = Accumulator.load
+
+    def interrupted(self, *given):
+        os.kill(os.getpid(), signal.SIGINT)
+        load(self, *given)
+
+    monkeypatch.setattr(Accumulator, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(opt, way)(tmp_path / "x" if way == "load" else source.state_dict())
+    assert (opt.step_count, opt.state["w"]["t"]) == (2, 2)
+    if way == "load":
+        np.testing.assert_array_equal(opt.params["w"], source.params["w"])
+
+
+def test_what_is_written_is_what_the_checksum_is_of(tmp_path):
+    """While another thread writes into the arrays all the time."""
+    opt = ao.Optimizer([np.zeros(1_000_000) for _ in range(3)], ao.SGD(lr=0.1))
+    ended = threading.Event()
+
+    def write():
+        k = 0
+        while not ended.is_set():
+            k += 1
+            for p in opt.params:
+                p[...] = k
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(5):
+            opt.save(tmp_path / "x")
+            ao.Optimizer([np.zeros(1_000_000) for _ in range(3)], ao.SGD(lr=0.1)).load(tmp_path / "x")
+    finally:
+        ended.set()
+        thread.join()
+
+
+def beside(call):
+    """What another thread raises that makes a call."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).exception()
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["step", "micro-step"])
+def test_a_step_beside_a_save_is_refused(tmp_path, options, monkeypatch):
+    grads = {"w": np.ones((2, 3)), "b": np.ones(3)}
+    opt, write, raised = small(**options), checkpoint._write, []
+    before = contents(opt)
+
+    def stepping(file, array):
+        raised.append(beside(lambda: opt.step(grads)))
+        return write(file, array)
+
+    monkeypatch.setattr(checkpoint, "_write", stepping)
+    opt.save(tmp_path / "x")
+    assert {type(error) for error in raised} == {RuntimeError}
+    assert str(raised[0]).startswith("Optimizer.step: another thread is in Optimizer.save")
+    assert contents(opt) == before
+    resumed = small(7.0, **options)
+    resumed.load(tmp_path / "x")
+    assert contents(resumed) == before
+
+
+def test_whatever_is_called_beside_a_step_is_refused_and_the_old_file_stays(tmp_path):
+    grads, raised = {"w": np.ones((2, 3)), "b": np.ones(3)}, []
+    opt = small()
+    opt.save(tmp_path / "x")
+    before = (tmp_path / "x").read_bytes()
+    calls = {
+        "Optimizer.save": lambda: opt.save(tmp_path / "x"),
+        "Optimizer.step": lambda: opt.step(grads),
+        "Optimizer.load": lambda: opt.load(tmp_path / "x"),
+        "Optimizer.load_state_dict": lambda: opt.load_state_dict({}),
+        "Optimizer.add_group": lambda: opt.add_group({"c": np.ones(2)}),
+        "Optimizer.params": lambda: setattr(opt, "params", {"w": np.ones((2, 3)), "b": np.ones(3)}),
+    }
+    remove = opt.after_step(lambda opt: raised.extend(beside(call) for call in calls.values()))
+    opt.step(grads)
+    remove()
+    for name, error in zip(calls, raised, strict=True):
+        assert isinstance(error, RuntimeError), name
+        assert str(error).startswith(f"{name}: another thread is in Optimizer.step")
+    assert (opt.step_count, (tmp_path / "x").read_bytes()) == (1, before)
+    opt.step(grads)
+
+
 def test_what_dead_writers_left_is_cleared_and_nothing_else(tmp_path):
     target = tmp_path / "x"
     dead = tmp_path / f".x.{'0' * 16}.arrayopt-tmp"
     others = [f".x.{'0' * 15}g.arrayopt-tmp", f".y.{'0' * 16}.arrayopt-tmp", ".x.tmp", f"x.{'0' * 16}.arrayopt-tmp"]
     for name in (dead.name, *others):
         (tmp_path / name).write_bytes(b"?")
-    with replacing(target) as first:
+    with replacing("x", target) as first:
         first.write(b"first")
-        with replacing(target) as second:  # the first one lives, and so do its files
+        with replacing("x", target) as second:  # the first one lives, and so do its files
             second.write(b"second")
         assert target.read_bytes() == b"second"
     assert target.read_bytes() == b"first"

@@ -245,7 +245,7 @@ REFUSED = {
     "a count": (
         changed(lambda s, g, w: w.update(step=-1)),
         ValueError,
-        "t of 'w' must be a whole number from 0; got -1",
+        "t of 'w' must be a whole number from 0, below 2**53; got -1",
     ),
     "SGD's": (changed(lambda s, g, w: g.pop("betas")), TypeError, "of PyTorch's AdamW returned; KeyError('betas')"),
     "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "needs what state_dict() of PyTorch's"),

@@ -160,7 +160,7 @@ class _Table(Batch):
         self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
         return given
 
-    def _queue(self, rows: Rows) -> Any:
+    def queue(self, rows: Rows) -> Any:
         """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""
         if rows.kept is None:
             made, ends = tickets(self.stages, self.pieces, rows.all, self._lag(rows.all))
@@ -193,7 +193,7 @@ class _Table(Batch):
         """All kernels of a step."""
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        places, queue, ends, counters = self._queue(rows)
+        places, queue, ends, counters = self.queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
         given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self.counts.array)
         rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)

@@ -16,7 +16,7 @@ import numba
 
 from arrayopt._version import __version__
 
-__all__ = ["cache_folder", "read", "usable_folder", "write"]
+__all__ = ["LOG", "cache_folder", "read", "usable_folder", "write"]
 
 LOG = logging.getLogger("arrayopt")
 

@@ -190,11 +190,9 @@ def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monke
             for seed in range(2):
                 opts[0].step({name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", seed).items()})
             seen.add(bits(opts[0]))
-            kept = opts[0]._tensors.buckets()[0].kept
-            batches = [batch for key, made in kept.items() if key[0] == "cupy" for batch in made]
-            launches[cache] = {
-                len(queue[2]) - len(batch.plan.passes) for batch in batches for queue in batch.queues.values()
-            }
+            kept = opts[0]._step.buckets[0].batches
+            batches = [batch for made in kept.values() for batch in made]
+            launches[cache] = {len(batch.queue(batch.whole)[2]) - len(batch.plan.passes) for batch in batches}
     assert len(seen) == 1
     assert launches[1] == {0}
     assert max(launches[1 << 40]) == 0 or min(launches[1 << 40]) < 0

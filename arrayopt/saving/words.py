@@ -1,0 +1,98 @@
+"""The words of checkpoint files: names of dtypes, marks in JSON, checksums, and how arrays are described."""
+
+import math
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from arrayopt import schedules
+from arrayopt.arrays import REAL, dtype_name, is_array
+
+__all__ = [
+    "ARRAY",
+    "CODES",
+    "FUNCTION",
+    "SCHEDULE",
+    "VALUES",
+    "checksum",
+    "digest",
+    "escaped",
+    "is_ours",
+    "item_size",
+    "length",
+    "name_of",
+    "plain",
+    "shown",
+    "stored",
+]
+
+ARRAY, VALUES, SCHEDULE, FUNCTION = "$array", "$values", "$schedule", "$function"  # other keys' leading $ is doubled
+
+CODES = {
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+}
+"""safetensors' names of dtypes. Complex arrays are kept as pairs of real numbers, along one more axis."""
+
+checksum = partial(blake2b, digest_size=16)
+
+
+def stored(about: dict[str, Any]) -> tuple[str, list[int]]:
+    """The dtype and shape that a described array has in the file."""
+    name = about["dtype"]
+    return (CODES[REAL[name]], [*about["shape"], 2]) if name in REAL else (CODES[name], about["shape"])
+
+
+def item_size(dtype: str) -> int:
+    """The bytes of one element."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize  # which NumPy may not know
+
+
+def length(about: dict[str, Any]) -> int:
+    """The bytes of a described array."""
+    n: int = math.prod(about["shape"]) * item_size(about["dtype"])
+    return n
+
+
+def shown(x: Any) -> str:
+    """What kind of array it is."""
+    return f"{dtype_name(x)} {tuple(x.shape)}" if is_array(x) else type(x).__name__
+
+
+def digest(data: bytes | memoryview) -> str:
+    """The checksum of some bytes."""
+    return checksum(data).hexdigest()
+
+
+def is_ours(kind: Any) -> bool:
+    """Whether it is the class of a schedule of this package."""
+    return isinstance(kind, type) and issubclass(kind, schedules.Schedule) and kind.__name__ in schedules.__all__
+
+
+def name_of(function: Any) -> str:
+    """A function's qualified name; another callable's class's."""
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    return name
+
+
+def escaped(key: str) -> str:
+    """A name, such that it is none of the marks."""
+    return f"${key}" if key.startswith("$") else key
+
+
+def plain(key: str) -> str:
+    """The name that was escaped."""
+    return key.removeprefix("$")

@@ -1,0 +1,37 @@
+"""One thread at a time: an optimizer that a thread is using refuses others."""
+
+import threading
+from types import TracebackType
+from typing import Any
+
+__all__ = ["Guard"]
+
+
+class Guard:
+    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again, as hooks do."""
+
+    __slots__ = ("_lock", "_what")
+
+    def __init__(self) -> None:
+        self._lock, self._what = threading.RLock(), ""
+
+    def __call__(self, what: str) -> "Guard":
+        """Enter for a call of that name; RuntimeError where another thread is inside."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"{what}: another thread is in {self._what or 'a call'} of this Optimizer; one thread at a time may use"
+                " it, so call it between steps, or make an Optimizer for each thread"
+            )
+        self._what = what
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> Any:
+        return Guard, ()
