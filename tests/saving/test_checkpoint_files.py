@@ -236,7 +236,7 @@ def test_what_is_written_is_what_the_checksum_is_of(tmp_path):
         thread.join()
 
 
-def beside(call):
+def outcome(call):
     """What another thread raises that makes a call."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).exception()
@@ -249,7 +249,7 @@ def test_a_step_beside_a_save_is_refused(tmp_path, options, monkeypatch):
     before = contents(opt)
 
     def stepping(file, array):
-        raised.append(beside(lambda: opt.step(grads)))
+        raised.append(outcome(lambda: opt.step(grads)))
         return write(file, array)
 
     monkeypatch.setattr(checkpoint, "_write", stepping)
@@ -275,7 +275,7 @@ def test_whatever_is_called_beside_a_step_is_refused_and_the_old_file_stays(tmp_
         "Optimizer.add_group": lambda: opt.add_group({"c": np.ones(2)}),
         "Optimizer.params": lambda: setattr(opt, "params", {"w": np.ones((2, 3)), "b": np.ones(3)}),
     }
-    remove = opt.after_step(lambda opt: raised.extend(beside(call) for call in calls.values()))
+    remove = opt.after_step(lambda opt: raised.extend(outcome(call) for call in calls.values()))
     opt.step(grads)
     remove()
     for name, error in zip(calls, raised, strict=True):
