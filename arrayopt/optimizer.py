@@ -199,6 +199,7 @@ class Optimizer(Saved):
         if not self._prologue.idle:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         self._tensors.take_up()
+        self._tensors.begin()
         coming = self._coming(loss_scale)
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
@@ -244,7 +245,7 @@ class Optimizer(Saved):
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
         """For each tensor its number of updates ``t`` and its slots, by name."""
-        self._tensors.take_up()
+        self._tensors.lend()
         return MappingProxyType({x.name: MappingProxyType({"t": x.t, **x.slots}) for x in self._tensors.all})
 
     @property

@@ -8,8 +8,9 @@ from arrayopt.arrays import Array, detached, look
 from arrayopt.engines.base import Bucket, bucketed
 from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
-from arrayopt.params.replaced import exchange
+from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
+from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor, new_slots
 
@@ -44,6 +45,8 @@ class Tensors:
         tensors = {name: Tensor(name, leaf) for name, leaf in named}
         self._tree, self.all = tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self._begun = False
+        self._lent: Lent | None = None
         self._expect()
         self._made: tuple[list[Any], list[Bucket]] = ([], [])
         for group in self.groups:
@@ -87,6 +90,7 @@ class Tensors:
             return given
         named = [(tensor.name, tensor.array) for tensor in self.all]
         found = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+        self.begin()
         self._remember(found)
         return found
 
@@ -125,6 +129,10 @@ class Tensors:
         """Have buckets made anew, with all that they keep."""
         self._made = ([], [])
 
+    def begin(self) -> None:
+        """There is state from now on that would be lost if slots were made anew."""
+        self._begun = True
+
     # ---- the tree of the parameters, which is the user's ------------------------------------------------------------
 
     @property
@@ -137,6 +145,8 @@ class Tensors:
         pairs, tensors = flatten(tree), iter(self.all)
         self._tree, self._held = tree, [leaf for _, leaf in pairs]
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
+        self._watch = Watch(leaf for leaf in self._held if leaf is not None)
+        self._looks = list(map(form, self._watch.arrays))
 
     def _found(self, tree: Any) -> list[Any]:
         """The leaves of a tree, in the order of the parameters' where it has their structure."""
@@ -146,21 +156,31 @@ class Tensors:
     def take_up(self) -> None:
         """Go on from the arrays that the user has put into the tree of the parameters, once they are checked.
 
+        So, too, where a parameter or a slot is the same array, but lies elsewhere, or has become read-only. Before the
+        first step it may also be of another dtype, shape or device; then state is made anew.
+
         Raises
         ------
-        ValueError
-            If they do not fit, listing every mismatch. Nothing has been changed then.
+        TypeError, ValueError
+            If arrays do not fit, listing every mismatch. Nothing has been changed then.
         """
+        if self._lent is not None:
+            self._lent = self._lent.follow(self.all)
         now = self._found(self._tree)
-        if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)):
+        if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)) or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
+
+    def lend(self) -> None:
+        """From now on slots may be changed by the user, and are watched."""
+        self.take_up()
+        self._lent = self._lent or Lent(self.all)
 
     def exchange(self, tree: Any, who: str) -> None:
         """Go on from the arrays of a tree of the same structure, or with the same names: all of them, or none.
 
         Raises
         ------
-        ValueError
+        TypeError, ValueError
             As `take_up`.
         """
         tree = list(tree) if isinstance(tree, Iterator) else tree
@@ -168,14 +188,16 @@ class Tensors:
             tree = [leaf for _, leaf in parse_group_list(tree)[0]]
         found = leaves(self._template, tree)
         pairs = flatten(tree) if found is None else zip(self._names, found, strict=True)
-        exchange(who, self.all, [(name, leaf) for name, leaf in pairs if leaf is not None])
+        named = [(name, leaf) for name, leaf in pairs if leaf is not None]
+        rules = None if self._begun else {x.name: group.rule for group in self.groups for x in group.tensors}
+        if exchange(who, self.all, self._looks, named, rules):
+            self.forget_buckets()
         alike = type(tree) is type(self._tree) and template(tree) == self._template
         self._hold(tree if tree is self._tree or alike else self.tree_of([tensor.array for tensor in self.all]))
 
     def settle(self) -> None:
         """After a step, or a load: arrays that cannot be written have been replaced, and the tree is made anew."""
-        mine = [leaf for leaf in self._held if leaf is not None]
-        if not all(map(operator.is_, map(_ARRAY, self.all), mine)):
+        if not self._watch.in_place and not all(map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)):
             self._hold(self.tree_of([tensor.array for tensor in self.all]))
 
     def tree_of(self, arrays: list[Array]) -> Any:
@@ -184,7 +206,7 @@ class Tensors:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": ([], []), "_kind": None, "_forms": []}
+        return {**self.__dict__, "_made": ([], []), "_lent": None, "_kind": None, "_forms": []}
 
 
 def _start(group: Group) -> None:

@@ -51,6 +51,7 @@ class Saved:
             saved, self._rule, self._tensors.groups, self._prologue, **options
         )
         self._tensors.forget_buckets()
+        self._tensors.begin()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.
