@@ -4,34 +4,41 @@ import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, is_array, kind, library, overlapping, place, writable
+from arrayopt.arrays import Array, array_namespace, is_array, kind, library, place, writable
+from arrayopt.params.kinds import refusal
+from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.trees import flatten
 
 __all__ = ["check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
 
 
-def named_params(params: Any, who: str = "Optimizer") -> list[tuple[str, Array]]:
+def named_params(params: Any, who: str = "Optimizer", *, functional: bool = False) -> list[tuple[str, Array]]:
     """The parameters of a tree with their names, in order; leaves that are None are left out.
+
+    With `functional`, they are not to be written, and may share memory.
 
     Raises
     ------
     TypeError
-        For a leaf that is not an array, or an array of integers or booleans.
+        For a leaf that is not an array, an array of integers or booleans, or of a kind that cannot be served.
     ValueError
-        For a tree without arrays, and where two parameters have one name or are one writable array.
+        For a tree without arrays, and where two parameters have one name or share memory.
     """
     named = [(name, leaf) for name, leaf in flatten(params) if leaf is not None]
-    check_params(named, who, params)
+    check_params(named, who, params, functional=functional)
     return named
 
 
-def check_params(named: list[tuple[str, Array]], who: str, params: Any) -> None:
+def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, functional: bool = False) -> None:
     """Raise where these are not parameters; see `named_params`."""
     if not named:
         raise ValueError(f"{who}: params must hold at least one array; got {params!r}")
     names: set[str] = set()
     arrays: dict[int, str] = {}
     for name, leaf in named:
+        reason = refusal(leaf, parameter=True, functional=functional)
+        if reason is not None:
+            raise TypeError(f"{who}: {name!r} is {reason}")
         if not is_array(leaf):
             raise TypeError(
                 f"{who}: params must be arrays, or dicts, lists and tuples of them;"
@@ -41,11 +48,16 @@ def check_params(named: list[tuple[str, Array]], who: str, params: Any) -> None:
             raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
         if name in names:
             raise ValueError(f"{who}: two parameters are named {name!r}")
-        if overlapping(leaf):
+        if not functional and overlaps_itself(leaf):
             raise ValueError(f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it first")
+        names.add(name)
+    for name, leaf in [] if functional else named:
         if arrays.setdefault(id(leaf), name) != name and writable(leaf):
             raise ValueError(f"{who}: {arrays[id(leaf)]!r} and {name!r} are the same array")
-        names.add(name)
+    pairs = [] if functional else shared(named)
+    if pairs:
+        listed = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:10])
+        raise ValueError(f"{who}: parameters must not share memory; {listed} do; copy one of them, or give just one")
 
 
 def is_group_list(params: Any) -> bool:
@@ -177,7 +189,10 @@ def match_grads(
     wrong += [f"unexpected {name!r}" for name, g in given.items() if name not in names and g is not None]
     for name, p in params:
         g = given.get(name)
-        if g is not None:
+        reason = refusal(g, functional=not devices)
+        if reason is not None:
+            wrong.append(f"{name!r} is {reason}")
+        elif g is not None:
             wrong += [f"{what} at {name!r}, expected {expected}" for what, expected in _differences(p, g, devices)]
     if wrong:
         raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}")

@@ -8,6 +8,7 @@ from arrayopt.arrays import Array, detached, look
 from arrayopt.engines.base import Bucket, bucketed
 from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
+from arrayopt.params.kinds import plain
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch
@@ -87,12 +88,12 @@ class Tensors:
         if given is None:
             given = leaves(self._flat, grads)
         if given is not None and self._familiar(given):
-            return given
+            return plain(given)
         named = [(tensor.name, tensor.array) for tensor in self.all]
         found = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
         self.begin()
         self._remember(found)
-        return found
+        return plain(found)
 
     def _familiar(self, given: list[Any]) -> bool:
         """Whether gradients look like those of an earlier step, about which everything was checked."""
