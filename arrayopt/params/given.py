@@ -1,6 +1,7 @@
 """What a user gives as parameters and gradients: flattened, named and checked."""
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,32 @@ from arrayopt.params.kinds import refusal
 from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.trees import flatten
 
-__all__ = ["check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
+__all__ = ["as_tree", "check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
+
+
+def as_tree(who: str, params: Any) -> Any:
+    """What an iterator gives: a dict for pairs of names and arrays, as of ``named_parameters()``, else a list.
+
+    Raises
+    ------
+    ValueError
+        Where two have one name.
+    """
+    if not isinstance(params, Iterator):
+        return params
+    entries = list(params)
+    if not entries or not all(map(_is_pair, entries)):
+        return entries
+    names = [name for name, _ in entries]
+    twice = [name for i, name in enumerate(names) if name in names[:i]] if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError(f"{who}: two parameters are named {twice[0]!r}")
+    return dict(entries)
+
+
+def _is_pair(entry: Any) -> bool:
+    """Whether this is a name with an array."""
+    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and not isinstance(entry[1], str)
 
 
 def named_params(params: Any, who: str = "Optimizer", *, functional: bool = False) -> list[tuple[str, Array]]:
@@ -40,9 +66,12 @@ def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, funct
         if reason is not None:
             raise TypeError(f"{who}: {name!r} is {reason}")
         if not is_array(leaf):
+            todo = "; give a dict of its arrays, such as vars(x)" if dataclasses.is_dataclass(leaf) else ""
+            if isinstance(params, list | tuple) and params and all(map(_is_pair, params)):
+                todo = "; give pairs of names and arrays as dict(params)"
             raise TypeError(
                 f"{who}: params must be arrays, or dicts, lists and tuples of them;"
-                f" got {type(leaf).__name__} at {name!r}"
+                f" got {type(leaf).__name__} at {name!r}{todo}"
             )
         if kind(leaf) not in ("real", "complex"):
             raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
@@ -106,7 +135,7 @@ def parse_group_list(
             order = list(order)
             continue
         members = entry["params"]
-        members = list(members) if isinstance(members, Iterator) else [members] if is_array(members) else members
+        members = as_tree("Optimizer", [members] if is_array(members) else members)
         leaves = named_params(members, f"Optimizer: group {i}")
         if not isinstance(members, dict):  # arrays without names of their own are numbered over all groups
             leaves = [(_numbered(name, offset), leaf) for name, leaf in leaves]
@@ -147,6 +176,7 @@ def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, lis
     TypeError, ValueError
         As `named_params`; for names that are taken; for a tree that is neither a dict nor a list.
     """
+    params = as_tree(who, params)
     if isinstance(tree, dict) and isinstance(params, dict):
         taken = [str(key) for key in params if key in tree]
         if taken:
@@ -154,7 +184,7 @@ def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, lis
         larger: Any = copy.copy(tree)
         larger.update(params)
     elif isinstance(tree, list) and not isinstance(params, dict):
-        larger = [*tree, *(list(params) if isinstance(params, list | tuple | Iterator) else [params])]
+        larger = [*tree, *(params if isinstance(params, list | tuple) else [params])]
     else:
         raise ValueError(
             f"{who}: params must be a dict where the parameters are a dict, an array or a list where they are a list;"
@@ -180,7 +210,8 @@ def match_grads(
     ValueError
         Listing every mismatch of names, shapes, dtype kinds, libraries and devices.
     """
-    given, names = dict(flatten(list(grads) if isinstance(grads, Iterator) else grads)), dict(params)
+    grads = as_tree(who, grads)
+    given, names = dict(flatten(grads)), dict(params)
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
             raise ValueError(f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}")
@@ -195,7 +226,13 @@ def match_grads(
         elif g is not None:
             wrong += [f"{what} at {name!r}, expected {expected}" for what, expected in _differences(p, g, devices)]
     if wrong:
-        raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}")
+        bare = isinstance(grads, list | tuple) and len(given) == len(params)
+        todo = ""
+        if bare and not given.keys() & names.keys():
+            todo = "; give a dict by name: dict(zip(names, grads))"
+        elif isinstance(grads, dict) and not by_position and all(name.isdigit() for name in names):
+            todo = "; give a list in the order of the parameters"
+        raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}{todo}")
     return {name: given[name] for name in names}
 
 

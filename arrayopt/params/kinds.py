@@ -1,6 +1,5 @@
 """Arrays that are not what they seem: subclasses, parts of larger tensors, arrays without elements of their own."""
 
-import operator
 import sys
 from typing import Any
 
@@ -80,7 +79,7 @@ def plain(grads: list[Array | None]) -> list[Array | None]:
     if not array_api_compat.is_torch_array(first):
         return grads
     some = [g for g in grads if g is not None]
-    views = any(map(operator.methodcaller("is_neg"), some))
+    views = any(map(type(first).is_neg, some))
     if not views and dtype_name(first).startswith("complex"):
-        views = any(map(operator.methodcaller("is_conj"), some))
+        views = any(map(type(first).is_conj, some))
     return [None if g is None else g.resolve_conj().resolve_neg() for g in grads] if views else grads

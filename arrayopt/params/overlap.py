@@ -1,5 +1,6 @@
 """Parameters that share memory: found by where their elements lie."""
 
+import math
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -17,7 +18,7 @@ ELEMENTS = 1 << 20
 
 
 class _Lie(NamedTuple):
-    """Where an array lies: its first and last byte, and its elements."""
+    """Where an array lies: its first and last byte, and its elements, multiples of `grid` from each other."""
 
     low: int
     high: int
@@ -25,6 +26,7 @@ class _Lie(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     item: int
+    grid: int
 
 
 def _lie(x: Array) -> tuple[Any, _Lie] | None:
@@ -44,7 +46,8 @@ def _lie(x: Array) -> tuple[Any, _Lie] | None:
         return None
     spans = [(n - 1) * stride for n, stride in zip(x.shape, strides, strict=True)]
     low, high = address + sum(s for s in spans if s < 0), address + sum(s for s in spans if s > 0) + item
-    return device, _Lie(low, high, address, tuple(x.shape), tuple(strides), item)
+    grid = math.gcd(*(stride for n, stride in zip(x.shape, strides, strict=True) if n > 1))
+    return device, _Lie(low, high, address, tuple(x.shape), tuple(strides), item, grid)
 
 
 def _view(lie: _Lie) -> "np.ndarray[Any, Any]":
@@ -81,6 +84,9 @@ def shared(named: list[tuple[str, Array]]) -> list[tuple[str, str]]:
 
 def _meet(a: _Lie, b: _Lie) -> bool:
     """Whether two arrays whose ranges overlap have an element in common, or may have."""
+    grid = math.gcd(a.grid, b.grid)
+    if grid and a.item <= (b.address - a.address) % grid <= grid - b.item:  # as columns of one matrix, which are many
+        return False
     try:
         return bool(np.shares_memory(_view(a), _view(b), max_work=WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

@@ -1,12 +1,12 @@
 """The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from arrayopt.arrays import Array, detached, look
 from arrayopt.engines.base import Bucket, bucketed
-from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.kinds import plain
 from arrayopt.params.replaced import Lent, exchange, form
@@ -40,7 +40,7 @@ class Tensors:
             made: Any = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
             tree: Any = [leaf for _, leaf in named]
         else:
-            tree = list(params) if isinstance(params, Iterator) else params
+            tree = as_tree("Optimizer", params)
             named = named_params(tree)
             made = assign(rule, groups, named)
         tensors = {name: Tensor(name, leaf) for name, leaf in named}
@@ -184,7 +184,7 @@ class Tensors:
         TypeError, ValueError
             As `take_up`.
         """
-        tree = list(tree) if isinstance(tree, Iterator) else tree
+        tree = as_tree(who, tree)
         if self._by_position and is_group_list(tree):
             tree = [leaf for _, leaf in parse_group_list(tree)[0]]
         found = leaves(self._template, tree)
