@@ -29,7 +29,6 @@ __all__ = [
     "look",
     "memory",
     "on_its_device",
-    "overlapping",
     "place",
     "size",
     "store",
@@ -116,13 +115,6 @@ def writable(x: Array) -> bool:
     return bool(array_api_compat.is_writeable_array(x))
 
 
-def overlapping(x: Array) -> bool:
-    """Whether several elements of a PyTorch tensor are one, as after `expand`: then none can be written."""
-    if not array_api_compat.is_torch_array(x) or size(x) == 0:
-        return False
-    return any(stride == 0 and n > 1 for stride, n in zip(x.stride(), x.shape, strict=True))
-
-
 def detached(x: Array) -> Array:
     """The same memory without PyTorch's gradient recording; other libraries' arrays as they are."""
     return x.detach() if array_api_compat.is_torch_array(x) else x
@@ -139,13 +131,13 @@ def store(target: Array, value: Array) -> Array:
 
 
 def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
-    """What takes an array of some type to what it looks like: dtype, shape and, where there are several, device."""
+    """What takes an array of some type to its dtype, shape and, where there are several, its device and layout."""
     return _look(kind.__module__.partition(".")[0])
 
 
 @cache
 def _look(package: str) -> Callable[[Array], tuple[Any, ...]]:
-    there = {"numpy": (), "cupy": ("data.device_id",)}.get(package, ("device",))
+    there = {"numpy": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}.get(package, ("device",))
     return operator.attrgetter("dtype", "shape", *there)
 
 

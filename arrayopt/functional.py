@@ -57,7 +57,7 @@ def init(
     _check_rule("init", rule)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
-    named = named_params(params, "init")
+    named = named_params(params, "init", functional=True)
     rules = _rules(rule, groups, named)
     state = {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
     return state if loss_scale is None else {**state, "loss_scale": loss_scale.start()}
@@ -129,7 +129,7 @@ def update(
     if not isinstance(skip_nonfinite, bool):
         raise TypeError(f"update: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
     clip_norm = scalar("update: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
-    named = named_params(params, "update")
+    named = named_params(params, "update", functional=True)
     matched = match_grads("update", named, grads, devices=False)
     if set(state["tensors"]) != {name for name, _ in named}:
         raise ValueError(f"update: state holds {sorted(state['tensors'])}, params {sorted(name for name, _ in named)}")

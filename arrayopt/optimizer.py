@@ -234,7 +234,7 @@ class Optimizer(Saved):
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
         """For each tensor its number of updates ``t`` and its slots, by name."""
-        self._parameters.take_up()
+        self._parameters.lend()
         return MappingProxyType({x.name: TensorState(x) for x in self._parameters.all})
 
     @property

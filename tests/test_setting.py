@@ -182,7 +182,7 @@ def test_what_is_no_field_cannot_be_read_or_set():
             target.momentum = 0.9  # a field, but of other rules
         for name in ("learning_rate", "momentum", "_private"):
             assert not hasattr(target, name)
-    for name in ("params", "groups", "rule", "stats", "state"):
+    for name in ("groups", "rule", "stats", "state"):
         with pytest.raises(AttributeError):
             setattr(opt, name, None)
 

@@ -160,16 +160,12 @@ class Buckets:
     def now(self) -> list[Bucket]:
         """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
         groups = self._parameters.groups
-        structures = [group.rule.structure for group in groups]
+        structures: list[Any] = [self._parameters.kinds, *(group.rule.structure for group in groups)]
         if structures != self._structures:
             self._run.take_back()
             self._made, self._structures = _bucketed(groups, self._run), structures
             self.version += 1
         return self._made
-
-    def forget(self) -> None:
-        """Have buckets made anew, with all that they keep."""
-        self._structures = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_structures": [], "_made": []}

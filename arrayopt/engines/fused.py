@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, look, memory, size
+from arrayopt.arrays import Array, Ints, dtype_name, memory, size
 from arrayopt.engines.base import Judge, Report
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
@@ -80,9 +80,7 @@ class Batch(ABC):
         self.code = scalar_code(plan)
         self._names = [name for name in self.code.names if not name.startswith(COUNT)]
         self._sizes, self._numbers = self._counted(), list[Any]()
-        self._located: Any = None
-        torch = array_api_compat.is_torch_array(self.tensors[0].array)
-        self._looks = [look(type(x.array))(x.array) for x in self.tensors] if torch else []
+        self._located = -1
 
     # ---- which tensors ----------------------------------------------------------------------------------------------
 
@@ -144,26 +142,11 @@ class Batch(ABC):
     # ---- arrays -----------------------------------------------------------------------------------------------------
 
     def locate(self) -> None:
-        """Have `bind` called if parameters or slots may lie elsewhere than when it last was.
-
-        Raises
-        ------
-        ValueError
-            If a parameter of PyTorch, whose ``data`` can be set, has become another kind of array.
-        """
-        loose = [x.array for x in self.tensors] if self._looks else []
-        now = self.bucket.run.arrays, [(x.data_ptr(), x.shape, x.stride()) for x in loose]
-        if now == self._located:
-            return
-        for tensor, was in zip(self.tensors, self._looks, strict=False):
-            became = look(type(tensor.array))(tensor.array)
-            if became != was:
-                raise ValueError(
-                    f"Optimizer: {tensor.name!r} must stay what it was, {was}; it has become {became};"
-                    " make a new Optimizer"
-                )
-        self.bind()
-        self._located = now
+        """Have `bind` called if parameters or slots may lie elsewhere than when it last was."""
+        now = self.bucket.run.arrays
+        if now != self._located:
+            self.bind()
+            self._located = now
 
     def bind(self) -> None:  # noqa: B027
         """Take down where parameters and slots lie."""

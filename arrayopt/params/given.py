@@ -1,51 +1,92 @@
 """What a user gives as parameters and gradients: flattened, named and checked."""
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, is_array, kind, library, overlapping, place, writable
+from arrayopt.arrays import Array, array_namespace, is_array, kind, library, place, writable
+from arrayopt.params.kinds import refusal
+from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.trees import flatten
 
-__all__ = ["check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
+__all__ = ["as_tree", "check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
 
 
-def named_params(params: Any, who: str = "Optimizer") -> list[tuple[str, Array]]:
+def as_tree(who: str, params: Any) -> Any:
+    """What an iterator gives: a dict for pairs of names and arrays, as of ``named_parameters()``, else a list.
+
+    Raises
+    ------
+    ValueError
+        Where two have one name.
+    """
+    if not isinstance(params, Iterator):
+        return params
+    entries = list(params)
+    if not entries or not all(map(_is_pair, entries)):
+        return entries
+    names = [name for name, _ in entries]
+    twice = [name for i, name in enumerate(names) if name in names[:i]] if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError(f"{who}: two parameters are named {twice[0]!r}")
+    return dict(entries)
+
+
+def _is_pair(entry: Any) -> bool:
+    """Whether this is a name with an array."""
+    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and not isinstance(entry[1], str)
+
+
+def named_params(params: Any, who: str = "Optimizer", *, functional: bool = False) -> list[tuple[str, Array]]:
     """The parameters of a tree with their names, in order; leaves that are None are left out.
+
+    With `functional`, they are not to be written, and may share memory.
 
     Raises
     ------
     TypeError
-        For a leaf that is not an array, or an array of integers or booleans.
+        For a leaf that is not an array, an array of integers or booleans, or of a kind that cannot be served.
     ValueError
-        For a tree without arrays, and where two parameters have one name or are one writable array.
+        For a tree without arrays, and where two parameters have one name or share memory.
     """
     named = [(name, leaf) for name, leaf in flatten(params) if leaf is not None]
-    check_params(named, who, params)
+    check_params(named, who, params, functional=functional)
     return named
 
 
-def check_params(named: list[tuple[str, Array]], who: str, params: Any) -> None:
+def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, functional: bool = False) -> None:
     """Raise where these are not parameters; see `named_params`."""
     if not named:
         raise ValueError(f"{who}: params must hold at least one array; got {params!r}")
     names: set[str] = set()
     arrays: dict[int, str] = {}
     for name, leaf in named:
+        reason = refusal(leaf, parameter=True, functional=functional)
+        if reason is not None:
+            raise TypeError(f"{who}: {name!r} is {reason}")
         if not is_array(leaf):
+            todo = "; give a dict of its arrays, such as vars(x)" if dataclasses.is_dataclass(leaf) else ""
+            if isinstance(params, list | tuple) and params and all(map(_is_pair, params)):
+                todo = "; give pairs of names and arrays as dict(params)"
             raise TypeError(
                 f"{who}: params must be arrays, or dicts, lists and tuples of them;"
-                f" got {type(leaf).__name__} at {name!r}"
+                f" got {type(leaf).__name__} at {name!r}{todo}"
             )
         if kind(leaf) not in ("real", "complex"):
             raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
         if name in names:
             raise ValueError(f"{who}: two parameters are named {name!r}")
-        if overlapping(leaf):
+        if not functional and overlaps_itself(leaf):
             raise ValueError(f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it first")
+        names.add(name)
+    for name, leaf in [] if functional else named:
         if arrays.setdefault(id(leaf), name) != name and writable(leaf):
             raise ValueError(f"{who}: {arrays[id(leaf)]!r} and {name!r} are the same array")
-        names.add(name)
+    pairs = [] if functional else shared(named)
+    if pairs:
+        listed = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:10])
+        raise ValueError(f"{who}: parameters must not share memory; {listed} do; copy one of them, or give just one")
 
 
 def is_group_list(params: Any) -> bool:
@@ -94,7 +135,7 @@ def parse_group_list(
             order = list(order)
             continue
         members = entry["params"]
-        members = list(members) if isinstance(members, Iterator) else [members] if is_array(members) else members
+        members = as_tree("Optimizer", [members] if is_array(members) else members)
         leaves = named_params(members, f"Optimizer: group {i}")
         if not isinstance(members, dict):  # arrays without names of their own are numbered over all groups
             leaves = [(_numbered(name, offset), leaf) for name, leaf in leaves]
@@ -135,6 +176,7 @@ def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, lis
     TypeError, ValueError
         As `named_params`; for names that are taken; for a tree that is neither a dict nor a list.
     """
+    params = as_tree(who, params)
     if isinstance(tree, dict) and isinstance(params, dict):
         taken = [str(key) for key in params if key in tree]
         if taken:
@@ -142,7 +184,7 @@ def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, lis
         larger: Any = copy.copy(tree)
         larger.update(params)
     elif isinstance(tree, list) and not isinstance(params, dict):
-        larger = [*tree, *(list(params) if isinstance(params, list | tuple | Iterator) else [params])]
+        larger = [*tree, *(params if isinstance(params, list | tuple) else [params])]
     else:
         raise ValueError(
             f"{who}: params must be a dict where the parameters are a dict, an array or a list where they are a list;"
@@ -168,7 +210,8 @@ def match_grads(
     ValueError
         Listing every mismatch of names, shapes, dtype kinds, libraries and devices.
     """
-    given, names = dict(flatten(list(grads) if isinstance(grads, Iterator) else grads)), dict(params)
+    grads = as_tree(who, grads)
+    given, names = dict(flatten(grads)), dict(params)
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
             raise ValueError(f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}")
@@ -177,10 +220,19 @@ def match_grads(
     wrong += [f"unexpected {name!r}" for name, g in given.items() if name not in names and g is not None]
     for name, p in params:
         g = given.get(name)
-        if g is not None:
+        reason = refusal(g, functional=not devices)
+        if reason is not None:
+            wrong.append(f"{name!r} is {reason}")
+        elif g is not None:
             wrong += [f"{what} at {name!r}, expected {expected}" for what, expected in _differences(p, g, devices)]
     if wrong:
-        raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}")
+        bare = isinstance(grads, list | tuple) and len(given) == len(params)
+        todo = ""
+        if bare and not given.keys() & names.keys():
+            todo = "; give a dict by name: dict(zip(names, grads))"
+        elif isinstance(grads, dict) and not by_position and all(name.isdigit() for name in names):
+            todo = "; give a list in the order of the parameters"
+        raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}{todo}")
     return {name: given[name] for name in names}
 
 

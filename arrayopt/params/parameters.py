@@ -1,14 +1,16 @@
 """The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from arrayopt.arrays import Array, detached, look
-from arrayopt.params.given import extend, is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
-from arrayopt.params.replaced import exchange
+from arrayopt.params.kinds import plain
+from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
+from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor, new_slots
@@ -27,10 +29,12 @@ class Parameters:
         The tensors, in the order of the parameters.
     groups : list of Group
         The groups, in order.
+    kinds : int
+        How often a tensor's dtype, shape or device became another: a version of these.
     """
 
     def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run) -> None:
-        self._run, self._seen = run, -1
+        self._run = run
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
@@ -39,12 +43,14 @@ class Parameters:
             made: Any = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
             tree: Any = [leaf for _, leaf in named]
         else:
-            tree = list(params) if isinstance(params, Iterator) else params
+            tree = as_tree("Optimizer", params)
             named = named_params(tree)
             made = assign(rule, groups, named)
         tensors = {name: Tensor(name, leaf) for name, leaf in named}
         self._tree, self.all = tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self._begun, self.kinds = False, 0
+        self._lent: Lent | None = None
         self._expect()
         for group in self.groups:
             _start(group)
@@ -91,11 +97,12 @@ class Parameters:
         if given is None:
             given = leaves(self._flat, grads)
         if given is not None and self._familiar(given):
-            return given
+            return plain(given)
         named = [(tensor.name, tensor.array) for tensor in self.all]
         found = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+        self.begin()
         self._remember(found)
-        return found
+        return plain(found)
 
     def _familiar(self, given: list[Any]) -> bool:
         """Whether gradients look like those of an earlier step, about which everything was checked."""
@@ -121,6 +128,10 @@ class Parameters:
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
 
+    def begin(self) -> None:
+        """There is state from now on that would be lost if slots were made anew."""
+        self._begun = True
+
     # ---- the tree of the parameters, which is the user's ------------------------------------------------------------
 
     @property
@@ -133,6 +144,8 @@ class Parameters:
         pairs, tensors = flatten(tree), iter(self.all)
         self._tree, self._held = tree, [leaf for _, leaf in pairs]
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
+        self._watch = Watch(leaf for leaf in self._held if leaf is not None)
+        self._looks = list(map(form, self._watch.arrays))
 
     def _found(self, tree: Any) -> list[Any]:
         """The leaves of a tree, in the order of the parameters' where it has their structure."""
@@ -142,39 +155,48 @@ class Parameters:
     def take_up(self) -> None:
         """Go on from the arrays that the user has put into the tree of the parameters, once they are checked.
 
+        So, too, where a parameter or a slot is the same array, but lies elsewhere, or has become read-only. Before the
+        first step it may also be of another dtype, shape or device; then state is made anew.
+
         Raises
         ------
-        ValueError
-            If they do not fit, listing every mismatch. Nothing has been changed then.
+        TypeError, ValueError
+            If arrays do not fit, listing every mismatch. Nothing has been changed then.
         """
+        if self._lent is not None:
+            self._lent = self._lent.follow(self.all)
         now = self._found(self._tree)
-        if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)):
+        if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)) or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
+
+    def lend(self) -> None:
+        """From now on slots may be changed by the user, and are watched."""
+        self.take_up()
+        self._lent = self._lent or Lent(self.all)
 
     def exchange(self, tree: Any, who: str) -> None:
         """Go on from the arrays of a tree of the same structure, or with the same names: all of them, or none.
 
         Raises
         ------
-        ValueError
+        TypeError, ValueError
             As `take_up`.
         """
-        tree = list(tree) if isinstance(tree, Iterator) else tree
+        tree = as_tree(who, tree)
         if self._by_position and is_group_list(tree):
             tree = [leaf for _, leaf in parse_group_list(tree)[0]]
         found = leaves(self._template, tree)
         pairs = flatten(tree) if found is None else zip(self._names, found, strict=True)
-        exchange(who, self.all, [(name, leaf) for name, leaf in pairs if leaf is not None])
+        named = [(name, leaf) for name, leaf in pairs if leaf is not None]
+        rules = None if self._begun else {x.name: group.rule for group in self.groups for x in group.tensors}
+        if exchange(who, self.all, self._looks, named, rules):
+            self.kinds += 1
         alike = type(tree) is type(self._tree) and template(tree) == self._template
         self._hold(tree if tree is self._tree or alike else self.tree_of([tensor.array for tensor in self.all]))
 
     def settle(self) -> None:
         """After a step, or a load: arrays that cannot be written have been replaced, and the tree is made anew."""
-        if self._seen == self._run.arrays:
-            return
-        self._seen = self._run.arrays
-        mine = [leaf for leaf in self._held if leaf is not None]
-        if not all(map(operator.is_, map(_ARRAY, self.all), mine)):
+        if not self._watch.in_place and not all(map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)):
             self._hold(self.tree_of([tensor.array for tensor in self.all]))
 
     def tree_of(self, arrays: list[Array]) -> Any:
@@ -183,7 +205,7 @@ class Parameters:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kind": None, "_forms": []}
+        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": []}
 
 
 def _start(group: Group) -> None:

@@ -1,55 +1,135 @@
-"""Arrays that the user puts in the place of parameters: checked together, then taken up together."""
+"""Arrays that the user changes, or puts in the place of parameters: checked together, then taken up together."""
 
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, library, place
+from arrayopt.arrays import Array, array_namespace, detached, is_array, library, look
 from arrayopt.params.given import check_params
-from arrayopt.state.tensors import Tensor
+from arrayopt.params.watch import Watch
+from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import Tensor, new_slots
 
-__all__ = ["exchange"]
+__all__ = ["Lent", "exchange", "form"]
 
 
-def exchange(who: str, tensors: list[Tensor], given: list[tuple[str, Any]]) -> None:
+def form(x: Array) -> tuple[Any, ...]:
+    """What must stay of an array: dtype, shape and, where there are several, device."""
+    return look(type(x))(x)
+
+
+def exchange(
+    who: str,
+    tensors: Sequence[Tensor],
+    forms: Sequence[tuple[Any, ...]],
+    given: Iterable[tuple[str, Any]],
+    rules: dict[str, Rule] | None,
+) -> bool:
     """Have tensors go on from the arrays of their names.
 
     Slots stay as they are, but for masters, which begin anew as the values of the new arrays.
 
+    Parameters
+    ----------
+    who : str
+        What errors begin with.
+    tensors, forms
+        The tensors, and the `form` that the array of each must have.
+    given
+        Arrays with their names.
+    rules : dict of str to Rule, optional
+        The tensors' rules, where there is no state yet that could be lost: then arrays that are the same objects may
+        have become others, and their slots are made anew.
+
+    Returns
+    -------
+    bool
+        Whether slots were made anew.
+
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         Listing every mismatch of names, shapes, dtypes, libraries and devices; for arrays that share memory. Nothing
         has been changed then.
     """
-    arrays, mine = dict(given), {tensor.name: tensor for tensor in tensors}
-    wrong = [f"missing {name!r}" for name in mine if name not in arrays]
-    wrong += [f"unexpected {name!r}" for name in arrays if name not in mine]
-    for name, array in arrays.items():
-        if name in mine and array is not mine[name].array:
-            wrong += [
-                f"{what} at {name!r}, expected {expected}" for what, expected in _differences(mine[name].array, array)
-            ]
+    named = list(given)
+    arrays, wrong, anew = dict(named), dict[str, list[str]](), dict[str, dict[str, Array]]()
+    mine = {tensor.name for tensor in tensors}
+    wrong |= {name: [f"unexpected {name!r}"] for name in arrays if name not in mine}
+    for tensor, was in zip(tensors, forms, strict=True):
+        if tensor.name not in arrays:
+            wrong[tensor.name] = [f"missing {tensor.name!r}"]
+            continue
+        array = arrays[tensor.name]
+        found = _differences(tensor.array, was, array)
+        if found and rules is not None and array is tensor.array:
+            anew[tensor.name] = {}
+        elif found:
+            wrong[tensor.name] = [f"{now} at {tensor.name!r}, expected {expected}" for now, expected in found]
     if wrong:
+        names = ", ".join(map(repr, wrong))
+        listed = "; ".join(line for lines in wrong.values() for line in lines)
         raise ValueError(
-            f"{who}: the parameters must keep their names, shapes, dtypes, libraries and devices: {'; '.join(wrong)};"
-            " put arrays there that fit, or make a new Optimizer"
+            f"{who}: {names} must stay what it was: {listed}; put an array there that fits, or make a new Optimizer"
         )
-    check_params(given, who, arrays)
-    for name, array in arrays.items():
-        if array is not mine[name].array:
-            mine[name].take(array)
+    check_params(named, who, arrays)
+    for name in anew:
+        anew[name] = new_slots((rules or {})[name], name, detached(arrays[name]))
+    for tensor in tensors:
+        tensor.take(arrays[tensor.name], anew.get(tensor.name))
+    return bool(anew)
 
 
-def _differences(was: Array, array: Any) -> list[tuple[str, Any]]:
-    """In what an array differs from the parameter that it is to replace: (what came, what was expected)."""
+def _differences(mine: Array, was: tuple[Any, ...], array: Any) -> list[tuple[str, Any]]:
+    """In what an array differs from what a parameter was: (what came, what was expected)."""
     if not is_array(array):
         return [(type(array).__name__, "an array")]
-    if array_namespace(array) is not array_namespace(was):
-        return [(f"{library(array)} array", f"{library(was)} array")]
-    found: list[tuple[str, Any]] = []
-    if tuple(array.shape) != tuple(was.shape):
-        found.append((f"shape {tuple(array.shape)}", tuple(was.shape)))
-    if dtype_name(array) != dtype_name(was):
-        found.append((f"dtype {array.dtype}", was.dtype))
-    if str(place(array)[1]) != str(place(was)[1]):
-        found.append((f"device {place(array)[1]}", place(was)[1]))
-    return found
+    if array is not mine and array_namespace(array) is not array_namespace(mine):
+        return [(f"{library(array)} array", f"{library(mine)} array")]
+    return _unlike(was, form(array))
+
+
+def _unlike(was: tuple[Any, ...], now: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """In what two forms differ."""
+    pairs = [
+        (what, *(tuple(x) if what == "shape" else x for x in both))
+        for what, *both in zip(("dtype", "shape", "device"), now, was, strict=False)
+    ]
+    return [(f"{what} {new}", old) for what, new, old in pairs if new != old]
+
+
+class Lent:
+    """The slots of tensors, once the user has them in hand, and could change them, too."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._owners = [(tensor, slot) for tensor in tensors for slot in tensor.slots]
+        self._watch = Watch(tensor.slots[slot] for tensor, slot in self._owners)
+        self._forms = list(map(form, self._watch.arrays))
+
+    def follow(self, tensors: Sequence[Tensor]) -> "Lent":
+        """Have engines look anew where slots have moved; what is to be watched from now on.
+
+        Raises
+        ------
+        ValueError
+            If the dtype, shape or device of a slot has changed.
+        """
+        changed = [
+            (i, *self._owners[i])
+            for i in self._watch.changed()
+            if self._owners[i][0].slots.get(self._owners[i][1]) is self._watch.arrays[i]
+        ]
+        wrong = [
+            f"{now} in slot {slot!r} of {tensor.name!r}, expected {expected}"
+            for i, tensor, slot in changed
+            for now, expected in _unlike(self._forms[i], form(tensor.slots[slot]))
+        ]
+        if wrong:
+            raise ValueError(
+                f"Optimizer: slots must stay what they were: {'; '.join(wrong)}; make a new Optimizer, or load a state"
+            )
+        for _, tensor, _ in changed:
+            tensor.run.arrays += 1
+        now = [x for tensor in tensors for x in tensor.slots.values()]
+        same = len(now) == len(self._watch.arrays) and all(map(operator.is_, now, self._watch.arrays))
+        return self if same and not changed else Lent(tensors)

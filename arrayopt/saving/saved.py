@@ -55,6 +55,7 @@ class Saved:
             self.clip_norm, self._rule = load(
                 saved, self._run, self._rule, self._parameters.groups, self._step, **options
             )
+            self._parameters.begin()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.

@@ -132,7 +132,9 @@ def load(
         Without, the arrays of `saved` are taken over as they are.
     """
     if not isinstance(saved, dict) or "format" not in saved:
-        raise TypeError(f"{who}: needs what state_dict() returned; got {type(saved).__name__}")
+        torch = isinstance(saved, dict) and saved.keys() >= {"state", "param_groups"}
+        what = "the state of a PyTorch optimizer, which arrayopt.load_torch takes" if torch else type(saved).__name__
+        raise TypeError(f"{who}: needs what state_dict() returned; got {what}")
     if type(saved["format"]) is not int or saved["format"] != FORMAT:
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
@@ -167,7 +169,6 @@ def load(
     run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
     step.accumulator.load(new_sums, list(tensors.values()))
     step.accumulator.done, step.accumulator.scaled = extra["micro_steps"], extra["scaled"]
-    step.forget()
     return clip_norm, new_rule
 
 

@@ -41,13 +41,19 @@ class Tensor:
     def t(self, value: int) -> None:
         self.run.put_updates(self.place, value)
 
-    def take(self, array: Array) -> None:
-        """Go on from another array as the parameter; a master begins anew as its values."""
-        self.array = array
+    def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
+        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and from new slots.
+
+        A master that is no longer what the parameter is rounded from begins anew as its values.
+        """
+        xp, new = array_namespace(array), array is not self.array
+        self.array, self.slots = array, self.slots if slots is None else slots
         self.run.arrays += 1
-        if "master" in self.slots:
+        if slots is None and "master" in self.slots:
+            p, master = detached(array), self.slots["master"]
             with on_its_device(array):
-                self.put("master", array_namespace(array).astype(detached(array), self.slots["master"].dtype))
+                if new or bool(xp.any(xp.astype(master, p.dtype) != p)):
+                    self.put("master", xp.astype(p, master.dtype))
 
     def put(self, slot: str | None, value: Array) -> None:
         """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""

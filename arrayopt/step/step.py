@@ -121,6 +121,7 @@ class Step:
         self.judging.advance(coming.known)
         self._coming = coming
         self._run.steps += 1
+        self._parameters.begin()
 
     def launch(self, grads: list[Array | None]) -> None:
         """See `Optimizer.launch`."""
@@ -130,10 +131,6 @@ class Step:
         self.make(self._coming, grads, stats=False, counted=True)
 
     # ---- around -----------------------------------------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """Have buckets made anew: tensors have other state."""
-        self._buckets.forget()
 
     def explain(self, *, clips: bool) -> str:
         """See `Optimizer.explain`."""
