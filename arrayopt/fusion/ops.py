@@ -87,18 +87,17 @@ class Reduction:
     ufunc : numpy.ufunc
         What two values become.
     start : str
-        What is kept before the first value, a number in Python.
-    numba, cuda : str
-        The statement that takes a value ``{1}`` into what is kept, ``{0}``.
-    fold : str
-        The C++ type that does the same in ``kernels/``.
+        What is kept before the first value, in Numba.
+    take : str
+        The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and in CUDA.
+    cuda : str
+        The type of ``kernels/sums.cuh`` that says both.
     """
 
     ufunc: np.ufunc
     start: str
-    numba: str
+    take: str
     cuda: str
-    fold: str
 
 
 def _abs2(x: Any, out: Any) -> None:
@@ -243,6 +242,8 @@ OPS = {
 """Every operation, by the name that nodes have it under."""
 
 REDUCTIONS = {
-    "sum": Reduction(np.add, "0.0", "{0} += {1}", "{0} += {1};", "Sum"),
+    "sum": Reduction(np.add, "0.0", "{0} += {1}", "Sum"),
+    "max": Reduction(np.maximum, "-np.inf", "{0} = maximum({0}, {1})", "Max"),
+    "min": Reduction(np.minimum, "np.inf", "{0} = minimum({0}, {1})", "Min"),
 }
 """Every reduction, by the name that nodes have it under."""

@@ -6,6 +6,7 @@ from arrayopt.arrays import NARROW
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["HALF", "HEADER", "Text"]
@@ -170,7 +171,11 @@ class Text(Written):
 
     def value(self, n: Node) -> str:
         """A value over fewer axes, read where the indices of its axes are known."""
-        if n.op == "const" or n.on_host:
-            return self.name(n)
-        tensor = n.axes == "" and n.op != "input"
-        return f"values[row, {self.where.tensor[n]}]" if tensor else self.at(n, self.index(n.axes))
+        place = self.where.place(n)
+        if place == "tensor":
+            return f"values[row, {self.tensor[n]}]"
+        return self.name(n) if place in ("const", "scalar") else self.at(n, self.index(n.axes))
+
+    def start(self, reduction: Node) -> str:
+        """What is kept of a reduction before its first value."""
+        return REDUCTIONS[reduction.op].start

@@ -1,14 +1,14 @@
 """A pass as a list of NumPy calls that write into a few numbered buffers."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.stages import Sweep
 
 __all__ = ["Program", "program"]
 
@@ -69,22 +69,19 @@ class Program:
 
 
 @lru_cache(maxsize=512)
-def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
-    """The program of pass k.
+def program(p: Sweep, in_place: frozenset[str]) -> Program:
+    """The program of a pass.
 
     Parameters
     ----------
-    plan : Plan
-        The plan.
-    k : int
-        Which pass.
+    p : Sweep
+        The pass.
     in_place : frozenset of str
         Stored arrays that are of the dtype of arithmetic, so that a step can write them itself.
     """
-    p: Pass = plan.passes[k]
     read = dict(p.loads)
     last = {a: i for i, n in enumerate(p.nodes) for a in n.args}
-    kept = {s.args[0] for s in p.sums} | set(p.stores.values())
+    kept = {s.args[0] for s in p.reductions} | set(p.stores.values())
     bases = {n: n.args[0] for n in p.nodes if n.op in _VIEWS}
     direct: dict[Node, str] = {}
     for name, node in p.stores.items():
@@ -113,18 +110,13 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
             held = a in kept or any(bases.get(v) is a for v in bases)
             if a in where and last[a] == i and not held:
                 free[a.dtype].append(where.pop(a))
-    elements = {*p.nodes, *p.loads.values()}
-    used = [*(a for n in p.nodes for a in n.args), *kept]
-    small = dict.fromkeys(n for n in used if n not in elements and n.op != "const")
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return _placed(p, targets, small, copies, tuple(buffers))
+    return _placed(p, targets, copies, tuple(buffers))
 
 
-def _placed(
-    p: Pass, targets: dict[Node, int | str], small: Iterable[Node], copies: dict[str, Node], buffers: tuple[str, ...]
-) -> Program:
+def _placed(p: Sweep, targets: dict[Node, int | str], copies: dict[str, Node], buffers: tuple[str, ...]) -> Program:
     """A program, with a place in one list for each value that it is about."""
-    wanted = dict.fromkeys([*(s.args[0] for s in p.sums), *copies.values()])
+    wanted = dict.fromkeys([*(s.args[0] for s in p.reductions), *copies.values()])
     args = [a for n in targets for a in n.args]
     at = {n: i for i, n in enumerate(dict.fromkeys([*p.loads.values(), *args, *targets, *wanted]))}
     return Program(
@@ -138,7 +130,7 @@ def _placed(
         ),
         blank=tuple(n.data if n.op == "const" else None for n in at),
         loads=tuple((name, at[n]) for name, n in p.loads.items()),
-        small={n: at[n] for n in small},
+        small={n: at[n] for n in p.uses},
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         wanted={n: at[n] for n in wanted},
         buffers=buffers,
