@@ -191,6 +191,15 @@ OPS = {
     "expm1": _function(np.expm1, "expm1"),
     "log": _function(np.log, "log"),
     "log1p": _function(np.log1p, "log1p"),
+    "log2": _function(np.log2, "log2", real_only=True),
+    "sin": _function(np.sin, "sin", real_only=True),
+    "cos": _function(np.cos, "cos", real_only=True),
+    "tanh": _function(np.tanh, "tanh", real_only=True),
+    "hypot": _function(np.hypot, "hypot", real_only=True),
+    # those of Python's `math` are integers
+    "floor": Op(np.floor, "np.floor({0})", "floor({0})", ("floor",), real_only=True),
+    "ceil": Op(np.ceil, "np.ceil({0})", "ceil({0})", ("ceil",), real_only=True),
+    "isnan": Op(np.isnan, "math.isnan({0})", "{0} != {0}", ("isnan",), result="bool", real_only=True),
     "abs": Op(np.abs, "abs({0})", "magnitude({0})", ("abs",), ("__abs__",), "real", python="abs({0})"),
     "sign": Op(np.sign, "sign({0})", "sign({0})", ("sign",)),
     "isfinite": Op(
