@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from arrayopt.arrays import ITEMSIZE, NARROW, REAL, WORKING
+from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.codecs import CODECS
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
@@ -80,7 +81,7 @@ class Plan:
 
     def _bytes(self, p: Pass, grad_dtype: str) -> int:
         """Bytes of each element that a pass reads and writes."""
-        return sum(ITEMSIZE[{"g": grad_dtype, **self.storage}[name]] for name in (*p.loads, *p.stores))
+        return sum(CODECS[{"g": grad_dtype, **self.storage}[name]].itemsize for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []

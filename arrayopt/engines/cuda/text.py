@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
 from arrayopt.engines.written import Lines, Written
 from arrayopt.fusion.graph import Node, reachable
@@ -16,15 +17,6 @@ __all__ = ["COLUMNS", "CudaText", "CudaWords", "header"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
-
-STORED = {
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "float32": "float",
-    "float64": "double",
-    "complex64": "Pair<float>",
-    "complex128": "Pair<double>",
-}
 
 
 @cache
@@ -83,7 +75,7 @@ class CudaText(CudaWords, Written):
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
-        self.put(0, f"typedef {STORED[self.real]} W;  // the dtype of arithmetic", "")
+        self.put(0, f"typedef {CODECS[self.real].cuda} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128
@@ -116,7 +108,7 @@ class CudaText(CudaWords, Written):
 
     def stored(self, name: str) -> str:
         """The C++ type of an element of a stored array."""
-        return STORED[self.storage[name]]
+        return CODECS[self.storage[name]].cuda
 
     def value(self, n: Node) -> str:
         """A value over fewer axes than the elements, read where the indices of its axes are known."""

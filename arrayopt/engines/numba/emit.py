@@ -7,7 +7,7 @@ prologue k, stage 2k + 1 one thread's share of pass k.
 
 from collections.abc import Iterable
 
-from arrayopt.arrays import NARROW
+from arrayopt.codecs import CODECS
 from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.lanes import emit_lanes
 from arrayopt.engines.numba.text import HALF, HEADER, Text
@@ -45,7 +45,7 @@ def emit(
     """
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *HEADER.format(about=about, real=m.real, cache=cache).splitlines())
-    if set(NARROW) & set(m.storage.values()):
+    if any(CODECS[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     if split:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING, Array
+from arrayopt.arrays import REAL, WORKING, Array
 from arrayopt.engines.base import Bucket
 from arrayopt.engines.fused import Batch, Fused, Ints, plain
 from arrayopt.engines.numpy.lanes import Matrices
@@ -60,10 +60,11 @@ class _Blocks(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        narrow = NARROW if split is None else ()  # planes are in the dtype of arithmetic
-        same = frozenset(name for name, stored in plan.storage.items() if stored not in narrow)
+        storage = {"g": grad_dtype} | plan.storage
+        if split is not None:  # planes are in the dtype of arithmetic
+            storage = dict.fromkeys(storage, self.real.name)
         self.form = staged(plan)
-        self.programs = [program(p, same) for p in self.form.passes]
+        self.programs = [program(p, tuple(storage.items())) for p in self.form.passes]
         self.scratch = threading.local()
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
@@ -218,12 +219,9 @@ class _Blocks(Batch):
         made = prog.run(block, env, buffers, self.real)
         if prog.copies:
             raw = {*p.loads.values(), *(n for n in p.nodes if n.op in ("real", "imag"))}
-            copies = {
-                name: (np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n])
-                for name, n in prog.copies.items()
-            }
-            for name, x in copies.items():
-                np.copyto(block[name], x, casting="same_kind" if not np.isscalar(x) else "unsafe")
+            copied = [np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n] for _, _, n in prog.copies]
+            for (name, store, _), x in zip(prog.copies, copied, strict=True):
+                store(block[name], x)
         return made
 
     # ---- many small tensors -----------------------------------------------------------------------------------------
