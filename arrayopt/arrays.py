@@ -11,8 +11,9 @@ import array_api_compat
 import numpy as np
 from array_api_compat import array_namespace
 
+from arrayopt.codecs import CODECS
+
 __all__ = [
-    "ITEMSIZE",
     "NARROW",
     "REAL",
     "WORKING",
@@ -43,20 +44,11 @@ Array = Any
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 """An array of integers on the host: sizes, places, numbers."""
 
-WORKING = {
-    "float16": "float32",
-    "bfloat16": "float32",
-    "float32": "float32",
-    "float64": "float64",
-    "complex64": "complex64",
-    "complex128": "complex128",
-}
+WORKING = {name: codec.working for name, codec in CODECS.items()}
+"""The dtype of arithmetic for each that is stored."""
 
-NARROW = ("float16", "bfloat16")
+NARROW = tuple(name for name, codec in CODECS.items() if codec.rounds)
 """Dtypes that are stored in and not computed in."""
-
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
-"""Bytes of an element."""
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 """The real counterparts of complex dtypes."""

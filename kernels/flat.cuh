@@ -16,11 +16,12 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
 template <class Pass>
 __device__ __forceinline__ void flat_piece(const Pass& pass, long long size, bool aligned, int piece) {
     const long long begin = (long long)piece * kChunk, end = begin + kChunk < size ? begin + kChunk : size;
-    typename Pass::Sums sums = {};
+    typename Pass::Sums sums;
+    start<typename Pass::OfWhole>(sums.whole);
     if (aligned) flat_elements<Pass, true>(pass, begin, end, sums);
     else flat_elements<Pass, false>(pass, begin, end, sums);
     if constexpr (Pass::kWhole > 0) {
-        block_sum(sums.whole);
+        block_fold<typename Pass::OfWhole>(sums.whole);
         if (threadIdx.x == 0) pass.keep_whole(piece, sums);
     }
 }

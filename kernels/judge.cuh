@@ -14,6 +14,6 @@ judge(const long long* norms, int count, const double* given, const double* stat
         sum[0] += norm * norm;
         sum[1] += shrunk * shrunk;
     }
-    block_sum(sum);
+    block_fold<Sum>(sum);
     if (threadIdx.x == 0) verdict_of(sum[0], sum[1], given, state, verdict, skip);
 }

@@ -14,6 +14,14 @@ __device__ __forceinline__ W* column_room() {
     return room;
 }
 
+template <class Of, int K, int N>
+__device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+        for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
+}
+
 // A warp takes a row of a tile, a lane N neighbouring columns of it.
 template <class Pass, int N, bool kAligned>
 __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int piece) {
@@ -24,9 +32,11 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
     const long long r0 = tile_row * t.TR, r1 = r0 + t.TR < t.R ? r0 + t.TR : t.R;
     const long long c = tile_column * t.TC + lane * N;
     const int n = c >= t.C ? 0 : t.C - c < N ? (int)(t.C - c) : N;
-    typename Pass::Sums sums = {};
+    typename Pass::Sums sums;
+    start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
     for (long long batch = first; batch < stop; ++batch) {
-        W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
+        W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N];
+        start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
         for (long long r = r0 + warp; r < r1; r += kWarps) {
             const long long row = batch * t.R + r;
@@ -34,10 +44,9 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
             if (n > 0) pass.template at<N, kAligned>(row * t.C + c, n, c, sums, columns);
             if constexpr (Pass::kRow > 0) {
 #pragma unroll
-                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_sum(sums.row[k]);
+                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
                 if (lane == 0) pass.keep_row(row * t.NC + tile_column, sums);
-#pragma unroll
-                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = 0;
+                start<typename Pass::OfRow>(sums.row);
             }
         }
         if constexpr (Pass::kColumn > 0) {
@@ -51,21 +60,20 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
                 for (int k = 0; k < Pass::kColumn; ++k) {
                     W sum = of_warp[k * kWarps * 32 * N + at];
 #pragma unroll
-                    for (int w = 1; w < kWarps; ++w) sum += of_warp[(k * kWarps + w) * 32 * N + at];
+                    for (int w = 1; w < kWarps; ++w) sum = Pass::OfColumn::fold(k, sum, of_warp[(k * kWarps + w) * 32 * N + at]);
                     pass.keep_column(k, (batch * t.NR + tile_row) * t.C + tile_column * t.TC + at, sum);
                 }
             }
             __syncthreads();
         }
         if constexpr (Pass::kBatch > 0) {
-            block_sum(sums.batch);
+            block_fold<typename Pass::OfBatch>(sums.batch);
             if (threadIdx.x == 0) pass.keep_batch((batch * t.NR + tile_row) * t.NC + tile_column, sums);
-#pragma unroll
-            for (int k = 0; k < Pass::kBatch; ++k) sums.batch[k] = 0;
+            start<typename Pass::OfBatch>(sums.batch);
         }
     }
     if constexpr (Pass::kWhole > 0) {
-        block_sum(sums.whole);
+        block_fold<typename Pass::OfWhole>(sums.whole);
         if (threadIdx.x == 0) pass.keep_whole(piece, sums);
     }
 }
@@ -75,27 +83,31 @@ template <class Pass>
 __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, int piece) {
     W* const column = column_room() + threadIdx.x;  // [kColumn][kSmallColumns][kThreads]
     const long long batch = piece * t.G + threadIdx.x;
-    typename Pass::Sums sums = {};
+    typename Pass::Sums sums;
+    start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
     if (threadIdx.x < t.G && batch < t.batches) {
         pass.enter_batch(batch);
         if constexpr (Pass::kColumn > 0)
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
-                for (int c = 0; c < t.C; ++c) column[(k * kSmallColumns + c) * kThreads] = 0;
+                for (int c = 0; c < t.C; ++c) column[(k * kSmallColumns + c) * kThreads] = Pass::OfColumn::start(k, (W)0);
         for (long long r = 0; r < t.R; ++r) {
             const long long row = batch * t.R + r;
             pass.enter_row(row, r);
             for (int c = 0; c < t.C; ++c) {
-                W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
+                W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1];
+                start_columns<typename Pass::OfColumn>(columns);
                 pass.template at<1, false>(row * t.C + c, 1, c, sums, columns);
                 if constexpr (Pass::kColumn > 0)
 #pragma unroll
-                    for (int k = 0; k < Pass::kColumn; ++k) column[(k * kSmallColumns + c) * kThreads] += columns[k][0];
+                    for (int k = 0; k < Pass::kColumn; ++k) {
+                        W& kept = column[(k * kSmallColumns + c) * kThreads];
+                        kept = Pass::OfColumn::fold(k, kept, columns[k][0]);
+                    }
             }
             if constexpr (Pass::kRow > 0) {
                 pass.keep_row(row, sums);
-#pragma unroll
-                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = 0;
+                start<typename Pass::OfRow>(sums.row);
             }
         }
         if constexpr (Pass::kColumn > 0)
@@ -105,7 +117,7 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
         if constexpr (Pass::kBatch > 0) pass.keep_batch(batch, sums);
     }
     if constexpr (Pass::kWhole > 0) {
-        block_sum(sums.whole);
+        block_fold<typename Pass::OfWhole>(sums.whole);
         if (threadIdx.x == 0) pass.keep_whole(piece, sums);
     }
 }

@@ -12,7 +12,8 @@ FILES = {
     for path in (ROOT / "arrayopt").rglob("*.py")
 }
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
-    ("_version", "arrays"),
+    ("_version", "codecs"),
+    ("arrays",),
     ("hyper",),
     ("rules", "schedules"),
     ("state",),

@@ -6,8 +6,9 @@ from typing import ClassVar
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import Layout
-from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import staged
 
 __all__ = ["INDEX", "Lines", "Written"]
 
@@ -41,6 +42,10 @@ class Lines:
         mixed = n.dtype == "complex" or any(a.dtype == "complex" for a in n.args)
         return OPS[n.op].text(self.language, args, self.type, mixed=mixed)
 
+    def take(self, reduction: Node, kept: str, value: str) -> str:
+        """The statement that takes a value into what is kept of a reduction."""
+        return REDUCTIONS[reduction.op].take.format(kept, value)
+
     def text(self) -> str:
         """All of it."""
         return "\n".join(self.lines) + "\n"
@@ -57,20 +62,20 @@ class Written(Lines):
         The dtypes that arrays are stored in.
     columns : list of str
         The names of a table's columns: `head`, addresses of arrays, offsets of vectors and of partial sums.
-    scalar, vector, partial : dict of Node to int
-        The number of each scalar of the step, vector and partial sum.
+    scalar, tensor, vector, partial : dict of Node to int
+        The number of each scalar of the step, value per tensor, vector and reduction over elements.
     """
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, head: Sequence[str]) -> None:
         super().__init__()
-        self.plan, self.where = plan, where
+        self.plan, self.where, self.form = plan, where, staged(plan)
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
         self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
         self.columns = [*(f"IN_{x}" for x in head), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(where.vectors))]
         self.columns += [f"PART{i}" for i in range(len(where.partials))]
-        self.scalar = {n: i for i, n in enumerate(plan.scalars)}
+        self.scalar, self.tensor = where.scalars, where.tensor
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
 

@@ -107,7 +107,7 @@ class Graph:
     def _simplify(self, op: str, args: tuple[Node, ...]) -> Node | None:
         if op != "complex" and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
-                return self.const(OPS[op].numpy(*(a.data for a in args)).item())
+                return self.const(np.asarray(OPS[op].numpy(*(a.data for a in args))).item())
         a, *rest = args
         b = rest[0] if rest else None
         if op == "div" and b is not None and len(b.axes) < len(a.axes) and b.dtype == "real":

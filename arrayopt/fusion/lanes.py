@@ -18,6 +18,7 @@ import numpy as np
 from arrayopt.fusion.graph import ELEMENT, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.stages import Between, loops, staged
 
 __all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
 
@@ -31,11 +32,11 @@ class Segment:
 
     Attributes
     ----------
-    before : tuple of Node
+    before : Between
         Values per tensor, computed once for the tensor before the segment.
     passes : tuple of int
         The passes, in order.
-    small : tuple of tuple of Node
+    small : tuple of Between
         Values per row, column or matrix, computed before each pass, and after the last.
     reads : dict of str to Node
         Slots per row, column or matrix that are read, and the node that the value read is.
@@ -45,9 +46,9 @@ class Segment:
         Slots per row, column or matrix that are written at the end.
     """
 
-    before: tuple[Node, ...]
+    before: Between
     passes: tuple[int, ...]
-    small: tuple[tuple[Node, ...], ...]
+    small: tuple[Between, ...]
     reads: dict[str, Node]
     carried: tuple[Node, ...]
     writes: dict[str, Node]
@@ -61,14 +62,14 @@ class Lanes:
     ----------
     segments : tuple of Segment
         The segments, in order.
-    after : tuple of Node
+    after : Between
         Values per tensor, computed once for the tensor at the end.
     where : Layout
         Where the values per tensor lie, the sums that are carried from segment to segment, and partial sums.
     """
 
     segments: tuple[Segment, ...]
-    after: tuple[Node, ...]
+    after: Between
     where: Layout
 
 
@@ -97,7 +98,7 @@ def lanes(plan: Plan) -> Lanes | None:
     if not _local_throughout(plan):
         return None
     of = _segment_of_pass(plan)
-    made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
+    made_in = {s: k for k, p in enumerate(plan.passes) for s in p.reductions}
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
     writes = {name: n for name, n in plan.small.items() if n.axes and not (n.op == "input" and n.data == name)}
     when = {
@@ -117,7 +118,7 @@ def lanes(plan: Plan) -> Lanes | None:
         n.data: t for t in range(of[-1] + 1) for n in local(t) if n.op == "input" and when.get(n.data, t) < t
     }:
         when.update(late)
-    before = _per_tensor(plan, ready, of[-1] + 1)
+    before = _per_tensor(plan, ready, of)
     segments = []
     for t in range(of[-1] + 1):
         passes = [k for k in range(len(of)) if of[k] == t]
@@ -137,11 +138,12 @@ def lanes(plan: Plan) -> Lanes | None:
                 step[n] = max((step.get(a, 0) for a in n.args), default=0)
                 parts[step[n]].append(n)
         own = {name: n for name, n in writes.items() if when[name] == t}
-        segments.append(Segment(before[t], tuple(passes), tuple(map(tuple, parts)), reads, tuple(carried), own))
+        small = tuple(Between((), loops(part, plan.element)) for part in parts)
+        segments.append(Segment(before[t], tuple(passes), small, reads, tuple(carried), own))
     whole = layout(plan)
     vectors = {n: n.axes for s in segments for n in s.carried}
     partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
-    return Lanes(tuple(segments), before[-1], Layout(whole.tensor, vectors, partials))
+    return Lanes(tuple(segments), before[-1], Layout(whole.scalars, whole.tensor, vectors, partials))
 
 
 def _is_local(n: Node, plan: Plan) -> bool:
@@ -156,14 +158,14 @@ def _local_throughout(plan: Plan) -> bool:
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}
     small = [n for part in plan.prologues for n in part]
-    axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.sums), *(n.axes for n in small)}
+    axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.reductions), *(n.axes for n in small)}
     mixed = any(n.axes == "" and any(_is_local(a, plan) for a in n.args) for n in small)
     return axes <= {*known, plan.element} and not mixed and all(n.axes == plan.slots[x] for x, n in plan.small.items())
 
 
 def _read(p: Pass) -> list[Node]:
     """What the elements of a pass are computed from, written from and summed from."""
-    return [*(a for n in p.nodes for a in n.args), *p.stores.values(), *(s.args[0] for s in p.sums)]
+    return [*(a for n in p.nodes for a in n.args), *p.stores.values(), *(s.args[0] for s in p.reductions)]
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
@@ -174,15 +176,20 @@ def _segment_of_pass(plan: Plan) -> list[int]:
         t = of[-1] if of else 0
         needed = reachable(_read(p), stop=[*p.loads.values(), *made])
         of.append(t + any(made.get(n) == t and n.axes == "" for n in needed))
-        made |= dict.fromkeys(p.sums, of[-1])
+        made |= dict.fromkeys(p.reductions, of[-1])
     return of
 
 
-def _per_tensor(plan: Plan, ready: dict[Node, int], count: int) -> list[tuple[Node, ...]]:
-    """Values per tensor in the order of the prologues, by the segment before which they can be computed."""
-    when = dict(ready)
-    parts: list[list[Node]] = [[] for _ in range(count + 1)]
+def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Between]:
+    """What is computed per tensor before each segment, and after the last."""
+    when, form = dict(ready), staged(plan)
+    parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
     for n in (n for part in plan.prologues for n in part if n.axes == ""):
         when[n] = max((when.get(a, 0) for a in n.args), default=0)
         parts[when[n]].append(n)
-    return [tuple(part) for part in parts]
+    sums: list[list[Node]] = [[] for _ in parts]
+    for p, t in zip(form.passes, of, strict=True):
+        sums[t + 1] += p.reducing("tensor")
+    made = [Between(tuple(some), loops(part, plan.element)) for some, part in zip(sums, parts, strict=True)]
+    stores = {name: n for name, n in form.between[-1].stores.items() if not plan.slots[name]}
+    return [*made[:-1], Between(made[-1].combine, made[-1].after, stores)]

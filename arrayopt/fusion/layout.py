@@ -5,6 +5,7 @@ whole batches where they are small. Units do not depend on the number of threads
 their order: so results do not either.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, Node
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["CHUNK", "GEOMETRY", "Layout", "geometry", "layout", "loops", "partial_kind"]
+__all__ = ["CHUNK", "GEOMETRY", "Layout", "geometry", "layout", "outliving"]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
@@ -60,95 +62,83 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where values that are neither elements nor scalars of the step lie.
+    """Where values that are no elements lie.
 
     Attributes
     ----------
+    scalars : dict of Node to int
+        Scalars of the step: their column in a table of float64.
     tensor : dict of Node to int
-        Values per tensor: their column in a table of float64.
+        Values per tensor: their column in another table of float64.
     vectors : dict of Node to str
-        Values over rows, columns or batches that outlive one prologue, with their axes.
+        Values over rows, columns or batches that outlive the loop that makes them, with their axes.
     partials : dict of Node to str
-        Sums over elements, with what their partial sums are kept for: each unit (``tensor``), ``row``, ``column`` or
-        ``batch``.
+        Reductions over elements, with what their partial results are kept for: each unit (``tensor``), ``row``,
+        ``column`` or ``batch``.
     """
 
+    scalars: dict[Node, int]
     tensor: dict[Node, int]
     vectors: dict[Node, str]
     partials: dict[Node, str]
 
+    def place(self, n: Node) -> str:
+        """What a value is, as to where it lies.
+
+        ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables. ``stored``: a parameter, a
+        gradient or a slot. ``local``: where it is made, and nowhere else.
+        """
+        if n.op in ("const", "input"):
+            return {"const": "const", "input": "stored"}[n.op]
+        return "scalar" if n.on_host else "tensor" if n in self.tensor else "vector" if n in self.vectors else "local"
+
     def lengths(self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """How many values each tensor needs for each vector, then for each partial sum."""
+        """How many values each tensor needs for each vector, then for each reduction's partial results."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = [np.prod([col[x] for x in axes], axis=0) for axes in self.vectors.values()]
-        made += [partial_length(node, plan.element, col) for node in self.partials]
+        made += [_partial_length(kind, col) for kind in self.partials.values()]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)
 
 
-def partial_kind(node: Node, element: str) -> str:
-    """Along what a sum over elements leaves values: ``tensor``, ``row``, ``column`` or ``batch``."""
-    if node.axes == "":
-        return "tensor"
-    if node.axes == element[:-1]:
-        return "row"
-    return "column" if node.axes == element.replace("R", "") else "batch"
-
-
-def partial_length(node: Node, element: str, col: dict[str, Any]) -> Any:
-    """How many partial sums a sum over elements has."""
+def _partial_length(kind: str, col: dict[str, Any]) -> Any:
+    """How many partial results a reduction over elements has."""
     batches = col["A"] * col["B"]
     return {
         "tensor": col["UNITS"],
         "row": batches * col["R"] * col["NC"],
         "column": batches * col["NR"] * col["C"],
         "batch": batches * col["NR"] * col["NC"],
-    }[partial_kind(node, element)]
+    }[kind]
 
 
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
-    sums = [s for p in plan.passes for s in p.sums]
-    small = [n for part in plan.prologues for n in part]
-    for n in [*sums, *small, *plan.small.values(), *plan.reports.values()]:
+    form = staged(plan)
+    partials = form.reductions
+    small = [*partials, *(n for part in plan.prologues for n in part)]
+    for n in [*small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
-    for s in sums:
-        if partial_kind(s, plan.element) == "batch" and s.axes not in (plan.element[:-2], "A"):
-            raise TraceError(f"a sum that leaves the axes {s.axes} of {plan.element} is not fused")
-    tensor = [n for n in [*sums, *small] if n.axes == ""]
-    kept = _outliving(plan)
-    vectors = {n: n.axes for n in [*sums, *small] if n.axes != "" and n in kept}
-    return Layout({n: i for i, n in enumerate(tensor)}, vectors, {s: partial_kind(s, plan.element) for s in sums})
+    for r, kind in partials.items():
+        if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
+            raise TraceError(f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused")
+    kept = outliving(form.passes, form.between) | set(plan.small.values())
+    return Layout(
+        {n: i for i, n in enumerate(plan.scalars)},
+        {n: i for i, n in enumerate(n for n in small if n.axes == "")},
+        {n: n.axes for n in small if n.axes != "" and n in kept},
+        partials,
+    )
 
 
-def loops(part: tuple[Node, ...]) -> list[list[Node]]:
-    """A prologue in groups, in order: each a sum, or operations over the same axes that one loop can do."""
-    todo, made = list(part), []
-    while todo:
-        first = todo[0]
-        group = [first]
-        if first.op != "sum":
-            waiting = {n for n in todo if n.axes != first.axes or n.op == "sum"}
-            group = []
-            for n in todo:
-                if n in waiting or any(a in waiting for a in n.args):
-                    waiting.add(n)
-                else:
-                    group.append(n)
-        made.append(group)
-        todo = [n for n in todo if n not in group]
-    return made
-
-
-def _outliving(plan: Plan) -> set[Node]:
-    """Values that something other than their own loop of a prologue reads."""
-    groups = [group for part in plan.prologues for group in loops(part)]
-    made_in = {n: i for i, group in enumerate(groups) for n in group if n.op != "sum"}
-    kept = {s for p in plan.passes for s in p.sums} | {n for part in plan.prologues for n in part if n.op == "sum"}
-    kept |= set(plan.small.values())
-    for p in plan.passes:
-        kept |= {a for n in p.nodes for a in n.args} | set(p.stores.values()) | {s.args[0] for s in p.sums}
-    for i, group in enumerate(groups):
-        for n in group:
-            kept |= {a for a in n.args if made_in.get(a) != i or n.op == "sum"}
+def outliving(passes: Iterable[Sweep], between: Iterable[Between]) -> set[Node]:
+    """Values that something other than the loop between passes which makes them reads."""
+    kept = set[Node]()
+    for p in passes:
+        kept |= {*(a for n in p.nodes for a in n.args), *p.stores.values(), *p.reductions}
+        kept |= {r.args[0] for r in p.reductions}
+    for loop in (loop for b in between for loop in b.after):
+        own = () if loop.reduces else loop.nodes
+        kept |= {a for n in loop.nodes for a in n.args if a not in own}
+        kept |= {n for n in loop.nodes if n.reduces}
     return kept

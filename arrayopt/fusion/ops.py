@@ -87,18 +87,17 @@ class Reduction:
     ufunc : numpy.ufunc
         What two values become.
     start : str
-        What is kept before the first value, a number in Python.
-    numba, cuda : str
-        The statement that takes a value ``{1}`` into what is kept, ``{0}``.
-    fold : str
-        The C++ type that does the same in ``kernels/``.
+        What is kept before the first value, in Numba.
+    take : str
+        The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and in CUDA.
+    cuda : str
+        The type of ``kernels/sums.cuh`` that says both.
     """
 
     ufunc: np.ufunc
     start: str
-    numba: str
+    take: str
     cuda: str
-    fold: str
 
 
 def _abs2(x: Any, out: Any) -> None:
@@ -128,21 +127,33 @@ def _copy(x: Any, out: Any) -> None:
 
 
 def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:
-    """An operation that has the same sign everywhere."""
+    """Arithmetic with the same sign everywhere."""
     text = f"{{0}} {sign} {{1}}"
     return Op(ufunc, text, text, (api,), (f"__{method}__", f"__r{method}__"), python=text)
 
 
 def _compared(ufunc: np.ufunc, sign: str, method: str) -> Op:
-    """A comparison."""
+    """A comparison, whose sign is the same everywhere."""
     text = f"{{0}} {sign} {{1}}"
     return Op(ufunc, text, text, (ufunc.__name__,), (f"__{method}__",), "bool", python=text)
 
 
-def _function(ufunc: np.ufunc, name: str, *, real_only: bool = False) -> Op:
-    """A function of the same name in Python's `math` and in CUDA."""
-    args = ", ".join(f"{{{i}}}" for i in range(ufunc.nin))
-    return Op(ufunc, f"math.{name}({args})", f"{name}({args})", (name,), real_only=real_only)
+def _function(ufunc: np.ufunc, *, real_only: bool = False) -> Op:
+    """A function of the same name in the array API, in Python's `math` and in CUDA."""
+    call = f"{ufunc.__name__}({', '.join(f'{{{i}}}' for i in range(ufunc.nin))})"
+    return Op(ufunc, f"math.{call}", call, (ufunc.__name__,), real_only=real_only)
+
+
+def _extreme(ufunc: np.ufunc) -> Op:
+    """The smaller or the larger of two; NumPy wants where to write by name."""
+    call = f"{ufunc.__name__}({{0}}, {{1}})"
+    return Op(ufunc, call, call, (ufunc.__name__,), into=lambda a, b, out: ufunc(a, b, out=out))
+
+
+def _whole(ufunc: np.ufunc) -> Op:
+    """A whole number, which of Python's `math` would be an integer."""
+    call = f"{ufunc.__name__}({{0}})"
+    return Op(ufunc, f"np.{call}", call, (ufunc.__name__,), real_only=True)
 
 
 OPS = {
@@ -172,26 +183,21 @@ OPS = {
         into=_where,
         cuda_complex="{0} ? complex_of({1}) : complex_of({2})",
     ),
-    # NumPy wants where these two are to write by name
-    "minimum": Op(
-        np.minimum,
-        "minimum({0}, {1})",
-        "minimum({0}, {1})",
-        ("minimum",),
-        into=lambda a, b, out: np.minimum(a, b, out=out),
-    ),
-    "maximum": Op(
-        np.maximum,
-        "maximum({0}, {1})",
-        "maximum({0}, {1})",
-        ("maximum",),
-        into=lambda a, b, out: np.maximum(a, b, out=out),
-    ),
-    "sqrt": _function(np.sqrt, "sqrt"),
-    "exp": _function(np.exp, "exp"),
-    "expm1": _function(np.expm1, "expm1"),
-    "log": _function(np.log, "log"),
-    "log1p": _function(np.log1p, "log1p"),
+    "minimum": _extreme(np.minimum),
+    "maximum": _extreme(np.maximum),
+    "sqrt": _function(np.sqrt),
+    "exp": _function(np.exp),
+    "expm1": _function(np.expm1),
+    "log": _function(np.log),
+    "log1p": _function(np.log1p),
+    "log2": _function(np.log2, real_only=True),
+    "sin": _function(np.sin, real_only=True),
+    "cos": _function(np.cos, real_only=True),
+    "tanh": _function(np.tanh, real_only=True),
+    "hypot": _function(np.hypot, real_only=True),
+    "floor": _whole(np.floor),
+    "ceil": _whole(np.ceil),
+    "isnan": Op(np.isnan, "math.isnan({0})", "{0} != {0}", ("isnan",), result="bool", real_only=True),
     "abs": Op(np.abs, "abs({0})", "magnitude({0})", ("abs",), ("__abs__",), "real", python="abs({0})"),
     "sign": Op(np.sign, "sign({0})", "sign({0})", ("sign",)),
     "isfinite": Op(
@@ -243,6 +249,8 @@ OPS = {
 """Every operation, by the name that nodes have it under."""
 
 REDUCTIONS = {
-    "sum": Reduction(np.add, "0.0", "{0} += {1}", "{0} += {1};", "Sum"),
+    "sum": Reduction(np.add, "0.0", "{0} += {1}", "Sum"),
+    "max": Reduction(np.maximum, "-np.inf", "{0} = maximum({0}, {1})", "Max"),
+    "min": Reduction(np.minimum, "np.inf", "{0} = minimum({0}, {1})", "Min"),
 }
 """Every reduction, by the name that nodes have it under."""

@@ -26,14 +26,14 @@ class Pass:
         What is computed per element, in order; loads, scalars and smaller values left out.
     stores : dict of str to Node
         What is written, spilled values too.
-    sums : tuple of Node
-        What is summed up.
+    reductions : tuple of Node
+        What is reduced.
     """
 
     loads: dict[str, Node]
     nodes: tuple[Node, ...]
     stores: dict[str, Node]
-    sums: tuple[Node, ...]
+    reductions: tuple[Node, ...]
 
 
 class Placement:
@@ -161,7 +161,7 @@ class Placement:
 
     def _is_element(self, n: Node) -> bool:
         """Whether a value is a pass's to read or to compute: an element, or a complex number, of parts that are not."""
-        return (n.axes == self.element or n.op == "complex") and not n.on_host and n.op != "sum"
+        return (n.axes == self.element or n.op == "complex") and not (n.on_host or n.reduces)
 
     def _args(self, n: Node) -> list[Node]:
         """What a pass computes a value from; values over fewer axes come from a prologue."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from arrayopt.arrays import ITEMSIZE, NARROW, REAL, WORKING
+from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.codecs import CODECS
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
@@ -58,7 +59,9 @@ class Plan:
     @property
     def key(self) -> tuple[Any, ...]:
         """What two plans have in common that do the same."""
-        nodes = reachable([x for p in self.passes for x in (*p.stores.values(), *p.sums)] + [*self.small.values()])
+        nodes = reachable(
+            [x for p in self.passes for x in (*p.stores.values(), *p.reductions)] + [*self.small.values()]
+        )
         graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
         outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
@@ -78,14 +81,14 @@ class Plan:
 
     def _bytes(self, p: Pass, grad_dtype: str) -> int:
         """Bytes of each element that a pass reads and writes."""
-        return sum(ITEMSIZE[{"g": grad_dtype, **self.storage}[name]] for name in (*p.loads, *p.stores))
+        return sum(CODECS[{"g": grad_dtype, **self.storage}[name]].itemsize for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []
         for k, p in enumerate(self.passes):
-            over = {"": "tensor", self.element[:-1]: "row", self.element.replace("R", ""): "column"}
-            sums = [f"per {over.get(s.axes, 'batch')}" if s.axes else "per tensor" for s in p.sums]
-            stores, reduces = " ".join(p.stores) or "-", ", ".join(sums) or "-"
+            over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
+            made = [f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.reductions]
+            stores, reduces = " ".join(p.stores) or "-", ", ".join(made) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
                 f" {self._bytes(p, self.storage['p'])} B"
@@ -107,7 +110,7 @@ def plan(traced: Trace) -> Plan:
     small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in whole}
     outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}  # the others stay as they are
     roots = [*outputs.values(), *small.values(), *traced.reports.values()]
-    sums = [n for n in reachable(roots) if n.op == "sum" and n.args[0].axes == element]
+    sums = [n for n in reachable(roots) if n.reduces and n.args[0].axes == element]
     count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
     narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
     narrow |= {"g"} if "p" in narrow else set()
@@ -115,7 +118,7 @@ def plan(traced: Trace) -> Plan:
     for s in sums:
         placed = placed.with_sum(s, _last_chance(s, outputs, sums, count))
     placed = placed.with_spills()
-    kept = [k for k, p in enumerate(placed.passes) if p.stores or p.sums]
+    kept = [k for k, p in enumerate(placed.passes) if p.stores or p.reductions]
     passes = tuple(placed.passes[k] for k in kept)
     ready = {s: kept.index(k) + 1 for s, k in placed.summed.items()}
     prologues = _prologues([*small.values(), *traced.reports.values()], passes, ready, element)
@@ -157,7 +160,7 @@ def _prologues(
     roots: list[Node], passes: tuple[Pass, ...], ready: dict[Node, int], element: str
 ) -> tuple[tuple[Node, ...], ...]:
     """Values over fewer axes than the elements, each in the first prologue that it can be computed in."""
-    wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.sums]
+    wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.reductions]
     wanted += [*roots, *(x for p in passes for x in p.stores.values())]
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)

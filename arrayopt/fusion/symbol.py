@@ -189,17 +189,20 @@ def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: fl
 
 
 class _Namespace(SimpleNamespace):
-    """The array API as far as element-wise rules need it."""
+    """The array API as far as rules need it: what the tables have, and a few functions that are made of it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in REDUCTIONS:
+            return partial(_reduced, name)
+        for op, row in OPS.items():
+            if name in row.api:
+                return partial(_elementwise, op)
         raise TraceError(f"xp.{name} cannot be traced{WAY_OUT}")
 
 
 NAMESPACE = _Namespace(
-    **{name: partial(_elementwise, op) for op, row in OPS.items() for name in row.api},
-    **{op: partial(_reduced, op) for op in REDUCTIONS},
     square=lambda x: _elementwise("mul", x, x),
     reciprocal=lambda x: _elementwise("div", 1.0, x),
     clip=_clip,

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import ITEMSIZE, Array, dtype_name, size, writable
+from arrayopt.arrays import Array, dtype_name, size, writable
+from arrayopt.codecs import CODECS
 
 __all__ = ["overlaps_itself", "shared"]
 
@@ -37,7 +38,7 @@ def _lie(x: Array) -> tuple[Any, _Lie] | None:
     if isinstance(x, np.ndarray):
         address, strides, item = x.__array_interface__["data"][0], x.strides, x.dtype.itemsize
     elif array_api_compat.is_torch_array(x):
-        item = ITEMSIZE[dtype_name(x)]
+        item = CODECS[dtype_name(x)].itemsize
         address, strides = x.data_ptr(), tuple(item * stride for stride in x.stride())
         device = "cpu" if x.device.type == "cpu" else str(x.device)
     elif array_api_compat.is_cupy_array(x):

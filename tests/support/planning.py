@@ -34,14 +34,14 @@ def check(plan):
         for n in p.nodes:
             assert all(a in here or ready(a) for a in n.args), n
             here.add(n)
-        for s in p.sums:
+        for s in p.reductions:
             assert s.args[0] in here or ready(s.args[0])
             known.add(s)
         for name, n in p.stores.items():
             assert n in here or ready(n)
             held[name], stored[name] = "new", n
             written.append(name)
-        assert p.stores or p.sums, "a pass without a purpose"
+        assert p.stores or p.reductions, "a pass without a purpose"
     assert len(written) == len(set(written))  # what stays as it was is not written
     assert {*written, *plan.small} >= {*plan.touched} - {name for p in plan.passes for name in p.loads}
     assert all(ready(n) for n in [*plan.small.values(), *plan.reports.values()])

@@ -4,6 +4,7 @@ from arrayopt.engines.cuda.stages import Stage
 from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.written import INDEX
 from arrayopt.fusion.graph import CLIP, COUNT, UPDATES, Node, reachable
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["between", "hypers", "scalars"]
@@ -18,8 +19,8 @@ def between(m: CudaText, j: int, stage: Stage) -> None:
     stored = [m.plan.small[name] for name in stage.slots]
     names |= dict.fromkeys(n.data for n in stored if n.op == "input")
     m.put(1, *(m.pointer(name) for name in names))
-    if stage.kind == "sum":
-        _sum(m, stage.nodes[0])
+    if stage.kind == "reduce":
+        _reduce(m, stage.nodes[0])
     elif stage.axes == "":
         _whole(m, stage)
     else:
@@ -31,7 +32,7 @@ def between(m: CudaText, j: int, stage: Stage) -> None:
 
 def _read(m: CudaText, depth: int, nodes: tuple[Node, ...], made: set[Node]) -> None:
     """Read what operations need that is not computed here."""
-    wanted = dict.fromkeys(a for n in nodes if n.op != "sum" for a in n.args if a not in made and a.op != "const")
+    wanted = dict.fromkeys(a for n in nodes if not n.reduces for a in n.args if a not in made and a.op != "const")
     m.put(depth, *(m.declare(n, m.value(n)) for n in wanted))
 
 
@@ -52,7 +53,7 @@ def _each(m: CudaText, stage: Stage) -> None:
     _indices(m, 2, stage.axes, "i")
     _read(m, 2, stage.nodes, set(stage.nodes))
     for n in stage.nodes:
-        if n.op == "sum":
+        if n.reduces:
             _put_together(m, n)
         else:
             m.put(2, m.declare(n, m.expression(n)))
@@ -68,36 +69,39 @@ def _each(m: CudaText, stage: Stage) -> None:
 
 
 def _put_together(m: CudaText, s: Node) -> None:
-    """A sum over elements from its partial sums, in their order."""
+    """A reduction over elements from its partial results, in their order."""
     base, kind = f"t[PART{m.partial[s]}]", m.where.partials[s]
     batch = "a * B + b" if "B" in s.axes else "a" if "A" in s.axes else "0"
-    m.put(2, f"double sum{s.id} = 0;")
+    m.put(2, f"double sum{s.id} = {REDUCTIONS[s.op].cuda}::start(0, 0.0);")
     if kind == "row":
         m.put(2, "for (long long k = 0; k < t[IN_NC]; ++k)")
-        m.put(3, f"sum{s.id} += step.work[{base} + (({batch}) * R + r) * t[IN_NC] + k];")
+        at = f"(({batch}) * R + r) * t[IN_NC] + k"
     elif kind == "column":
         m.put(2, "for (long long k = 0; k < t[IN_NR]; ++k)")
-        m.put(3, f"sum{s.id} += step.work[{base} + (({batch}) * t[IN_NR] + k) * C + c];")
-    else:  # the tiles of a matrix; for a sum that leaves the first axis only, of B matrices that follow each other
+        at = f"(({batch}) * t[IN_NR] + k) * C + c"
+    else:  # the tiles of a matrix; if only the first axis is left, of B matrices that follow each other
         several = "B * " if s.axes == "A" else ""
         m.put(2, f"for (long long k = 0, tiles = {several}t[IN_NR] * t[IN_NC]; k < tiles; ++k)")
-        m.put(3, f"sum{s.id} += step.work[{base} + ({batch}) * tiles + k];")
+        at = f"({batch}) * tiles + k"
+    m.put(3, f"{m.take(s, f'sum{s.id}', f'(double)step.work[{base} + {at}]')};")
     m.put(2, m.declare(s, f"(W)sum{s.id}"))
 
 
 def _whole(m: CudaText, stage: Stage) -> None:
     """Values of the tensor as a whole: partial sums are put together by all threads, operations are one thread's."""
-    sums = [n for n in stage.nodes if n.op == "sum"]
+    sums = [n for n in stage.nodes if n.reduces]
     if sums:
-        m.put(1, f"double sum[{len(sums)}] = {{}};")
+        m.fold(1, "Of", sums)
+        m.put(1, f"double sum[{len(sums)}];", "start<Of>(sum);")
         m.put(1, "for (long long k = threadIdx.x; k < t[IN_UNITS]; k += kThreads) {")
-        m.put(2, *(f"sum[{j}] += step.work[t[PART{m.partial[s]}] + k];" for j, s in enumerate(sums)))
-        m.put(1, "}", "block_sum(sum);")
+        for j, s in enumerate(sums):
+            m.put(2, f"{m.take(s, f'sum[{j}]', f'(double)step.work[t[PART{m.partial[s]}] + k]')};")
+        m.put(1, "}", "block_fold<Of>(sum);")
     m.put(1, "if (threadIdx.x != 0) return;")
     m.put(1, *(m.declare(s, f"sum[{j}]") for j, s in enumerate(sums)))
     _read(m, 1, stage.nodes, set(stage.nodes))
-    m.put(1, *(m.declare(n, m.expression(n)) for n in stage.nodes if n.op != "sum"))
-    m.put(1, *(f"value[{m.where.tensor[n]}] = {m.name(n)};" for n in stage.nodes))
+    m.put(1, *(m.declare(n, m.expression(n)) for n in stage.nodes if not n.reduces))
+    m.put(1, *(f"value[{m.tensor[n]}] = {m.name(n)};" for n in stage.nodes))
     for name in stage.slots:
         n = m.plan.small[name]
         if n.op != "const":
@@ -105,19 +109,19 @@ def _whole(m: CudaText, stage: Stage) -> None:
         m.put(1, f"narrow({m.name(n)}, at_{name}[0]);")
 
 
-def _sum(m: CudaText, n: Node) -> None:
-    """A sum over some axes of what an earlier loop has made."""
+def _reduce(m: CudaText, n: Node) -> None:
+    """A reduction over some axes of what an earlier loop has made."""
     of = n.args[0]
     gone = "".join(x for x in of.axes if x not in n.axes)
     m.put(1, "const long long begin = (long long)piece * kResults;")
     m.put(1, f"const long long count = {' * '.join(n.axes) or '1'};")
     m.put(1, "const long long end = begin + kResults < count ? begin + kResults : count;")
-    m.put(1, f"sum_over(begin, end, {' * '.join(gone)}, [&](long long i, long long j) {{")
+    m.put(1, f"fold_over<{REDUCTIONS[n.op].cuda}>(begin, end, {' * '.join(gone)}, [&](long long i, long long j) {{")
     _indices(m, 2, n.axes, "i")
     _indices(m, 2, gone, "j")
     m.put(2, "(void)i;", f"return (double)({m.value(of)});")
     m.put(1, "}, [&](long long i, double sum) {")
-    m.put(2, f"value[{m.where.tensor[n]}] = sum;" if n.axes == "" else f"step.work[t[VEC{m.vector[n]}] + i] = (W)sum;")
+    m.put(2, f"value[{m.tensor[n]}] = sum;" if n.axes == "" else f"step.work[t[VEC{m.vector[n]}] + i] = (W)sum;")
     m.put(2, "(void)i;")
     m.put(1, "});")
 

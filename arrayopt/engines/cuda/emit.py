@@ -9,7 +9,8 @@ from arrayopt.engines.cuda.between import between, hypers, scalars
 from arrayopt.engines.cuda.stages import stages
 from arrayopt.engines.cuda.text import CudaText, header
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import Sweep
 
 __all__ = ["emit"]
 
@@ -36,7 +37,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     made = stages(plan)
     for j, stage in enumerate(made):
         if stage.kind == "pass":
-            _pass(m, stage.index, plan.passes[stage.index])
+            _pass(m, stage.index, m.form.passes[stage.index])
         else:
             between(m, j, stage)
     _piece(m, flat)
@@ -44,39 +45,25 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     return m.text()
 
 
-def _used(m: CudaText, p: Pass) -> dict[str, list[Node]]:
-    """Values of fewer axes that a pass's elements are computed from, by how often they change."""
-    element = m.plan.element
-    out: dict[str, list[Node]] = {kind: [] for kind in ("tensor", "batch", "row", "column")}
-    used = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(s.args[0] for s in p.sums)]
-    for n in dict.fromkeys(used):
-        if n.op == "const" or (n.axes == element and not n.on_host):
-            continue
-        if n.on_host or n.axes == "":
-            out["tensor"].append(n)
-        else:
-            out["column" if "C" in n.axes else "row" if "R" in n.axes else "batch"].append(n)
-    return out
-
-
-def _pass(m: CudaText, k: int, p: Pass) -> None:
+def _pass(m: CudaText, k: int, p: Sweep) -> None:
     """What pass k does with some elements of a tensor."""
-    used, kinds = _used(m, p), m.where.partials
-    sums = {kind: [s for s in p.sums if kinds[s] == name] for kind, name in KINDS.items()}
-    arrays = list(dict.fromkeys([*p.loads, *p.stores]))
-    inputs = [n.data for kind in used for n in used[kind] if n.op == "input" and not n.on_host]
+    sums = {kind: p.reducing(name) for kind, name in RESULTS.items()}
+    inputs = [n.data for kind in ("tensor", "batch", "row", "column") for n in p.using(kind) if n.op == "input"]
     m.put(0, f"// {str(m.plan).splitlines()[k]}", f"struct Pass{k} {{")
     counts = ", ".join(f"k{kind} = {len(some)}" for kind, some in sums.items())
     m.put(1, f"static constexpr int {counts};", "struct Sums {")
     m.put(2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch")))
-    m.put(1, "};", "const Step step;", "const long long* const t;", "long long a, b;")
-    for name in dict.fromkeys([*arrays, *inputs]):
+    m.put(1, "};")
+    for kind, some in sums.items():
+        m.fold(1, f"Of{kind}", some)
+    m.put(1, "const Step step;", "const long long* const t;", "long long a, b;")
+    for name in dict.fromkeys([*p.arrays, *inputs]):
         m.put(1, f"{m.stored(name)}* const at_{name};")
-    for n in [*used["tensor"], *used["batch"], *used["row"]]:
+    for n in [*p.using("host", "tensor"), *p.using("batch"), *p.using("row")]:
         m.put(1, f"{m.kind(n)} {m.name(n)};")
-    m.put(1, *(f"long long first_{m.name(n)};" for n in used["column"]), "")
-    _enter(m, k, used, [*arrays, *inputs])
-    _at(m, k, p, used, sums)
+    m.put(1, *(f"long long first_{m.name(n)};" for n in p.using("column")), "")
+    _enter(m, k, p, [*p.arrays, *inputs])
+    _at(m, k, p, sums)
     for kind in ("Whole", "Row", "Batch"):
         m.put(1, f"__device__ void keep_{kind.lower()}(long long i, const Sums& sums) const {{")
         for j, s in enumerate(sums[kind]):
@@ -91,31 +78,31 @@ def _pass(m: CudaText, k: int, p: Pass) -> None:
     m.put(0, "};", "")
 
 
-KINDS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
+RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
 
 
-def _enter(m: CudaText, k: int, used: dict[str, list[Node]], arrays: list[str]) -> None:
+def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row."""
     reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[AT_{name}]))" for name in dict.fromkeys(arrays)]
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
     m.put(1, f"__device__ Pass{k}(const Step& step, int tensor)", f"    : {', '.join(start)} {{")
     m.put(2, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
     m.put(2, "const double* const value = step.values + (long long)tensor * kValues;")
-    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in used["tensor"]), "(void)scalar, (void)value;")
+    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("host", "tensor")), "(void)scalar, (void)value;")
     m.put(1, "}", "__device__ void enter_batch(long long batch) {")
     m.put(2, "const long long A = t[IN_A], B = t[IN_B], C = t[IN_C];", "a = batch / B, b = batch % B;")
-    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in used["batch"]))
-    for n in used["column"]:
+    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("batch")))
+    for n in p.using("column"):
         start_of = m.index(n.axes.replace("C", "")) if n.axes != "C" else "0"
         m.put(2, f"first_{m.name(n)} = ({start_of}) * C;")
     m.put(2, "(void)A, (void)B, (void)C;")
     m.put(1, "}", "__device__ void enter_row(long long row, long long r) {")
     m.put(2, "const long long B = t[IN_B], R = t[IN_R];")
-    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in used["row"]), "(void)B, (void)R, (void)row, (void)r;")
+    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("row")), "(void)B, (void)R, (void)row, (void)r;")
     m.put(1, "}")
 
 
-def _at(m: CudaText, k: int, p: Pass, used: dict[str, list[Node]], sums: dict[str, list[Node]]) -> None:
+def _at(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
     """What is done with up to N neighbouring elements: loads, operations, sums, stores."""
     later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
     flag = {True: "false", False: "true"}
@@ -128,17 +115,19 @@ def _at(m: CudaText, k: int, p: Pass, used: dict[str, list[Node]], sums: dict[st
     m.put(1, "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
     for name, n in p.loads.items():
         m.put(3, f"const {m.kind(n)} {m.name(n)} = ({m.kind(n)})widen(read_{name}.value[j]);")
-    for n in used["column"]:
+    for n in p.using("column"):
         source = f"widen(at_{n.data}[" if n.op == "input" else f"step.work[t[VEC{m.vector[n]}] + "
         text = f"{source}first_{m.name(n)} + c + (j < n ? j : 0)]{')' if n.op == 'input' else ''}"
         m.put(3, m.declare(n, m.typed(n, text)))
     m.put(3, *(m.declare(n, m.expression(n)) for n in p.nodes))
     m.put(3, *(f"narrow({m.name(n)}, write_{name}.value[j]);" for name, n in p.stores.items()))
-    if p.sums:
+    if p.reductions:
         m.put(3, "if (j < n) {")
         for kind in ("Whole", "Row", "Batch"):
-            m.put(4, *(f"sums.{kind.lower()}[{j}] += {m.name(s.args[0])};" for j, s in enumerate(sums[kind])))
-        m.put(4, *(f"columns[{j}][j] += {m.name(s.args[0])};" for j, s in enumerate(sums["Column"])))
+            m.put(
+                4, *(f"{m.take(s, f'sums.{kind.lower()}[{j}]', m.name(s.args[0]))};" for j, s in enumerate(sums[kind]))
+            )
+        m.put(4, *(f"{m.take(s, f'columns[{j}][j]', m.name(s.args[0]))};" for j, s in enumerate(sums["Column"])))
         m.put(3, "}")
     m.put(2, "}")
     for name in p.stores:

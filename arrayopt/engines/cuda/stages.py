@@ -12,6 +12,7 @@ import numpy as np
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import loops, staged
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,14 +35,14 @@ class Stage:
     Attributes
     ----------
     kind : str
-        ``pass``; ``loop``: sums over elements put together and operations on them, over the same axes; ``sum``: one sum
-        over some axes of what a loop has made; ``store``: slots over the same axes are written.
+        ``pass``; ``loop``: reductions over elements are put together, and operations follow, over the same axes;
+        ``reduce``: one reduction of what a loop has made; ``store``: slots over the same axes are written.
     index : int
-        Which pass, or the prologue that it belongs to.
+        Which pass, or the one that it comes before.
     axes : str
         The axes of what comes out; of a pass, the elements'.
     nodes : tuple of Node
-        What is computed, in order. Sums over elements are put together from their partial sums.
+        What is computed, in order. Reductions over elements are put together from their partial results.
     slots : tuple of str
         What is written.
     """
@@ -54,41 +55,18 @@ class Stage:
 
 
 def stages(plan: Plan) -> list[Stage]:
-    """The stages of a plan, in order."""
+    """The stages of a plan, in order. Where reductions are put together, the first loop over the same axes follows."""
     made: list[Stage] = []
-    for k, part in enumerate(plan.prologues):
-        sums = plan.passes[k - 1].sums if k else ()
-        made += _loops(k, [*sums, *part], plan.element)
-        if k < len(plan.passes):
+    form = staged(plan)
+    for k, b in enumerate(form.between):
+        grouped = loops([*b.combine, *b.nodes], plan.element)
+        made += [Stage("reduce" if x.reduces else "loop", k, x.axes, x.nodes) for x in grouped]
+        if k < len(form.passes):
             made.append(Stage("pass", k, plan.element))
-    written = {name: n for name, n in plan.small.items() if not (n.op == "input" and n.data == name)}
-    for axes in dict.fromkeys(plan.slots[name] for name in written):
-        made.append(Stage("store", k, axes, slots=tuple(x for x in written if plan.slots[x] == axes)))
-    return made
-
-
-def _loops(k: int, todo: list[Node], element: str) -> list[Stage]:
-    """A prologue as loops over the same axes, and sums of their values."""
-    made: list[Stage] = []
-    while todo:
-        first = todo[0]
-        group = [first]
-        if not _of_loop(first, element):
-            waiting = {n for n in todo if n.axes != first.axes or _of_loop(n, element)}
-            group = []
-            for n in todo:
-                if n in waiting or any(a in waiting for a in n.args):
-                    waiting.add(n)
-                else:
-                    group.append(n)
-        made.append(Stage("sum" if _of_loop(first, element) else "loop", k, first.axes, tuple(group)))
-        todo = [n for n in todo if n not in group]
-    return made
-
-
-def _of_loop(n: Node, element: str) -> bool:
-    """Whether a node is a sum of what a loop has made, and not of elements."""
-    return n.op == "sum" and n.args[0].axes != element
+    written = dict.fromkeys(plan.slots[name] for name in b.stores)
+    return made + [
+        Stage("store", k, x, slots=tuple(name for name in b.stores if plan.slots[name] == x)) for x in written
+    ]
 
 
 def tiles(geo: Ints, element: str) -> None:
@@ -118,6 +96,6 @@ def pieces(made: list[Stage], geo: Ints) -> Ints:
             out[:, j] = geo[:, GEOMETRY.index("UNITS")]
         elif stage.axes:
             count = np.prod([extents[x] for x in stage.axes], axis=0)
-            out[:, j] = -(-count // (SUMS if stage.kind == "sum" else OUTPUTS))
+            out[:, j] = -(-count // (SUMS if stage.kind == "reduce" else OUTPUTS))
     out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out

@@ -5,25 +5,18 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
 from arrayopt.engines.written import Lines, Written
 from arrayopt.fusion.graph import Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, layout
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["COLUMNS", "CudaText", "CudaWords", "header"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
-
-STORED = {
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "float32": "float",
-    "float64": "double",
-    "complex64": "Pair<float>",
-    "complex128": "Pair<double>",
-}
 
 
 @cache
@@ -82,15 +75,15 @@ class CudaText(CudaWords, Written):
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
-        self.put(0, f"typedef {STORED[self.real]} W;  // the dtype of arithmetic", "")
+        self.put(0, f"typedef {CODECS[self.real].cuda} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
-        values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.where.tensor)}
+        values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128
         values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" else 2
         if self.plan.element == "C":
             values["kChunk"] = CHUNK
         else:
-            most = max(sum(self.where.partials[s] == "column" for s in p.sums) for p in self.plan.passes)
+            most = max(len(p.reducing("column")) for p in self.form.passes)
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
@@ -115,17 +108,29 @@ class CudaText(CudaWords, Written):
 
     def stored(self, name: str) -> str:
         """The C++ type of an element of a stored array."""
-        return STORED[self.storage[name]]
+        return CODECS[self.storage[name]].cuda
 
     def value(self, n: Node) -> str:
         """A value over fewer axes than the elements, read where the indices of its axes are known."""
-        if n.op == "input":
+        place = self.where.place(n)
+        if place == "vector":
+            return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")
+        if place == "stored":
             return self.typed(n, f"widen(at_{n.data}[{self.index(n.axes)}])")
-        if n.on_host:
-            return self.typed(n, f"scalar[{self.scalar[n]}]")
-        if n.axes == "":
-            return self.typed(n, f"value[{self.where.tensor[n]}]")
-        return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")
+        return self.typed(n, f"scalar[{self.scalar[n]}]" if place == "scalar" else f"value[{self.tensor[n]}]")
+
+    def fold(self, indent: int, name: str, reductions: Sequence[Node]) -> None:
+        """Say how values of some reductions, by number, become one; see ``sums.cuh``."""
+        kinds = [REDUCTIONS[r.op].cuda for r in reductions]
+        if len(set(kinds)) <= 1:
+            self.put(indent, f"typedef {kinds[0] if kinds else 'Sum'} {name};")
+            return
+        self.put(indent, f"struct {name} {{")
+        choice = "".join(f"k == {j} ? {kind}::{{0}} : " for j, kind in enumerate(kinds[:-1])) + f"{kinds[-1]}::{{0}}"
+        for head, call in (("start(int k, {0} a)", "start(k, a)"), ("fold(int k, {0} a, {0} b)", "fold(k, a, b)")):
+            text = f"static __device__ __forceinline__ {{0}} {head} {{{{ return {choice.format(call)}; }}}}"
+            self.put(indent + 1, text.format(self.type))
+        self.put(indent, "};")
 
     def pointer(self, name: str) -> str:
         """The definition of where a stored array lies."""

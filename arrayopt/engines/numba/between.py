@@ -1,37 +1,34 @@
-"""Emitting Numba: the prologues, which combine sums and compute what varies over fewer axes than the elements."""
-
-from collections.abc import Sequence
+"""Emitting Numba: between the passes, where reductions are put together and what follows from them is computed."""
 
 from arrayopt.engines.numba.text import Text
 from arrayopt.engines.written import INDEX
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import loops
+from arrayopt.fusion.stages import Between, Loop
 
 __all__ = ["between"]
 
 
-def between(m: Text, k: int, sums: Sequence[Node], part: tuple[Node, ...], small: dict[str, Node]) -> None:
-    """Prologue k: sums of a pass before it are combined, then values over fewer axes computed and slots written."""
+def between(m: Text, k: int, b: Between) -> None:
+    """What comes before pass k: partial results are combined, then values computed and slots written."""
     m.put(0, "", "", "@inner", f"def between_{k}(row, table, scalars, values, work, part):")
     m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
     m.put(1, "NR, NC = table[row, IN_NR], table[row, IN_NC]")
-    reads = dict.fromkeys([*(a for n in part for a in n.args), *small.values()])
-    names = {n.data: n.axes for n in reads if n.op == "input"} | {name: m.plan.slots[name] for name in small}
+    reads = dict.fromkeys([*(a for n in b.nodes for a in n.args), *b.stores.values()])
+    names = {n.data: n.axes for n in reads if n.op == "input"} | {name: m.plan.slots[name] for name in b.stores}
     for name, axes in names.items():
         m.array(1, name, " * ".join(axes) or "1")
     for n in reads:
         if n.on_host and n.op != "const":
             m.put(1, f"h{m.scalar[n]} = scalars[row, {m.scalar[n]}]")
     begin, m.seen = len(m.lines), {}
-    for s in sums:
+    for s in b.combine:
         _combine(m, s)
-    for group in loops(part):
-        (_sum if group[0].op == "sum" else _small_loop)(m, group)
-    for name, n in small.items():
-        if not (n.op == "input" and n.data == name):
-            axes = m.plan.slots[name]
-            at, depth = m.index(axes), _loops(m, axes)
-            m.put(depth, f"at_{name}[{at}] = {m.value(n)}")
+    for loop in b.after:
+        (_reduce if loop.reduces else _small_loop)(m, loop)
+    for name, n in b.stores.items():
+        axes = m.plan.slots[name]
+        at, depth = m.index(axes), _loops(m, axes)
+        m.put(depth, f"at_{name}[{at}] = {m.value(n)}")
     m.put(1, "return")
     starts = {n: f"table[row, VEC{m.vector[n]}]" for n in m.seen}
     views = [f"    w{m.vector[n]} = work[{x} : {x} + {' * '.join(n.axes)}]" for n, x in starts.items()]
@@ -47,11 +44,12 @@ def _loops(m: Text, axes: str, depth: int = 1) -> int:
 
 
 def _combine(m: Text, s: Node) -> None:
-    """Add up the partial sums of a sum over elements, in their order."""
+    """Put a reduction over elements together from its partial results, in their order."""
     base, kind = f"table[row, PART{m.partial[s]}]", m.where.partials[s]
     if kind == "tensor":
-        m.put(1, "acc = 0.0", "for unit in range(table[row, IN_UNITS]):", f"    acc += part[{base} + unit]")
-        m.put(1, f"values[row, {m.where.tensor[s]}] = acc")
+        m.put(1, f"acc = {m.start(s)}", "for unit in range(table[row, IN_UNITS]):")
+        m.put(2, m.take(s, "acc", f"part[{base} + unit]"))
+        m.put(1, f"values[row, {m.tensor[s]}] = acc")
         return
     out, start = m.at(s, m.index(s.axes)), 1
     if kind in ("row", "column") and all(x in s.axes for x in m.plan.element if x in "AB"):
@@ -61,7 +59,7 @@ def _combine(m: Text, s: Node) -> None:
         m.put(1, "else:")
         start = 2
     depth = _loops(m, s.axes, start)
-    m.put(depth, "acc = 0.0")
+    m.put(depth, f"acc = {m.start(s)}")
     inner = depth
     ab = "(a * B + b)" if m.plan.element != "RC" else "0"
     for x in "AB":
@@ -71,35 +69,38 @@ def _combine(m: Text, s: Node) -> None:
     if m.plan.element == "ARC":
         ab = "a"
     if kind == "row":
-        m.put(inner, "for ct in range(NC):", f"    acc += work[{base} + ({ab} * R + r) * NC + ct]")
+        m.put(inner, "for ct in range(NC):")
+        each = f"work[{base} + ({ab} * R + r) * NC + ct]"
     elif kind == "column":
-        m.put(inner, "for rt in range(NR):", f"    acc += work[{base} + ({ab} * NR + rt) * C + c]")
+        m.put(inner, "for rt in range(NR):")
+        each = f"work[{base} + ({ab} * NR + rt) * C + c]"
     else:
-        m.put(inner, "for unit in range(NR * NC):", f"    acc += part[{base} + {ab} * NR * NC + unit]")
+        m.put(inner, "for unit in range(NR * NC):")
+        each = f"part[{base} + {ab} * NR * NC + unit]"
+    m.put(inner + 1, m.take(s, "acc", each))
     m.put(depth, f"{out} = acc")
 
 
-def _small_loop(m: Text, group: list[Node]) -> None:
-    """Operations that go over the same axes, in one loop."""
-    made, cast = set(group), "W" if group[0].axes else ""
-    read = dict.fromkeys(a for x in group for a in x.args if a not in made and not (a.on_host or a.op == "const"))
+def _small_loop(m: Text, loop: Loop) -> None:
+    """Operations over the same axes."""
+    made, cast = set(loop.nodes), "W" if loop.axes else ""
+    read = dict.fromkeys(
+        a for x in loop.nodes for a in x.args if a not in made and m.where.place(a) not in ("const", "scalar")
+    )
     m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n), cast)}" for n in read if not n.axes))
-    depth = _loops(m, group[0].axes)
+    depth = _loops(m, loop.axes)
     m.put(depth, *(f"{m.name(n)} = {m.typed(n, m.value(n), cast)}" for n in read if n.axes))
-    for n in group:
+    for n in loop.nodes:
         m.put(depth, f"{m.name(n)} = {m.expression(n)}")
-        if n.axes == "":
-            m.put(depth, f"values[row, {m.where.tensor[n]}] = {m.name(n)}")
-        elif n in m.vector:
-            m.put(depth, f"{m.at(n, m.index(n.axes))} = {m.name(n)}")
+        if n in m.tensor or n in m.vector:
+            m.put(depth, f"{m.value(n)} = {m.name(n)}")
 
 
-def _sum(m: Text, group: list[Node]) -> None:
-    """A sum over some of the axes of a value that goes over few."""
-    (n,) = group
+def _reduce(m: Text, loop: Loop) -> None:
+    """A reduction over some of the axes of a value that goes over few."""
+    (n,) = loop.nodes
     depth = _loops(m, n.axes)
-    m.put(depth, "acc = 0.0")
+    m.put(depth, f"acc = {m.start(n)}")
     inner = _loops(m, "".join(x for x in n.args[0].axes if x not in n.axes), depth)
-    m.put(inner, f"acc += {m.value(n.args[0])}")
-    target = f"values[row, {m.where.tensor[n]}]" if n.axes == "" else m.at(n, m.index(n.axes))
-    m.put(depth, f"{target} = acc")
+    m.put(inner, m.take(n, "acc", m.value(n.args[0])))
+    m.put(depth, f"{m.value(n)} = acc")

@@ -7,14 +7,14 @@ prologue k, stage 2k + 1 one thread's share of pass k.
 
 from collections.abc import Iterable
 
-from arrayopt.arrays import NARROW
+from arrayopt.codecs import CODECS
 from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.lanes import emit_lanes
 from arrayopt.engines.numba.text import HALF, HEADER, Text
-from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import KINDS, Sweep
 
 __all__ = ["emit"]
 
@@ -42,114 +42,83 @@ def emit(
     """
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
-    if set(NARROW) & set(m.storage.values()):
+    if any(CODECS[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     if split:
         count = emit_lanes(m, split)
     else:
-        count = len(plan.passes)
-        for k, p in enumerate(plan.passes):
+        count = len(m.form.passes)
+        for k, p in enumerate(m.form.passes):
             _loop(m, k, p)
             _units(m, k, p)
-        for k in _between(plan):
-            between(m, k, plan.passes[k - 1].sums if k else (), plan.prologues[k], plan.small if k == count else {})
-    _entry(m, count, range(count + 1) if split else _between(plan))
+        for k, b in enumerate(m.form.between):
+            if b:
+                between(m, k, b)
+    _entry(m, count, [k for k in range(count + 1) if split or m.form.between[k]])
     return m.text()
 
 
-def _between(plan: Plan) -> list[int]:
-    """Before which passes, or after the last one, there is something to do."""
-    count = len(plan.passes)
-    sums = [(), *(p.sums for p in plan.passes)]
-    return [k for k in range(count + 1) if sums[k] or plan.prologues[k] or (k == count and plan.small)]
-
-
-def _split(m: Text, p: Pass) -> dict[str, list[Node]]:
-    """Values of fewer axes that a pass's elements are computed from, by how they reach the loop."""
-    used = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(s.args[0] for s in p.sums)]
-    element, seen = m.plan.element, set()
-    out: dict[str, list[Node]] = {"host": [], "tensor": [], "row": [], "column": [], "batch": []}
-    for n in used:
-        if n in seen or n.op == "const" or (n.axes == element and not n.on_host) or n.op == "complex":
-            continue
-        seen.add(n)
-        if n.on_host:
-            kind = "host"
-        elif n.axes == "":
-            kind = "tensor"
-        else:
-            kind = "column" if "C" in n.axes else "row" if "R" in n.axes else "batch"
-        out[kind].append(n)
-    return out
-
-
-def _scalar_names(m: Text, small: dict[str, list[Node]]) -> list[str]:
+def _scalar_names(m: Text, p: Sweep) -> list[str]:
     """What a loop takes that does not vary in it."""
-    return [m.bare(n) for kind in ("host", "tensor", "row", "batch") for n in small[kind]]
+    return [m.bare(n) for kind in ("host", "tensor", "row", "batch") for n in p.using(kind)]
 
 
-def _loop(m: Text, k: int, p: Pass) -> None:
+def _loop(m: Text, k: int, p: Sweep) -> None:
     """The loop over a stretch of elements: loads, operations, stores, sums."""
-    small = _split(m, p)
-    arrays = list(dict.fromkeys([*p.loads, *p.stores]))
-    columns = [f"v{n.id}" for n in small["column"]]
-    column_sums = [s for s in p.sums if m.where.partials[s] == "column"]
-    scalar_sums = [s for s in p.sums if m.where.partials[s] != "column"]
-    scalars = _scalar_names(m, small)
+    arrays, columns = p.arrays, [f"v{n.id}" for n in p.using("column")]
+    column_sums, scalar_sums = p.reducing("column"), p.reducing("tensor", "row", "batch")
+    scalars = _scalar_names(m, p)
     args = [*(f"at_{x}" for x in arrays), *columns, *(f"s{s.id}" for s in column_sums), *scalars]
     m.put(0, "", "", "@inner", f"def pass_{k}({', '.join(args)}):")
-    m.put(1, *(f"s{s.id} = W(0.0)" for s in scalar_sums), f"for i in range(at_{arrays[0]}.size):")
+    m.put(1, *(f"s{s.id} = W({m.start(s)})" for s in scalar_sums), f"for i in range(at_{arrays[0]}.size):")
     for name, node in p.loads.items():
         m.put(2, f"{m.name(node)} = {m.load(m.storage[name], f'at_{name}[i]')}")
-    m.put(2, *(f"{m.name(n)} = {m.typed(n, f'v{n.id}[i]')}" for n in small["column"]))
+    m.put(2, *(f"{m.name(n)} = {m.typed(n, f'v{n.id}[i]')}" for n in p.using("column")))
     m.put(2, *(f"{m.name(n)} = {m.expression(n)}" for n in p.nodes))
     m.put(2, *(f"at_{name}[i] = {m.store(m.storage[name], m.name(n))}" for name, n in p.stores.items()))
-    m.put(2, *(f"s{s.id} += {m.name(s.args[0])}" for s in scalar_sums))
-    m.put(2, *(f"s{s.id}[i] += {m.name(s.args[0])}" for s in column_sums))
+    m.put(2, *(m.take(s, f"s{s.id}", m.name(s.args[0])) for s in scalar_sums))
+    m.put(2, *(m.take(s, f"s{s.id}[i]", m.name(s.args[0])) for s in column_sums))
     m.put(1, f"return ({''.join(f's{s.id}, ' for s in scalar_sums)})" if scalar_sums else "return")
 
 
-def _units(m: Text, k: int, p: Pass) -> None:
+def _units(m: Text, k: int, p: Sweep) -> None:
     """Pass k over units lo to hi of one tensor."""
-    small = _split(m, p)
-    arrays = list(dict.fromkeys([*p.loads, *p.stores]))
     m.put(0, "", "", "@inner", f"def units_{k}(row, lo, hi, thread, table, scalars, values, work, part):")
     m.put(1, "size, TC = table[row, IN_SIZE], table[row, IN_TC]")
     if m.plan.element != "C":
         m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
-    for name in arrays:
+    for name in p.arrays:
         m.array(1, name, "size")
-    inputs = {n.data: n for kind in ("tensor", "row", "column", "batch") for n in small[kind] if n.op == "input"}
+    inputs = {n.data: n for kind in KINDS for n in p.using(kind) if n.op == "input"}
     for name, n in inputs.items():
         m.array(1, name, " * ".join(n.axes) or "1")
-    for n in small["host"]:
+    for n in p.using("host"):
         m.put(1, f"h{m.scalar[n]} = W(scalars[row, {m.scalar[n]}])")
-    m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["tensor"]))
+    m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("tensor")))
     # every other pass runs backwards, so that it begins with what the one before has left in the cache
     m.put(1, "for unit in range(lo, hi):" if k % 2 == 0 else "for unit in range(hi - 1, lo - 1, -1):")
-    (_stretch if m.plan.element == "C" else _tile)(m, k, p, small, arrays)
+    (_stretch if m.plan.element == "C" else _tile)(m, k, p)
 
 
-def _stretch(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[str]) -> None:
+def _stretch(m: Text, k: int, p: Sweep) -> None:
     """A unit of a tensor that is seen as one row of elements."""
     m.put(2, "o = unit * TC", "e = min(size, o + TC)")
-    args = ", ".join([*(f"at_{x}[o:e]" for x in arrays), *_scalar_names(m, small)])
-    m.put(2, f"{'got = ' if p.sums else ''}pass_{k}({args})")
-    m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = got[{i}]" for i, s in enumerate(p.sums)))
+    args = ", ".join([*(f"at_{x}[o:e]" for x in p.arrays), *_scalar_names(m, p)])
+    m.put(2, f"{'got = ' if p.reductions else ''}pass_{k}({args})")
+    m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = got[{i}]" for i, s in enumerate(p.reductions)))
 
 
-def _tile(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[str]) -> None:
+def _tile(m: Text, k: int, p: Sweep) -> None:
     """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
-    kinds = m.where.partials
     m.put(2, "TR, G = table[row, IN_TR], table[row, IN_G]", "NR, NC = table[row, IN_NR], table[row, IN_NC]")
     m.put(2, "c0, rt = unit % NC * TC, unit // NC % NR", "c1, r0 = min(C, c0 + TC), rt * TR", "r1 = min(R, r0 + TR)")
     m.put(2, "ab0 = unit // NC // NR * G", "ab1 = min(A * B, ab0 + G)")
-    by_kind = {kind: [s for s in p.sums if kinds[s] == kind] for kind in ("tensor", "row", "column", "batch")}
-    m.put(2, *(f"t{s.id} = 0.0" for s in by_kind["tensor"]), "for ab in range(ab0, ab1):")
+    by_kind = {kind: p.reducing(kind) for kind in KINDS}
+    m.put(2, *(f"t{s.id} = {m.start(s)}" for s in by_kind["tensor"]), "for ab in range(ab0, ab1):")
     m.put(3, "a, b = ab // B, ab % B")
-    m.put(3, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["batch"]))
-    for n in small["column"]:
+    m.put(3, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("batch")))
+    for n in p.using("column"):
         start = m.index(n.axes.replace("C", ""))
         start = f"({start}) * C" if start != "0" else "0"
         source = f"at_{n.data}" if n.op == "input" else "work"
@@ -157,20 +126,20 @@ def _tile(m: Text, k: int, p: Pass, small: dict[str, list[Node]], arrays: list[s
         m.put(3, f"v{n.id} = {source}[{offset}{start} + c0 : {offset}{start} + c1]")
     for s in by_kind["column"]:
         offset = f"table[row, PART{m.partial[s]}] + (ab * NR + rt) * C"
-        m.put(3, f"s{s.id} = work[{offset} + c0 : {offset} + c1]", f"s{s.id}[:] = W(0.0)")
-    m.put(3, *(f"y{s.id} = 0.0" for s in by_kind["batch"]), "for r in range(r0, r1):")
+        m.put(3, f"s{s.id} = work[{offset} + c0 : {offset} + c1]", f"s{s.id}[:] = W({m.start(s)})")
+    m.put(3, *(f"y{s.id} = {m.start(s)}" for s in by_kind["batch"]), "for r in range(r0, r1):")
     m.put(4, "o = (ab * R + r) * C + c0", "e = o + c1 - c0")
-    m.put(4, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in small["row"]))
-    scalars = _scalar_names(m, small)
-    args = [*(f"at_{x}[o:e]" for x in arrays), *(f"v{n.id}" for n in small["column"])]
+    m.put(4, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("row")))
+    scalars = _scalar_names(m, p)
+    args = [*(f"at_{x}[o:e]" for x in p.arrays), *(f"v{n.id}" for n in p.using("column"))]
     args += [*(f"s{s.id}" for s in by_kind["column"]), *scalars]
-    scalar_sums = [s for s in p.sums if kinds[s] != "column"]
+    scalar_sums = p.reducing("tensor", "row", "batch")
     m.put(4, f"{'got = ' if scalar_sums else ''}pass_{k}({', '.join(args)})")
     for i, s in enumerate(scalar_sums):
-        if kinds[s] == "row":
+        if p.reductions[s] == "row":
             m.put(4, f"work[table[row, PART{m.partial[s]}] + (ab * R + r) * NC + unit % NC] = got[{i}]")
         else:
-            m.put(4, f"{'t' if kinds[s] == 'tensor' else 'y'}{s.id} += got[{i}]")
+            m.put(4, m.take(s, f"{'t' if p.reductions[s] == 'tensor' else 'y'}{s.id}", f"got[{i}]"))
     for s in by_kind["batch"]:
         m.put(3, f"part[table[row, PART{m.partial[s]}] + (ab * NR + rt) * NC + unit % NC] = y{s.id}")
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))

@@ -11,8 +11,8 @@ from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.text import Text
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, Segment
-from arrayopt.fusion.layout import loops
-from arrayopt.fusion.plan import Pass
+from arrayopt.fusion.layout import outliving
+from arrayopt.fusion.stages import Loop, Sweep
 
 __all__ = ["emit_lanes"]
 
@@ -54,13 +54,11 @@ def emit_lanes(m: Text, split: Lanes) -> int:
     for kind in dict.fromkeys(m.storage.values()):
         load, store = m.load(kind, "x[i * count]"), m.store(kind, "y[i]")
         m.put(0, *COPIES.format(kind=kind, load=load, store=store, block=BLOCK).splitlines())
-    sums: list[Node] = []
     needs = []
     for k, s in enumerate(split.segments):
-        between(m, k, sums, s.before, {})
+        between(m, k, s.before)
         needs.append(_Segment(m, s).emit(k))
-        sums = [x for i in s.passes for x in m.plan.passes[i].sums if not x.axes]
-    between(m, len(needs), sums, split.after, {name: n for name, n in m.plan.small.items() if not m.plan.slots[name]})
+    between(m, len(needs), split.after)
     m.put(0, "", "", "def planes(R, C):", '    """How many planes a thread needs."""', f"    return {_largest(needs)}")
     return len(needs)
 
@@ -75,7 +73,7 @@ class _Segment:
 
     def __init__(self, m: Text, s: Segment) -> None:
         self.m, self.s = m, s
-        self.passes = [m.plan.passes[i] for i in s.passes]
+        self.passes = [m.form.passes[i] for i in s.passes]
         self.counts: dict[str, str] = {}  # arrays of planes, and how many each has
         self.carried: dict[str, str] = {}  # the same of what is kept from segment to segment
         self.where: dict[Node, str] = {}  # in which of them a value lies
@@ -85,51 +83,46 @@ class _Segment:
     def emit(self, k: int) -> str:
         """Emit the segment; how many planes it takes, as text."""
         m, s, element = self.m, self.s, self.m.plan.element
-        sums = [x for p in self.passes for x in p.sums if x.axes]
+        sums = [x for p in self.passes for x in p.reductions if x.axes]
         carried = [n for n in m.where.vectors if n in s.carried or n in sums]
         self.carried = {f"c{n.id}": _count(n.axes) for n in carried}
         self.where |= {n: f"q_{name}" for name, n in s.reads.items()} | {n: f"c{n.id}" for n in carried}
-        elements = list(dict.fromkeys(x for p in self.passes for x in (*p.loads, *p.stores)))
+        elements = list(dict.fromkeys(x for p in self.passes for x in p.arrays))
         self.counts |= {f"q_{name}": _count(n.axes) for name, n in s.reads.items()}
         self.counts |= {f"q_{name}": _count(element) for name in elements}
         for n in [*(x for x in self._kept() if x.op != "input"), *sums]:
             if n not in self.where:
                 self.where[n] = f"v{n.id}"
                 self.counts[f"v{n.id}"] = _count(n.axes)
-        for j, part in enumerate(s.small):
-            for i, group in enumerate(loops(part)):
-                self._small(f"small_{k}_{j}_{i}", group)
+        for j, b in enumerate(s.small):
+            for i, loop in enumerate(b.after):
+                self._small(f"small_{k}_{j}_{i}", loop)
             if j < len(self.passes):
                 self._pass(f"pass_{s.passes[j]}", self.passes[j])
         self._units(k, elements, carried)
         return _total(list(self.counts.values()))
 
     def _kept(self) -> list[Node]:
-        """Values of prologues that something other than their own loop reads."""
-        groups = [group for part in self.s.small for group in loops(part)]
-        read = [a for p in self.passes for n in p.nodes for a in n.args]
-        read += [n for p in self.passes for n in p.stores.values()] + [x.args[0] for p in self.passes for x in p.sums]
-        read += [a for group in groups for n in group for a in n.args if a not in group or n.op == "sum"]
-        read += self.s.writes.values()
-        return [n for n in dict.fromkeys(read) if any(n in part for part in self.s.small)] + [
-            n for group in groups for n in group if n.op == "sum"
-        ]
+        """Values between passes that something other than their own loop reads."""
+        kept = outliving(self.passes, self.s.small) | set(self.s.writes.values())
+        return [n for b in self.s.small for n in b.nodes if n in kept]
 
-    def _small(self, name: str, group: list[Node]) -> None:
+    def _small(self, name: str, loop: Loop) -> None:
         """Values per row, column or matrix: over lanes, for each place."""
-        first = group[0]
-        if first.op == "sum":
+        first = loop.nodes[0]
+        if loop.reduces:
             (x,) = first.args
-            self.body.append(f"{self.where[first]}[:] = W(0.0)")
+            self.body.append(f"{self.where[first]}[:] = W({self.m.start(first)})")
             self._loop(name, x.axes, {}, [], {}, {first: x})
         else:
-            self._loop(name, first.axes, {}, group, {self.where[n]: n for n in group if n in self.where}, {})
+            stores = {self.where[n]: n for n in loop.nodes if n in self.where}
+            self._loop(name, loop.axes, {}, list(loop.nodes), stores, {})
 
-    def _pass(self, name: str, p: Pass) -> None:
+    def _pass(self, name: str, p: Sweep) -> None:
         """A pass over the elements: over lanes, for each place."""
-        self.body += [f"{self.where[x]}[:] = W(0.0)" for x in p.sums if x.axes]
+        self.body += [f"{self.where[x]}[:] = W({self.m.start(x)})" for x in p.reductions if x.axes]
         loads, stores = ({f"q_{x}": n for x, n in given.items()} for given in (p.loads, p.stores))
-        sums = {x: x.args[0] for x in p.sums}
+        sums = {x: x.args[0] for x in p.reductions}
         self._loop(name, self.m.plan.element, loads, list(p.nodes), stores, sums)
 
     def _loop(
@@ -149,16 +142,16 @@ class _Segment:
         reads = loads | {self.where[n]: n for n in outer if n in self.where}
         scalars = [n for n in outer if n not in self.where]
         self.scalars |= dict.fromkeys(scalars)
-        adds = {self.where[s]: x for s, x in sums.items() if s.axes}
+        adds = [self.where[s] for s in sums if s.axes]
         totals = {s: x for s, x in sums.items() if not s.axes}
         planes, given = list(dict.fromkeys([*reads, *stores, *adds])), [m.bare(n) for n in scalars]
         m.put(0, "", "", "@inner", f"def {name}({', '.join([*planes, *given])}):")
-        m.put(1, *(f"t{s.id} = W(0.0)" for s in totals), f"for i in range({planes[0]}.size):")
+        m.put(1, *(f"t{s.id} = W({m.start(s)})" for s in totals), f"for i in range({planes[0]}.size):")
         m.put(2, *(f"{m.name(n)} = {m.typed(n, f'{x}[i]')}" for x, n in reads.items()))
         m.put(2, *(f"{m.name(n)} = {m.expression(n)}" for n in nodes))
         m.put(2, *(f"{x}[i] = {m.name(n)}" for x, n in stores.items()))
-        m.put(2, *(f"{x}[i] += {m.name(n)}" for x, n in adds.items()))
-        m.put(2, *(f"t{s.id} += {m.name(x)}" for s, x in totals.items()))
+        m.put(2, *(m.take(s, f"{self.where[s]}[i]", m.name(x)) for s, x in sums.items() if s.axes))
+        m.put(2, *(m.take(s, f"t{s.id}", m.name(x)) for s, x in totals.items()))
         m.put(1, f"return ({''.join(f't{s.id}, ' for s in totals)})" if totals else "return")
         inside = [x for x in axes if x in "RC"]
         for depth, x in enumerate(inside):
@@ -167,7 +160,7 @@ class _Segment:
         cut = [f"{x}[{place} * n : {place} * n + n]" for x, place in zip(planes, places, strict=True)]
         call = f"{name}({', '.join([*cut, *given])})"
         self.body.append(f"{'    ' * len(inside)}{'got = ' if totals else ''}{call}")
-        self.body += [f"{'    ' * len(inside)}t{s.id} += got[{i}]" for i, s in enumerate(totals)]
+        self.body += ["    " * len(inside) + m.take(s, f"t{s.id}", f"got[{i}]") for i, s in enumerate(totals)]
 
     def _units(self, k: int, elements: list[str], carried: list[Node]) -> None:
         """Emit the segment over units lo to hi of one tensor."""
@@ -197,8 +190,8 @@ class _Segment:
             m.put(2, *(self._copy("take", x, f"q_{x}") for x in p.loads if x not in written))
             written |= {*p.loads, *p.stores}
         m.put(2, *(self._copy("take", name, f"q_{name}") for name in s.reads))
-        totals = [x for p in self.passes for x in p.sums if not x.axes]
-        m.put(2, *(f"t{x.id} = 0.0" for x in totals), *self.body)
+        totals = [x for p in self.passes for x in p.reducing("tensor")]
+        m.put(2, *(f"t{x.id} = {m.start(x)}" for x in totals), *self.body)
         m.put(2, *(f"part[table[row, PART{m.partial[x]}] + unit] = t{x.id}" for x in totals))
         m.put(2, *(self._copy("give", x, f"q_{x}") for x in dict.fromkeys(x for p in self.passes for x in p.stores)))
         m.put(2, *(self._copy("give", name, self.where[n]) for name, n in s.writes.items()))

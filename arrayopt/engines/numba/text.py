@@ -2,10 +2,11 @@
 
 import math
 
-from arrayopt.arrays import NARROW
+from arrayopt.codecs import CODECS
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["HALF", "HEADER", "Text"]
@@ -146,17 +147,17 @@ class Text(Written):
 
     def load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""
-        if kind in NARROW:
-            return f"load_{kind}({stored})" if self.real == "float32" else f"W(load_{kind}({stored}))"
-        return stored if kind.startswith("complex") or kind == self.real else f"W({stored})"
+        codec = CODECS[kind]
+        text = codec.numba_load.format(stored)
+        return text if codec.working.startswith("complex") or codec.working == self.real else f"W({text})"
 
     def store(self, kind: str, value: str) -> str:
         """A value as it is stored in a dtype."""
-        return f"store_{kind}(np.float32({value}))" if kind in NARROW else value
+        return CODECS[kind].numba_store.format(value)
 
     def array(self, indent: int, name: str, size: str) -> None:
         """Make a stored array from its address."""
-        kind = {"float16": "uint16", "bfloat16": "uint16"}.get(self.storage[name], self.storage[name])
+        kind = CODECS[self.storage[name]].numba or self.storage[name]
         self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
 
     def at(self, n: Node, index: str) -> str:
@@ -170,7 +171,11 @@ class Text(Written):
 
     def value(self, n: Node) -> str:
         """A value over fewer axes, read where the indices of its axes are known."""
-        if n.op == "const" or n.on_host:
-            return self.name(n)
-        tensor = n.axes == "" and n.op != "input"
-        return f"values[row, {self.where.tensor[n]}]" if tensor else self.at(n, self.index(n.axes))
+        place = self.where.place(n)
+        if place == "tensor":
+            return f"values[row, {self.tensor[n]}]"
+        return self.name(n) if place in ("const", "scalar") else self.at(n, self.index(n.axes))
+
+    def start(self, reduction: Node) -> str:
+        """What is kept of a reduction before its first value."""
+        return REDUCTIONS[reduction.op].start

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints
+from arrayopt.arrays import REAL, WORKING, Array, Ints
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numpy.lanes import Matrices
@@ -17,8 +17,9 @@ from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import staged
 
 __all__ = ["NumPy"]
 
@@ -59,9 +60,11 @@ class _Blocks(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        narrow = NARROW if split is None else ()  # planes are in the dtype of arithmetic
-        same = frozenset(name for name, stored in plan.storage.items() if stored not in narrow)
-        self.programs = [program(plan, k, same) for k in range(len(plan.passes))]
+        storage = {"g": grad_dtype} | plan.storage
+        if split is not None:  # planes are in the dtype of arithmetic
+            storage = dict.fromkeys(storage, self.real.name)
+        self.form = staged(plan)
+        self.programs = [program(p, tuple(storage.items())) for p in self.form.passes]
         self.scratch = threading.local()
         self.small = (self.geo[:, 0] <= PACKED) & (plan.element == "C" and not plan.small)
 
@@ -133,12 +136,14 @@ class _Blocks(Batch):
         for name, axes in self.plan.slots.items():
             if not self._is_element(name):
                 arrays[name] = arrays[name].reshape([extents[x] if x in axes else 1 for x in "ABRC"])
-        for k in range(len(self.plan.prologues)):
-            for n in self.plan.prologues[k]:
+        parts: dict[Node, Any] = {}
+        for k, between in enumerate(self.form.between):
+            known |= {r: self._combine(r, parts[r], a, b) for r in between.combine}
+            for n in between.nodes:
                 known[n] = _small(n, [_lookup(x, known, arrays) for x in n.args], self.real)
-            if k < len(self.plan.passes):
-                self._pass(k, row, elements, known, arrays, threads)
-        for name, n in self.plan.small.items():
+            if k < len(self.form.passes):
+                parts = self._pass(k, row, elements, known, arrays, threads)
+        for name, n in between.stores.items():
             arrays[name][...] = _lookup(n, known, arrays)
 
     def _is_element(self, name: str) -> bool:
@@ -154,19 +159,17 @@ class _Blocks(Batch):
 
     def _pass(
         self, k: int, row: int, elements: dict[str, Any], known: dict[Node, Any], arrays: dict[str, Any], threads: int
-    ) -> None:
-        """Pass k over one tensor; the sums that it makes are put into `known`."""
+    ) -> dict[Node, Any]:
+        """Pass k over one tensor; the partial results of its reductions."""
         geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
         a, b, r, c, nr, nc, units = (geo[x] for x in ("A", "B", "R", "C", "NR", "NC", "UNITS"))
-        p, prog = self.plan.passes[k], self.programs[k]
-        kinds = {s: self.where.partials[s] for s in p.sums}
+        p, prog = self.form.passes[k], self.programs[k]
         shapes = {"tensor": (units,), "row": (a * b, r, nc), "column": (a * b, nr, c), "batch": (a * b, nr, nc)}
         parts = {
-            s: np.empty(shapes[kind], np.float64 if kind in ("tensor", "batch") else self.real)
-            for s, kind in kinds.items()
+            n: np.empty(shapes[kind], np.float64 if kind in ("tensor", "batch") else self.real)
+            for n, kind in p.reductions.items()
         }
         spread = {n: self._constant(_spread(_lookup(n, known, arrays), a, b)) for n in prog.small}
-        names = {*p.loads, *p.stores}
 
         @np.errstate(all="ignore")
         def some(lo: int, hi: int) -> None:
@@ -178,51 +181,48 @@ class _Blocks(Batch):
                 cols = slice(ct * geo["TC"], min(c, (ct + 1) * geo["TC"]))
                 shape = (ab.stop - ab.start, rows.stop - rows.start, cols.stop - cols.start)
                 n = shape[0] * shape[1] * shape[2]
-                block = {name: elements[name][ab, rows, cols] for name in names}
+                block = {name: elements[name][ab, rows, cols] for name in p.arrays}
                 env = {m: _cut(x, ab, rows, cols) for m, x in spread.items()}
                 got = self._run(k, block, env, [x[:n].reshape(shape) for x in buffers])
-                for s, kind in kinds.items():
-                    x = got[s.args[0]]
+                for m, kind in p.reductions.items():
+                    reduce, x = REDUCTIONS[m.op].ufunc.reduce, got[m.args[0]]
                     if kind == "tensor":
-                        parts[s][u] = np.add.reduce(x, axis=None)
+                        parts[m][u] = reduce(x, axis=None)
                     elif kind == "row":
-                        x.sum(axis=2, out=parts[s][ab, rows, ct])
+                        reduce(x, axis=2, out=parts[m][ab, rows, ct])
                     elif kind == "column":
-                        x.sum(axis=1, out=parts[s][ab, rt, cols])
+                        reduce(x, axis=1, out=parts[m][ab, rt, cols])
                     else:
-                        x.sum(axis=(1, 2), out=parts[s][ab, rt, ct])
+                        reduce(x, axis=(1, 2), out=parts[m][ab, rt, ct])
 
         run([partial(some, units * i // threads, units * (i + 1) // threads) for i in range(threads)])
-        for s, kind in kinds.items():
-            known[s] = self._combine(s, kind, parts[s], a, b)
+        return parts
 
     def _constant(self, x: Any) -> Any:
         """A number as an array without axes, which NumPy takes in sooner; anything else as it is."""
         return np.asarray(x, self.real) if isinstance(x, float) else x
 
-    def _combine(self, s: Node, kind: str, part: Any, a: int, b: int) -> Any:
-        """A sum over elements from its partial sums."""
+    def _combine(self, r: Node, part: Any, a: int, b: int) -> Any:
+        """A reduction over elements from its partial results."""
+        reduce, kind = REDUCTIONS[r.op].ufunc.reduce, self.where.partials[r]
         if kind == "tensor":
-            return float(np.add.reduce(part))
+            return float(reduce(part))
         if kind == "row":
-            return part.sum(axis=2).reshape(a, b, -1, 1)
+            return reduce(part, axis=2).reshape(a, b, -1, 1)
         if kind == "column":
-            return part.sum(axis=1).reshape(a, b, 1, -1)
-        whole = part.sum(axis=(1, 2)).reshape(a, b, 1, 1)
-        return (whole if "B" in s.axes else whole.sum(axis=1, keepdims=True)).astype(self.real)
+            return reduce(part, axis=1).reshape(a, b, 1, -1)
+        whole = reduce(part, axis=(1, 2)).reshape(a, b, 1, 1)
+        return (whole if "B" in r.axes else reduce(whole, axis=1, keepdims=True)).astype(self.real)
 
     def _run(self, k: int, block: dict[str, Any], env: dict[Node, Any], buffers: list[Any]) -> dict[Node, Any]:
-        """A pass on one block: loads, operations and stores; the values that it sums."""
-        p, prog = self.plan.passes[k], self.programs[k]
+        """A pass on one block: loads, operations and stores; the values that it reduces."""
+        p, prog = self.form.passes[k], self.programs[k]
         made = prog.run(block, env, buffers, self.real)
         if prog.copies:
             raw = {*p.loads.values(), *(n for n in p.nodes if n.op in ("real", "imag"))}
-            copies = {
-                name: (np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n])
-                for name, n in prog.copies.items()
-            }
-            for name, x in copies.items():
-                np.copyto(block[name], x, casting="same_kind" if not np.isscalar(x) else "unsafe")
+            copied = [np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n] for _, _, n in prog.copies]
+            for (name, store, _), x in zip(prog.copies, copied, strict=True):
+                store(block[name], x)
         return made
 
     # ---- many small tensors -----------------------------------------------------------------------------------------
@@ -241,19 +241,20 @@ class _Blocks(Batch):
         for i, n in enumerate(self.plan.scalars):
             column = self.scalars[rows, i].astype(bool if n.dtype == "bool" else float)
             known[n] = column[0].item() if (column == column[0]).all() else column
-        for k in range(len(self.plan.prologues)):
-            for n in self.plan.prologues[k]:
+        got: dict[Node, Any] = {}
+        for k, between in enumerate(self.form.between):
+            for r in between.combine:
+                known[r] = REDUCTIONS[r.op].ufunc.reduceat(got[r.args[0]], starts).astype(np.float64)
+            for n in between.nodes:
                 known[n] = OPS[n.op].numpy(*(_lookup(x, known, {}) for x in n.args))
-            if k < len(self.plan.passes):
+            if k < len(self.form.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
                 buffers = _buffers(prog.buffers, self.real, block["g"].size)
                 got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
-                for s in self.plan.passes[k].sums:
-                    known[s] = np.add.reduceat(got[s.args[0]], starts).astype(np.float64)
         for n, i in self.where.tensor.items():
             self.values[rows, i] = known[n]
-        written = {name for p in self.plan.passes for name in p.stores}
+        written = {name for p in self.form.passes for name in p.stores}
         for name in names:
             if name in written:
                 for row, piece in zip(chosen, np.split(block[name], starts[1:]), strict=True):
@@ -280,8 +281,9 @@ def _lookup(n: Node, known: dict[Node, Any], arrays: dict[str, Any]) -> Any:
 
 def _small(n: Node, args: list[Any], real: Any) -> Any:
     """A value over fewer axes than the elements, as a number or an array of rank 4."""
-    if n.op == "sum":
-        made = np.sum(args[0], axis=tuple("ABRC".index(x) for x in n.args[0].axes if x not in n.axes), keepdims=True)
+    if n.reduces:
+        over = tuple("ABRC".index(x) for x in n.args[0].axes if x not in n.axes)
+        made = REDUCTIONS[n.op].ufunc.reduce(args[0], axis=over, keepdims=True)
     else:
         made = OPS[n.op].numpy(*args)
     if n.axes:

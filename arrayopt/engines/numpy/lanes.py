@@ -15,8 +15,9 @@ import numpy as np
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, Segment
-from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import Between, Sweep, staged
 
 __all__ = ["Matrices"]
 
@@ -52,7 +53,7 @@ class Matrices:
         extents: tuple[int, int, int, int],
         real: Any,
     ) -> None:
-        self.plan, self.split, self.known, self.real = plan, split, known, real
+        self.plan, self.form, self.split, self.known, self.real = plan, staged(plan), split, known, real
         self.count, self.rows, self.columns, self.group = extents
         self.units = -(-self.count // self.group)
         axes = {"p": plan.element, "g": plan.element} | plan.slots
@@ -73,25 +74,22 @@ class Matrices:
             for u in range(lo, hi):
                 self._unit(s, u, pass_)
 
-        sums: list[Node] = []
         for s in self.split.segments:
-            self._between(s.before, sums)
-            sums = [x for k in s.passes for x in self.plan.passes[k].sums if not x.axes]
-            self.parts = {x: np.empty(self.units) for x in sums}
+            self._between(s.before)
+            self.parts = {x: np.empty(self.units) for k in s.passes for x in self.form.passes[k].reducing("tensor")}
             ends = [self.units * i // threads for i in range(threads + 1)]
             run([partial(some, s, lo, hi) for lo, hi in pairwise(ends)])
-        self._between(self.split.after, sums)
-        for name, n in self.plan.small.items():
-            if not self.plan.slots[name]:
-                self.slots[name][...] = self._value(n, self.known)
+        self._between(self.split.after)
 
-    def _between(self, nodes: tuple[Node, ...], sums: list[Node]) -> None:
-        """Add partial sums up and compute values per tensor."""
-        self.known |= {s: float(np.add.reduce(self.parts[s])) for s in sums}
+    def _between(self, b: Between) -> None:
+        """Put partial results together, compute values per tensor, and store them."""
+        self.known |= {r: float(REDUCTIONS[r.op].ufunc.reduce(self.parts[r])) for r in b.combine}
         with np.errstate(all="ignore"):
-            for n in nodes:
+            for n in b.nodes:
                 made = OPS[n.op].numpy(*(self._value(a, self.known) for a in n.args))
                 self.known[n] = made.item() if isinstance(made, np.ndarray | np.generic) else made
+        for name, n in b.stores.items():
+            self.slots[name][...] = self._value(n, self.known)
 
     def _unit(self, s: Segment, u: int, pass_: Run) -> None:
         """A segment over some matrices."""
@@ -100,14 +98,14 @@ class Matrices:
         env |= {n: self._take(self.carried[n][ab]) for n in s.carried}
         env |= self.known
         planes: dict[str, Any] = {}
-        for part, k in zip(s.small, (*s.passes, None), strict=True):
-            for n in part:
+        for b, k in zip(s.small, (*s.passes, None), strict=True):
+            for n in b.nodes:
                 env[n] = self._small(n, env)
             if k is not None:
-                p = self.plan.passes[k]
-                for name in {*p.loads, *p.stores}.difference(planes):
+                p = self.form.passes[k]
+                for name in set(p.arrays).difference(planes):
                     planes[name] = self._take(self.arrays[name][ab])
-                self._sums(p, pass_(k, planes, env), env, u)
+                self._reductions(p, pass_(k, planes, env), env, u)
         for k in s.passes:
             for name in self.plan.passes[k].stores:
                 self.arrays[name][ab] = planes[name].transpose(2, 0, 1)
@@ -127,17 +125,22 @@ class Matrices:
     def _small(self, n: Node, env: dict[Node, Any]) -> Any:
         """A value per row, column or matrix."""
         args = [self._value(a, env) for a in n.args]
-        return OPS[n.op].numpy(*args) if n.op != "sum" else args[0].sum(axis=_over(n.args[0], n), keepdims=True)
+        return _reduced(n, args[0]) if n.reduces else OPS[n.op].numpy(*args)
 
-    def _sums(self, p: Pass, got: dict[Node, Any], env: dict[Node, Any], u: int) -> None:
-        """The sums of a pass over some matrices."""
-        for s in p.sums:
-            if s.axes:
-                env[s] = got[s.args[0]].sum(axis=_over(s.args[0], s), keepdims=True)
+    def _reductions(self, p: Sweep, got: dict[Node, Any], env: dict[Node, Any], u: int) -> None:
+        """The reductions of a pass over some matrices."""
+        for r in p.reductions:
+            if r.axes:
+                env[r] = _reduced(r, got[r.args[0]])
             else:
-                self.parts[s][u] = got[s.args[0]].sum()
+                self.parts[r][u] = REDUCTIONS[r.op].ufunc.reduce(got[r.args[0]], axis=None)
+
+
+def _reduced(n: Node, x: Any) -> Any:
+    """A reduction of values side by side."""
+    return REDUCTIONS[n.op].ufunc.reduce(x, axis=_over(n.args[0], n), keepdims=True)
 
 
 def _over(x: Node, n: Node) -> tuple[int, ...]:
-    """Over which axes of x a sum goes."""
+    """Over which axes of x a reduction goes."""
     return tuple(i for i, axis in enumerate("RC") if axis in x.axes and axis not in n.axes)

@@ -1,14 +1,15 @@
 """A pass as a list of NumPy calls that write into a few numbered buffers."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from arrayopt.codecs import CODECS, Codec
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.stages import Sweep
 
 __all__ = ["Program", "program"]
 
@@ -26,8 +27,8 @@ class Program:
         that is a view of an argument belongs, or -1.
     blank : tuple
         The list with nothing but constants in it.
-    loads : tuple of (str, int)
-        Stored arrays that are read.
+    loads : tuple of (str, callable, int)
+        Stored arrays that are read, and by what.
     small : dict of Node to int
         Values over fewer axes, and scalars of the step, that are read.
     made : tuple of (int, int or str)
@@ -36,18 +37,18 @@ class Program:
         What is summed or copied afterwards.
     buffers : tuple of str
         What each buffer holds: ``real``, ``complex`` or ``bool``.
-    copies : dict of str to Node
-        Stores that no step writes in place.
+    copies : tuple of (str, callable, Node)
+        Stores that no step writes in place, and by what.
     """
 
     steps: tuple[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], int], ...]
     blank: tuple[Any, ...]
-    loads: tuple[tuple[str, int], ...]
+    loads: tuple[tuple[str, Callable[..., Any], int], ...]
     small: dict[Node, int]
     made: tuple[tuple[int, int | str], ...]
     wanted: dict[Node, int]
     buffers: tuple[str, ...]
-    copies: dict[str, Node]
+    copies: tuple[tuple[str, Callable[..., Any], Node], ...]
 
     def run(
         self, block: Mapping[str, Any], known: Mapping[Node, Any], buffers: Sequence[Any], real: Any
@@ -56,9 +57,8 @@ class Program:
         values = list(self.blank)
         for n, i in self.small.items():
             values[i] = known[n]
-        for name, i in self.loads:
-            x = block[name]
-            values[i] = x if x.dtype == real or x.dtype.kind == "c" else x.astype(real)
+        for name, load, i in self.loads:
+            values[i] = load(block[name], real)
         for i, target in self.made:
             values[i] = block[target] if isinstance(target, str) else buffers[target]
         for call, pick, view in self.steps:
@@ -69,26 +69,24 @@ class Program:
 
 
 @lru_cache(maxsize=512)
-def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
-    """The program of pass k.
+def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
+    """The program of a pass.
 
     Parameters
     ----------
-    plan : Plan
-        The plan.
-    k : int
-        Which pass.
-    in_place : frozenset of str
-        Stored arrays that are of the dtype of arithmetic, so that a step can write them itself.
+    p : Sweep
+        The pass.
+    storage : tuple of (str, str)
+        Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
     """
-    p: Pass = plan.passes[k]
+    stored = {name: CODECS[dtype] for name, dtype in storage}
     read = dict(p.loads)
     last = {a: i for i, n in enumerate(p.nodes) for a in n.args}
-    kept = {s.args[0] for s in p.sums} | set(p.stores.values())
+    kept = {s.args[0] for s in p.reductions} | set(p.stores.values())
     bases = {n: n.args[0] for n in p.nodes if n.op in _VIEWS}
     direct: dict[Node, str] = {}
     for name, node in p.stores.items():
-        if name in in_place and node in p.nodes and node not in direct and node.op not in _VIEWS:
+        if not stored[name].rounds and node in p.nodes and node not in direct and node.op not in _VIEWS:
             old, at = read.get(name), p.nodes.index(node)
             still_read = -1 if old is None else max(last.get(old, -1), len(p.nodes) if old in kept else -1)
             if old in bases.values():
@@ -113,18 +111,19 @@ def program(plan: Plan, k: int, in_place: frozenset[str]) -> Program:
             held = a in kept or any(bases.get(v) is a for v in bases)
             if a in where and last[a] == i and not held:
                 free[a.dtype].append(where.pop(a))
-    elements = {*p.nodes, *p.loads.values()}
-    used = [*(a for n in p.nodes for a in n.args), *kept]
-    small = dict.fromkeys(n for n in used if n not in elements and n.op != "const")
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return _placed(p, targets, small, copies, tuple(buffers))
+    return _placed(p, stored, targets, copies, tuple(buffers))
 
 
 def _placed(
-    p: Pass, targets: dict[Node, int | str], small: Iterable[Node], copies: dict[str, Node], buffers: tuple[str, ...]
+    p: Sweep,
+    stored: dict[str, Codec],
+    targets: dict[Node, int | str],
+    copies: dict[str, Node],
+    buffers: tuple[str, ...],
 ) -> Program:
     """A program, with a place in one list for each value that it is about."""
-    wanted = dict.fromkeys([*(s.args[0] for s in p.sums), *copies.values()])
+    wanted = dict.fromkeys([*(s.args[0] for s in p.reductions), *copies.values()])
     args = [a for n in targets for a in n.args]
     at = {n: i for i, n in enumerate(dict.fromkeys([*p.loads.values(), *args, *targets, *wanted]))}
     return Program(
@@ -137,10 +136,10 @@ def _placed(
             for n in targets
         ),
         blank=tuple(n.data if n.op == "const" else None for n in at),
-        loads=tuple((name, at[n]) for name, n in p.loads.items()),
-        small={n: at[n] for n in small},
+        loads=tuple((name, stored[name].load, at[n]) for name, n in p.loads.items()),
+        small={n: at[n] for n in p.uses},
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         wanted={n: at[n] for n in wanted},
         buffers=buffers,
-        copies=copies,
+        copies=tuple((name, stored[name].store, n) for name, n in copies.items()),
     )

@@ -9,6 +9,7 @@ from arrayopt.engines.cuda.emit_judge import emit_judge
 from arrayopt.fusion.plan import plan_for
 from tests.cudacpu import nvrtc
 from tests.support.cases import CASES, make
+from tests.support.tracing import made
 
 pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 
@@ -78,3 +79,26 @@ def test_sources_name_nothing_outside():
     text = ao.source(ao.CAME(lr=0.1), engine="cupy", rank=4)
     assert "#include" not in text
     assert re.search(r"^// pass 0: load g; store -; reduce per row, per column; 4 B$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_centred_complex_gradients_compile(rank):
+    """A mean of complex numbers per row reaches the pass as two real ones."""
+    rule = ao.SGD(lr=0.1, grad_centralization=True)
+    for dtype in ("complex64", "complex128"):
+        assert nvrtc.compile(ao.source(rule, engine="cupy", dtype=dtype, rank=rank), arch="sm_90")[0]
+
+
+def test_every_reduction_compiles():
+    """Several kinds in one pass, over whole tensors, rows, columns and matrices, and reductions of reductions."""
+
+    def update(xp, p, g, s, h):
+        for axis in (None, -1, -2, (-2, -1)):
+            there = {"axis": axis, "keepdims": True}
+            p = p - xp.max(g, **there) + xp.sum(g, **there)
+        return p - xp.min(xp.sum(g, axis=-1)), {}
+
+    for rank in (2, 4):
+        for dtype in ("float32", "float64"):
+            text = ao.source(made(update)(), engine="cupy", dtype=dtype, rank=rank)
+            assert nvrtc.compile(text, arch="sm_90")[0]

@@ -1,0 +1,68 @@
+"""The table of what numbers are stored as: how each dtype lies in memory, and how every engine reads and writes it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["CODECS", "Codec"]
+
+
+def _load(x: Any, real: Any) -> Any:
+    """What is stored, in the dtype of arithmetic on real numbers; complex numbers as they are."""
+    return x if x.dtype == real or x.dtype.kind == "c" else x.astype(real)
+
+
+def _store(into: Any, x: Any) -> None:
+    """Write numbers, rounded to nearest even."""
+    np.copyto(into, x, casting="unsafe" if np.isscalar(x) else "same_kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How a number is stored.
+
+    Attributes
+    ----------
+    itemsize : int
+        Bytes of an element.
+    working : str
+        The dtype that arithmetic is done in, which reading gives.
+    cuda : str
+        Its C++ type, for which ``kernels/storage.cuh`` has `widen` and `narrow`.
+    rounds : bool
+        Whether what is read is not what was written, but what could be kept of it.
+    numba : str
+        What it is as an array of Numba, where that is something else than the dtype itself.
+    numba_load, numba_store : str
+        The texts that read what is stored, and that make of a value what is stored.
+    load, store : callable
+        The same in NumPy: of an array and the dtype of real arithmetic; of an array to write and of values.
+    """
+
+    itemsize: int
+    working: str
+    cuda: str
+    rounds: bool = False
+    numba: str = ""
+    numba_load: str = "{0}"
+    numba_store: str = "{0}"
+    load: Callable[[Any, Any], Any] = _load
+    store: Callable[[Any, Any], None] = _store
+
+
+def _half(name: str, cuda: str) -> Codec:
+    """Sixteen bits, by a pair of functions in the text of Numba."""
+    return Codec(2, "float32", cuda, True, "uint16", f"load_{name}({{0}})", f"store_{name}(np.float32({{0}}))")
+
+
+CODECS = {
+    "float16": _half("float16", "Half"),
+    "bfloat16": _half("bfloat16", "BFloat16"),
+    "float32": Codec(4, "float32", "float"),
+    "float64": Codec(8, "float64", "double"),
+    "complex64": Codec(8, "complex64", "Pair<float>"),
+    "complex128": Codec(16, "complex128", "Pair<double>"),
+}
+"""Every dtype that something can be stored in, by its plain name."""

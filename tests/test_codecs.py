@@ -1,0 +1,48 @@
+"""The table of what numbers are stored as: sizes, rounding, and that a row is all that a form of storage takes."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.codecs import CODECS
+from arrayopt.engines.numba.emit import emit
+from arrayopt.fusion.plan import plan_for
+
+X = np.array([0.0, -0.0, 1.0, 1.00390625, 1.01171875, 3e38, 1e-40, np.inf, -np.inf], np.float32)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_row_says_what_the_dtype_is(name):
+    codec = CODECS[name]
+    dtype = np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+    assert codec.itemsize == dtype.itemsize
+    assert codec.rounds == (name != codec.working)
+    real = np.dtype(codec.working)
+    stored = np.zeros(X.size, dtype)
+    with np.errstate(over="ignore"):
+        codec.store(stored, X)
+        assert codec.load(stored, real).dtype == real
+        np.testing.assert_array_equal(codec.load(stored, real), X.astype(dtype).astype(real))
+
+
+def test_another_way_to_round_is_another_row(monkeypatch):
+    """Toward zero: what is stored in bfloat16 has the low bits cut off."""
+
+    def cut(into, x):
+        into[...] = (np.asarray(x, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+    def stepped():
+        p = np.zeros(X.size, ml_dtypes.bfloat16)
+        return ao.Optimizer(p, ao.SGD(lr=1.0, state_dtype=None), engine="numpy").step((-X).astype(np.float32))
+
+    assert float(stepped()[4]) == 1.015625
+    monkeypatch.setitem(CODECS, "bfloat16", replace(CODECS["bfloat16"], store=cut, numba_store="cut({0})"))
+    assert "= cut(" in emit(plan_for(ao.SGD(lr=1.0), 1, "bfloat16"), "bfloat16")
+    from arrayopt.engines.numpy.program import program
+
+    program.cache_clear()
+    assert float(stepped()[4]) == 1.0078125
+    program.cache_clear()
