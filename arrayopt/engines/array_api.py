@@ -53,7 +53,8 @@ def apply(
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
-    new_p, out = rule(xp, wide_p, wide_g, wide, h)
+    with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+        new_p, out = rule(xp, wide_p, wide_g, wide, h)
     lacking = [name for name in slots if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")

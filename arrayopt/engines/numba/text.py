@@ -193,7 +193,10 @@ class Text(Written):
         """What is stored in a dtype, in the dtype of arithmetic."""
         if kind in NARROW:
             return f"load_{kind}({stored})" if self.real == "float32" else f"W(load_{kind}({stored}))"
-        return stored if kind.startswith("complex") or kind == self.real else f"W({stored})"
+        if kind.startswith("complex"):
+            working = "complex64" if self.real == "float32" else "complex128"
+            return stored if kind == working else f"np.{working}({stored})"
+        return stored if kind == self.real else f"W({stored})"
 
     def store(self, kind: str, value: str) -> str:
         """A value as it is stored in a dtype."""

@@ -59,7 +59,7 @@ class Program:
             values[i] = known[n]
         for name, i in self.loads:
             x = block[name]
-            values[i] = x if x.dtype == real or x.dtype.kind == "c" else x.astype(real)
+            values[i] = x.astype(np.result_type(real, np.complex64) if x.dtype.kind == "c" else real, copy=False)
         for i, target in self.made:
             values[i] = block[target] if isinstance(target, str) else buffers[target]
         for call, pick, view in self.steps:
