@@ -19,6 +19,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.engines.base import Bucket, Report
 from arrayopt.rules.base import Rule
+from arrayopt.rules.namespace import rule_namespace
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
@@ -54,7 +55,7 @@ def apply(
         wide_g = wide_g * _scalar(xp, clip, scalar)
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
-        new_p, out = rule(xp, wide_p, wide_g, wide, h)
+        new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
     lacking = [name for name in slots if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
