@@ -10,8 +10,8 @@ __all__ = ["CODECS", "Codec"]
 
 
 def _load(x: Any, real: Any) -> Any:
-    """What is stored, in the dtype of arithmetic on real numbers; complex numbers as they are."""
-    return x if x.dtype == real or x.dtype.kind == "c" else x.astype(real)
+    """What is stored, in the dtype of arithmetic on real numbers, or of complex ones of such parts."""
+    return x.astype(np.result_type(real, np.complex64) if x.dtype.kind == "c" else real, copy=False)
 
 
 def _store(into: Any, x: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.support.refusals import A, B, C, optimizer, raises, row
+from tests.support.refusals import A, B, C, Signs, optimizer, raises, row
 
 MAKING = [
     row(
@@ -52,16 +52,16 @@ MAKING = [
     row("params: strings", lambda: optimizer(made=np.asarray(["a"])), TypeError, "floating-point", "at 'param'"),
     row(
         "params: complex",
-        lambda: optimizer(ao.SGD(lr=1), {"z": np.ones(2, complex)}),
+        lambda: optimizer(Signs(), {"z": np.ones(2, complex)}),
         TypeError,
-        "SGD is not defined for complex parameters",
+        "Signs is not defined for complex parameters",
         "'z'",
     ),
     row(
         "params: complex in a group",
-        lambda: optimizer(ao.LARS(lr=1), {"w": A, "z": jnp.ones(2, complex)}),
+        lambda: optimizer(Signs(), {"w": A, "z": jnp.ones(2, complex)}),
         TypeError,
-        "LARS is not defined for complex",
+        "Signs is not defined for complex",
         "'z'",
     ),
     row(

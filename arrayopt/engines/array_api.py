@@ -20,6 +20,7 @@ from arrayopt.engines.base import Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
+from arrayopt.rules.namespace import rule_namespace
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
@@ -54,7 +55,8 @@ def apply(
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
-    new_p, out = rule(xp, wide_p, wide_g, wide, h)
+    with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+        new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
     lacking = [name for name in slots if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")

@@ -107,11 +107,10 @@ class Placement:
         """What all passes read and write, in halves of a real value."""
         return sum(self._size(name, n) for p in self.passes for x in (p.loads, p.stores) for name, n in x.items())
 
-    def with_sum(self, s: Node, last: int) -> "Placement":
-        """The same with a sum in that pass, of those up to the last it may be in, in which it makes least be read."""
-        return min(
-            (self.but(summed={**self.summed, s: k}) for k in range(s.args[0].level, last + 1)), key=lambda x: x.size
-        )
+    def with_sums(self, alike: list[Node], last: int) -> "Placement":
+        """The same with sums of the same values in that pass, up to `last`, in which they make least be read."""
+        passes = range(alike[0].args[0].level, last + 1)
+        return min((self.but(summed={**self.summed, **dict.fromkeys(alike, k)}) for k in passes), key=lambda x: x.size)
 
     def with_spills(self) -> "Placement":
         """The same with values spilled until no other that was tried makes all passes read and write less.

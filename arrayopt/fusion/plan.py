@@ -88,7 +88,7 @@ class Plan:
         for k, p in enumerate(self.passes):
             over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
             made = [f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.reductions]
-            stores, reduces = " ".join(p.stores) or "-", ", ".join(made) or "-"
+            stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
                 f" {self._bytes(p, self.storage['p'])} B"
@@ -115,8 +115,8 @@ def plan(traced: Trace) -> Plan:
     narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
     narrow |= {"g"} if "p" in narrow else set()
     placed = Placement(element, outputs, narrow, count, {s: s.args[0].level for s in sums}, {})
-    for s in sums:
-        placed = placed.with_sum(s, _last_chance(s, outputs, sums, count))
+    for alike in _alike(sums):
+        placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
     placed = placed.with_spills()
     kept = [k for k, p in enumerate(placed.passes) if p.stores or p.reductions]
     passes = tuple(placed.passes[k] for k in kept)
@@ -145,6 +145,15 @@ def _own(name: str, n: Node) -> Node:
     """What a small slot is to hold: a copy where it is what another slot held, for that is written too."""
     taken_over = n.op == "input" and n.data != name
     return Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id) if taken_over else n
+
+
+def _alike(sums: list[Node]) -> list[list[Node]]:
+    """The sums in groups that are made of the same inputs: what reads these for one sum has them for the others."""
+    groups: dict[Any, list[Node]] = {}
+    for s in sums:
+        inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
+        groups.setdefault((s.axes, s.args[0].level, inputs), []).append(s)
+    return list(groups.values())
 
 
 def _last_chance(s: Node, outputs: dict[str, Node], sums: list[Node], count: int) -> int:

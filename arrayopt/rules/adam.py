@@ -25,6 +25,7 @@ class _Adam(Rule):
     nesterov: bool = flag(False)
     eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
 
+    complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v", "v_max")
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
@@ -102,8 +103,6 @@ class AdamW(_Adam):
     >>> ao.Optimizer(np.ones(2), ao.AdamW(lr=0.1)).step(np.array([1.0, -5.0])).round(3)
     array([0.899, 1.099])
     """
-
-    complex_ok: ClassVar[bool] = True
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         u, new = self._direction(xp, g, s, h)

@@ -6,7 +6,17 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import decayed_beta, ema, nonzero, rank_one, relative_lr, rms
+from arrayopt.rules.words import (
+    abs2,
+    decayed_beta,
+    ema,
+    finite,
+    nonzero,
+    rank_one,
+    relative_lr,
+    rms,
+    zeros_abs2,
+)
 
 __all__ = ["CAME", "Adafactor"]
 
@@ -24,6 +34,7 @@ class _Factored(Rule):
     relative_step: bool = flag(False)
     warmup_init: bool = flag(False)
 
+    complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v",)
 
     def check(self) -> None:
@@ -39,17 +50,17 @@ class _Factored(Rule):
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         if p.ndim < 2:
-            return {"v": xp.zeros_like(p)}
-        return {"r": xp.zeros_like(xp.sum(p, axis=-1)), "c": xp.zeros_like(xp.sum(p, axis=-2))}
+            return {"v": zeros_abs2(xp, p)}
+        return {"r": zeros_abs2(xp, xp.sum(p, axis=-1)), "c": zeros_abs2(xp, xp.sum(p, axis=-2))}
 
     def _direction(self, xp: Any, g: Array, s: dict[str, Array], h: Any, beta2: Any) -> tuple[Array, dict[str, Array]]:
         """The gradient over the root of its second moment, its RMS limited; and the new moment (algorithm 4)."""
-        q = g * g + h.eps1
+        q = abs2(xp, g) + h.eps1
         if g.ndim < 2:
-            v = ema(s["v"], q, beta2)
+            v = ema(s["v"], finite(xp, q), beta2)
             u, new = g / xp.sqrt(nonzero(xp, v)), {"v": v}
         else:
-            r, c = ema(s["r"], xp.mean(q, axis=-1), beta2), ema(s["c"], xp.mean(q, axis=-2), beta2)
+            r, c = _averages(xp, q, s["r"], s["c"], beta2)
             u, new = rank_one(xp, g, r, c), {"r": r, "c": c}
         if h.clip_threshold is not None:
             u = u / xp.maximum(rms(xp, u) / h.clip_threshold, 1.0)
@@ -61,6 +72,14 @@ class _Factored(Rule):
         return lr * xp.maximum(rms(xp, p), h.eps_scale) if self.scale_parameter else lr
 
 
+def _averages(xp: Any, q: Array, r: Array, c: Array, beta: Any) -> tuple[Array, Array]:
+    """The averages of a matrix's rows and columns, one step on."""
+    return (
+        ema(r, finite(xp, xp.mean(q, axis=-1)), beta),
+        ema(c, finite(xp, xp.mean(q, axis=-2)), beta),
+    )
+
+
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Adafactor(_Factored):
@@ -68,7 +87,7 @@ class Adafactor(_Factored):
 
     .. math::
 
-        \beta_{2,t} &= 1 - t^{-\text{decay\_rate}}, \qquad q = g^2 + \epsilon_1 \\
+        \beta_{2,t} &= 1 - t^{-\text{decay\_rate}}, \qquad q = |g|^2 + \epsilon_1 \\
         R &\leftarrow \beta_{2,t} R + (1-\beta_{2,t}) \operatorname{mean}_{\text{row}} q, \qquad
         C \leftarrow \beta_{2,t} C + (1-\beta_{2,t}) \operatorname{mean}_{\text{column}} q \\
         u &= g \cdot (R / \operatorname{mean} R)^{-1/2} \cdot C^{-1/2}, \qquad
@@ -84,7 +103,7 @@ class Adafactor(_Factored):
     decay_rate : number, schedule or sequence, default 0.8
         In [0, 1].
     eps1 : number, schedule or sequence, default 1e-30
-        Added to g², in [0, inf).
+        Added to \|g\|², in [0, inf).
     eps_scale : number, schedule or sequence, default 1e-3
         Least RMS of a parameter that `scale_parameter` takes, in [0, inf).
     clip_threshold : number, schedule or sequence, or None, default 1.0
@@ -149,7 +168,7 @@ class CAME(_Factored):
     .. math::
 
         u &\text{ as in Adafactor, with } \beta_2 \text{ constant} \\
-        m &\leftarrow \beta_1 m + (1-\beta_1)\, u, \qquad i = (u - m)^2 + \epsilon_2 \\
+        m &\leftarrow \beta_1 m + (1-\beta_1)\, u, \qquad i = |u - m|^2 + \epsilon_2 \\
         I_R &\leftarrow \beta_3 I_R + (1-\beta_3) \operatorname{mean}_{\text{row}} i, \qquad
         I_C \leftarrow \beta_3 I_C + (1-\beta_3) \operatorname{mean}_{\text{column}} i \\
         d &= m \cdot (I_R / \operatorname{mean} I_R)^{-1/2} \cdot I_C^{-1/2} \\
@@ -162,7 +181,7 @@ class CAME(_Factored):
     beta1, beta2, beta3 : number, schedule or sequence, default 0.9, 0.999, 0.9999
         Decay of the momentum, of the second moment and of the instability, in [0, 1).
     eps1, eps2 : number, schedule or sequence, default 1e-30, 1e-16
-        Added to g² and to the instability, in [0, inf).
+        Added to \|g\|² and to the instability, in [0, inf).
     eps_scale : number, schedule or sequence, default 1e-3
         Least RMS of a parameter that `scale_parameter` takes, in [0, inf).
     clip_threshold : number, schedule or sequence, or None, default 1.0
@@ -218,8 +237,8 @@ class CAME(_Factored):
         u, new = self._direction(xp, g, s, h, beta2)
         d = m = new["m"] = ema(s["m"], u, h.beta1)
         if p.ndim >= 2:
-            i = (u - m) ** 2 + h.eps2
-            new["ir"] = ema(s["ir"], xp.mean(i, axis=-1), h.beta3)
-            new["ic"] = ema(s["ic"], xp.mean(i, axis=-2), h.beta3)
+            # u - m by the old m: exactly zero for β₁ = 0
+            i = abs2(xp, h.beta1 * (u - s["m"])) + h.eps2
+            new["ir"], new["ic"] = _averages(xp, i, s["ir"], s["ic"], h.beta3)
             d = rank_one(xp, m, new["ir"], new["ic"])
         return p - self._lr(xp, p, h) * (d + h.weight_decay * p), new

@@ -39,6 +39,7 @@ class _LayerwiseAdam(Rule):
     min_ratio: Hyper | None = real("[0, inf)", None)
     max_ratio: Hyper | None = real("[0, inf)", None)
 
+    complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v",)
 
     def check(self) -> None:
@@ -126,8 +127,6 @@ class LAMB(_LayerwiseAdam):
 
     grad_averaging: bool = flag(True)
     eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
-
-    complex_ok: ClassVar[bool] = True
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         m = ema(s["m"], g, h.beta1) if self.grad_averaging else h.beta1 * s["m"] + g

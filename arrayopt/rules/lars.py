@@ -1,7 +1,7 @@
 """LARS: momentum SGD with a step per layer in proportion to ‖p‖ / ‖g‖."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
@@ -80,6 +80,8 @@ class LARS(Rule):
     nesterov: bool = flag(False)
     trust_clip: bool = flag(False)
     clip_after_ratio: bool = flag(False)
+
+    complex_ok: ClassVar[bool] = True
 
     def check(self) -> None:
         if self.nesterov and is_zero(self.momentum):

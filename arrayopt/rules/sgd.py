@@ -1,7 +1,7 @@
 """SGD, plain, with momentum, or with Nesterov's."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
@@ -63,6 +63,8 @@ class SGD(Rule):
     dampening: Hyper = real("[0, 1]", 0.0)
     nesterov: bool = flag(False)
     weight_decay: Hyper = real("[0, inf)", 0.0)
+
+    complex_ok: ClassVar[bool] = True
 
     def check(self) -> None:
         if self.nesterov and is_zero(self.momentum):

@@ -5,12 +5,15 @@ where a library traces them. Nothing here writes an input or decides by an array
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, kind
+from arrayopt.arrays import REAL, Array, array_namespace, dtype_name, kind
 
 __all__ = [
+    "LARGEST",
     "SMALL",
+    "TINY",
     "abs2",
     "at_first",
     "bias_correction",
@@ -23,15 +26,18 @@ __all__ = [
     "debias",
     "decayed_beta",
     "ema",
+    "finite",
     "is_zero",
     "lookahead",
     "moments",
     "nonzero",
     "norm",
     "rank_one",
+    "real_name",
     "relative_lr",
     "rms",
     "root_of_squares",
+    "scaled_down",
     "sqrt",
     "trust_ratio",
     "zeros_abs2",
@@ -103,6 +109,18 @@ def root_of_squares(xp: Any, square: Array, shrunk: Array, small: float) -> Arra
     return xp.where(xp.isfinite(square), sqrt(xp, square), sqrt(xp, shrunk) * (1.0 / small))
 
 
+TINY = {"float32": 2.0**-100, "float64": 2.0**-900}
+"""Sums of squares below these have lost digits, or all of them, to underflow."""
+
+LARGEST = {"float32": 2.0**127, "float64": 2.0**1023}
+"""Powers of two that a dtype can still hold."""
+
+
+def real_name(x: Array) -> str:
+    """The name of an array's dtype, of the parts where it is complex."""
+    return REAL.get(dtype_name(x), dtype_name(x))
+
+
 def abs2(xp: Any, x: Array) -> Array:
     """|x|², real also for complex x."""
     return xp.real(x) ** 2 + xp.imag(x) ** 2 if kind(x) == "complex" else x * x
@@ -117,12 +135,18 @@ def clip_by_value(xp: Any, g: Array, limit: Any) -> Array:
     """g with magnitudes limited to `limit` (complex: the phase is kept); None leaves it as it is."""
     if limit is None:
         return g
-    return g / xp.maximum(xp.abs(g) / limit, 1.0) if kind(g) == "complex" else clamp(xp, g, -limit, limit)
+    return scaled_down(xp, g, xp.abs(g), limit) if kind(g) == "complex" else clamp(xp, g, -limit, limit)
+
+
+def scaled_down(xp: Any, g: Array, size: Array, limit: Any) -> Array:
+    """g · limit / size where the size is above the limit; in this order, for limit / size may underflow."""
+    small = size <= limit
+    return g / xp.where(small, 1.0, size) * xp.where(small, 1.0, limit + 0.0 * size)
 
 
 def clip_by_norm(xp: Any, g: Array, limit: Any) -> Array:
     """g scaled down to the Euclidean norm `limit` where it has a larger one; None leaves it as it is."""
-    return g if limit is None else g / xp.maximum(norm(xp, g) / limit, 1.0)
+    return g if limit is None else scaled_down(xp, g, norm(xp, g), limit)
 
 
 def clip_unitwise(xp: Any, g: Array, p: Array, limit: Any) -> Array:
@@ -133,11 +157,8 @@ def clip_unitwise(xp: Any, g: Array, p: Array, limit: Any) -> Array:
     if limit is None:
         return g
     axes = tuple(range(1, g.ndim)) if g.ndim > 1 else None
-
-    def size(x: Array) -> Array:
-        return sqrt(xp, xp.sum(abs2(xp, x), axis=axes, keepdims=True))
-
-    return g / xp.maximum(size(g) / (limit * xp.maximum(size(p), 1e-3)), 1.0)
+    most = limit * xp.maximum(norm(xp, p, axis=axes, keepdims=True), 1e-3)
+    return scaled_down(xp, g, norm(xp, g, axis=axes, keepdims=True), most)
 
 
 def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
@@ -167,17 +188,33 @@ def debias(average: Array, beta: Any, t: Any) -> Array:
     return average / bias_correction(beta, t)
 
 
+def finite(xp: Any, square: Array) -> Array:
+    """A mean of squares that has overflowed, as the largest power of two; NaN stays."""
+    return xp.minimum(square, LARGEST[real_name(square)])
+
+
 # ---- whole tensors --------------------------------------------------------------------------------------------------
 
 
-def norm(xp: Any, x: Array) -> Array:
-    """The Euclidean norm over the whole tensor, 0-d."""
-    return sqrt(xp, xp.sum(abs2(xp, x)))
+def _root(xp: Any, x: Array, over: Callable[[Array], Array]) -> Array:
+    """√over(|x|²), `over` a sum or a mean; also where these squares overflow or underflow.
+
+    The scales are powers of two, so that the result does not depend on which of the three is taken.
+    """
+    small = SMALL[real_name(x)]
+    square, shrunk, grown = (over(abs2(xp, y)) for y in (x, x * small, x * (1.0 / small)))
+    root = root_of_squares(xp, square, shrunk, small)
+    return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
+
+
+def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False) -> Array:
+    """The Euclidean norm over the whole tensor, 0-d, or over some of its axes."""
+    return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims))
 
 
 def rms(xp: Any, x: Array) -> Array:
     """The root mean square over the whole tensor, 0-d."""
-    return sqrt(xp, xp.mean(abs2(xp, x)))
+    return _root(xp, x, xp.mean)
 
 
 def trust_ratio(xp: Any, a: Array, b: Array, h: Any) -> Array:
@@ -192,7 +229,12 @@ def trust_ratio(xp: Any, a: Array, b: Array, h: Any) -> Array:
 
 def centralize(xp: Any, g: Array) -> Array:
     """g less its mean over all axes but the first, for rank ≥ 2 (arXiv:2004.01461, equation 1)."""
-    return g if g.ndim < 2 else g - xp.mean(g, axis=tuple(range(1, g.ndim)), keepdims=True)
+    if g.ndim < 2:
+        return g
+    axes = tuple(range(1, g.ndim))
+    # one element less its own mean is zero; a compiler that fuses a product into this difference would leave noise
+    count = xp.sum(zeros_abs2(xp, g) + 1.0, axis=axes, keepdims=True)
+    return (g - xp.mean(g, axis=axes, keepdims=True)) * xp.where(count == 1.0, 0.0, 0.0 * count + 1.0)
 
 
 # ---- rows and columns: the factored statistics of Adafactor and CAME ------------------------------------------------
@@ -202,7 +244,7 @@ def rank_one(xp: Any, x: Array, r: Array, c: Array) -> Array:
     """x · (r / mean(r))^-½ · c^-½: x over the root of the rank-one estimate of the mean of what r and c average."""
     # roots before quotients, and reciprocals of small arrays: squares of a second moment, which derivatives of other
     # forms would take, are out of float32's range
-    mean = xp.mean(r, axis=-1, keepdims=True)
+    mean = finite(xp, xp.mean(r, axis=-1, keepdims=True))
     rows = xp.where(r == 0, 1.0, xp.sqrt(nonzero(xp, mean)) / xp.sqrt(nonzero(xp, r)))
     columns = 1.0 / xp.sqrt(nonzero(xp, c))
     return x * xp.expand_dims(rows, axis=-1) * xp.expand_dims(columns, axis=-2)

@@ -86,7 +86,7 @@ pass 0: load g a b c d e; store a b c d e spill0; reduce per tensor; 48 B
 pass 1: load p spill0; store p; reduce -; 12 B
 60 bytes per float32 parameter, with scratch memory for spill0""",
     "two_of_five": """\
-pass 0: load g a b c d e; store a b c d e spill0 spill1; reduce per tensor, per tensor; 52 B
+pass 0: load g a b c d e; store a b c d e spill0 spill1; reduce per tensor; 52 B
 pass 1: load p spill0 spill1; store p; reduce -; 16 B
 68 bytes per float32 parameter, with scratch memory for spill0 spill1""",
     "of_three": """\

@@ -67,7 +67,7 @@ def test_explain_tells_the_bytes_of_mixed_precision(engine):
         for line in ao.Optimizer(np.ones((3, 2), "float16"), ao.LAMB(), engine=engine).explain().splitlines()
     ]
     assert lines[-3:] == [
-        "pass 0: load g m v master; store m v; reduce per tensor, per tensor; 22 B",
+        "pass 0: load g m v master; store m v; reduce per tensor; 22 B",
         "pass 1: load m v master; store p master; reduce -; 18 B",
         "40 bytes per float16 parameter",
     ]

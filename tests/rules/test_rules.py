@@ -14,12 +14,12 @@ import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support import witness
 from tests.support.cases import ALL, CASES, IDS, PLACES, REFERENCE, make
+from tests.support.refusals import Signs
 from tests.support.tolerances import TOLERANCES
 
 STEPS = 6
 ROWS = list(range(len(ALL)))
 FIRST_OF_RULE = {name: IDS.index(f"{name}-0") for name in CASES}
-COMPLEX = ("LAMB", "AdamW")
 HALF = [(*place, dtype) for place in PLACES for dtype in ("float16", "bfloat16") if BACKENDS[place[1]].has(dtype)]
 MIXED = [
     (*place, dtype, other)
@@ -237,23 +237,18 @@ def test_a_run_equals_the_witness(engine, library, row, dtype):
     run_against_witness((engine, library), row, dtype)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if ALL[row][0] in COMPLEX], ids=lambda row: IDS[row])
+@every_row
 @every_place
 @pytest.mark.parametrize("dtype", ["complex128", "complex64"])
 def test_a_complex_run_equals_the_witness(engine, library, row, dtype):
-    if engine != REFERENCE and "grad_centralization" in ALL[row][1]:
-        with pytest.raises(ValueError, match="complex values per row, column or tensor are not fused"):
-            run_against_witness((engine, library), row, dtype, FEWER)
-    else:
-        run_against_witness((engine, library), row, dtype, FEWER)
+    run_against_witness((engine, library), row, dtype, FEWER)
 
 
-@pytest.mark.parametrize("rule_name", [name for name in CASES if name not in COMPLEX])
 @pytest.mark.parametrize("dtype", ["complex128", "complex64"])
-def test_other_rules_refuse_complex_parameters(backend, rule_name, dtype):
+def test_rules_that_do_not_say_so_refuse_complex_parameters(backend, dtype):
     params = {"real": backend.array([1.0]), "phase": backend.array([1.0], dtype)}
-    with pytest.raises(TypeError, match=f"{rule_name} is not defined for complex parameters.*'phase'"):
-        ao.Optimizer(params, make(*ALL[FIRST_OF_RULE[rule_name]]))
+    with pytest.raises(TypeError, match=r"Signs is not defined for complex parameters.*'phase'"):
+        ao.Optimizer(params, Signs())
 
 
 @pytest.mark.parametrize("rule_name", CASES)

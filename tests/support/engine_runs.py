@@ -15,7 +15,7 @@ ROWS = list(range(len(ALL)))
 FIRST = {name: IDS.index(f"{name}-0") for name in CASES}
 WITH_REPORTS = {IDS.index(f"{name}-1") for name in CASES}  # these rows also clip gradients and collect reports
 FACTORED = ("CAME", "Adafactor")
-COMPLEX = ("LAMB", "AdamW")
+COMPLEX = tuple(CASES)
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")  # averages of squares
 
 SHAPES = {

@@ -22,6 +22,19 @@ def optimizer(rule=None, made=None, **options):
     return ao.Optimizer(params() if made is None else made, rule or ao.LAMB(), **options)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Signs(ao.Rule):
+    """A rule that complex parameters make no sense under."""
+
+    lr: ao.Hyper = ao.real("[0, inf)", 1.0)
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        return p - h.lr * xp.sign(g), {}
+
+
 def raises(call, exception, *words):
     """Call, and find the exception and every word; exactly that class, so that a KeyError is no LookupError."""
     with pytest.raises(exception) as caught:
@@ -45,6 +58,7 @@ INTERVALS = {
     "beta3": ("[0, 1)", [-1e-9, 1.0, 1, 2], [0, 0.5, math.nextafter(1, 0)]),
     "eps": ("(0, inf)", [0, 0.0, -1e-8], [1e-300, 1]),
     "eps1": ("[0, inf)", [-1e-30], [0, 1]),
+    "eps_root": ("[0, inf)", [-1e-30], [0, 1]),
     "eps2": ("[0, inf)", [-1e-30], [0, 1]),
     "eps_scale": ("[0, inf)", [-1e-30], [0, 1]),
     "weight_decay": ("[0, inf)", [-1e-9], [0, 1.5]),
@@ -65,7 +79,7 @@ INTERVALS = {
     "ema_decay": ("[0, 1)", [-1e-9, 1.0], [0, 0.999, None]),
 }
 OPTIONS = {"master_weights": "'auto', True or False", "state_dtype": "None, 'float16' or 'bfloat16'"}
-OPEN_END = {("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
+OPEN_END = {("SGD", "momentum"): ("[0, 1]", [-0.1, 1.1], [0, 0.9, 1]), ("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
 REQUIRED = {
     "SGD": {"lr": 0.1},
     "LARS": {"lr": 0.1},

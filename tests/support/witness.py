@@ -116,12 +116,12 @@ def square(x):
 
 def norm(x):
     """The Euclidean norm over the whole tensor."""
-    return math.sqrt(sum(square(a) for a in x))
+    return math.hypot(*map(abs, x))
 
 
 def rms(x):
     """The root of the mean square over the whole tensor."""
-    return math.sqrt(sum(square(a) for a in x) / len(x))
+    return norm(x) / math.sqrt(len(x))
 
 
 def nonzero(x):
@@ -271,7 +271,7 @@ def over_factored_root(shape, x, r, c):
 
 def factored_update(h, shape, g, s, beta2):
     """Steps 1 to 3 of CAME, which are Adafactor's: u and the slots of the second moment."""
-    q = [x * x + h.eps1 for x in g]
+    q = [square(x) + h.eps1 for x in g]
     if len(shape) >= 2:
         r = ema(s["r"], row_means(shape, q), beta2)
         c = ema(s["c"], column_means(shape, q), beta2)
@@ -299,7 +299,7 @@ def came(h, shape, p, g, s, t):
     m = slots["m"] = ema(s["m"], u, h.beta1)
     d = m
     if len(shape) >= 2:
-        instability = [(u[i] - m[i]) * (u[i] - m[i]) + h.eps2 for i in n]
+        instability = [square(u[i] - m[i]) + h.eps2 for i in n]
         slots["ir"] = ema(s["ir"], row_means(shape, instability), h.beta3)
         slots["ic"] = ema(s["ic"], column_means(shape, instability), h.beta3)
         d = over_factored_root(shape, m, slots["ir"], slots["ic"])

@@ -149,7 +149,10 @@ class Text(Written):
         """What is stored in a dtype, in the dtype of arithmetic."""
         codec = CODECS[kind]
         text = codec.numba_load.format(stored)
-        return text if codec.working.startswith("complex") or codec.working == self.real else f"W({text})"
+        if codec.working.startswith("complex"):
+            working = "complex64" if self.real == "float32" else "complex128"
+            return text if codec.working == working else f"np.{working}({text})"
+        return text if codec.working == self.real else f"W({text})"
 
     def store(self, kind: str, value: str) -> str:
         """A value as it is stored in a dtype."""

@@ -1,0 +1,36 @@
+"""The namespace that rules are given: a library's own, whose `where` also takes conditions on hyper-parameters."""
+
+from functools import cache
+from typing import Any
+
+from arrayopt.arrays import is_array
+
+__all__ = ["rule_namespace"]
+
+
+class _RuleNamespace:
+    """A library's array-API namespace; hyper-parameters are Python numbers, and conditions on them Python bools."""
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._xp, name)
+        setattr(self, name, found)  # asked for once
+        return found
+
+    def where(self, condition: Any, yes: Any, no: Any, /) -> Any:
+        """`yes` where the condition holds, else `no`; the condition may be a Python bool."""
+        if is_array(condition):
+            return self._xp.where(condition, yes, no)
+        like = next((x for x in (yes, no) if is_array(x)), None)
+        if like is None:
+            return yes if condition else no
+        mask = self._xp.full_like(like, bool(condition), dtype=self._xp.bool)  # on the same device
+        return self._xp.where(mask, yes, no)
+
+
+@cache
+def rule_namespace(xp: Any) -> Any:
+    """What rules are given for a library's namespace, made once for each."""
+    return _RuleNamespace(xp)

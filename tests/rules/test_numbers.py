@@ -1,0 +1,148 @@
+"""Very large and very small gradients, and what is exactly zero: every rule and every clip, on every engine."""
+
+import array_api_compat
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.fusion.plan import plan_for
+from arrayopt.rules import words
+from tests.support import witness
+
+ENGINES = ("array_api", "numpy", "numba")
+SHAPES = {"w": (7, 5), "b": (5,), "column": (5, 1), "row": (1, 5), "one": (1, 1), "thin": (4, 1, 1)}
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+SIZES = {
+    "float32": (1e-38, 1e-30, 1e-22, 1e-19, 1e18, 1e20, 1e25, 1e30),
+    "float64": (1e-300, 1e-200, 1e-155, 1e150, 1e160, 1e290),
+}
+SQUARE = {"float32": 1e18, "float64": 1e150}  # above these, squares of gradients are not numbers of the dtype
+
+# rules whose state has numbers of the gradient's size, or smaller, and no squares of larger ones
+ANY_SIZE = [
+    ("LANS", {}),
+    ("LANS", {"sequential": True, "clip_unit_ratio": 0.1}),
+    ("LARS", {"lr": 0.1}),
+    ("LARS", {"lr": 0.1, "weight_decay": 0.01, "clip_unit_ratio": 0.1}),
+    ("LAMB", {"clip_tensor_norm": 0.5}),
+    ("LAMB", {"clip_value": 0.5}),
+    ("CAME", {"lr": 0.01, "clip_tensor_norm": 1.0}),
+    ("Adafactor", {"clip_tensor_norm": 1.0}),
+    ("AdamW", {"clip_unit_ratio": 0.1}),
+    ("SGD", {"lr": 0.1, "clip_tensor_norm": 0.5}),
+    ("SGD", {"lr": 0.1, "clip_tensor_norm": 1e-30}),
+]
+# in these, |g|² must be a number of the dtype
+SQUARES = [("LAMB", {"weight_decay": 0.0}), ("AdamW", {}), ("Adam", {}), ("CAME", {"lr": 0.01}), ("Adafactor", {})]
+COMPILED = ("LANS", {}), ("LARS", {"lr": 0.1, "weight_decay": 0.01, "clip_unit_ratio": 0.1}), SQUARES[-1]
+
+
+def on_engines(rows):
+    """Each row on engines that compile nothing, and a few with Numba."""
+    places = [(engine, *row) for row in rows for engine in ENGINES if engine != "numba" or row in COMPILED]
+    ids = ["-".join((engine, name, *options)) for engine, name, options in places]
+    return pytest.mark.parametrize(("engine", "name", "options"), places, ids=ids)
+
+
+def run(engine, name, options, dtype, size, steps=3, **more):
+    """The parameters after each step, and what plain Python makes of them."""
+    rng = np.random.default_rng(3)
+    start = {k: rng.standard_normal(shape).astype(dtype) for k, shape in SHAPES.items()}
+    opt = ao.Optimizer({k: x.copy() for k, x in start.items()}, getattr(ao, name)(**options), engine=engine, **more)
+    exact = {k: (x.astype("float64").ravel().tolist(), {}) for k, x in start.items()}
+    for t in range(steps):
+        grads = {k: (rng.standard_normal(shape) * size).astype(dtype) for k, shape in SHAPES.items()}
+        found = opt.step(grads)
+        for k, shape in SHAPES.items():
+            g = grads[k].astype("float64").ravel().tolist()
+            exact[k] = witness.step(name, options, shape, exact[k][0], g, exact[k][1], t + 1)
+    return found, {k: np.reshape(p, SHAPES[k]) for k, (p, _) in exact.items()}
+
+
+@on_engines(ANY_SIZE)
+@pytest.mark.parametrize("dtype", SIZES)
+def test_gradients_of_any_size(engine, name, options, dtype):
+    for size in SIZES[dtype]:
+        found, exact = run(engine, name, options, dtype, size)
+        for k, x in exact.items():
+            assert np.abs(found[k] - x).max() <= TOLERANCE[dtype] * np.abs(x).max(), (size, k)
+
+
+@on_engines(SQUARES)
+@pytest.mark.parametrize("dtype", SIZES)
+def test_gradients_whose_squares_are_numbers_and_others(engine, name, options, dtype):
+    for size in SIZES[dtype]:
+        if size <= SQUARE[dtype]:
+            found, exact = run(engine, name, options, dtype, size)
+            for k, x in exact.items():
+                assert np.abs(found[k] - x).max() <= TOLERANCE[dtype] * np.abs(x).max(), (size, k)
+        elif dtype == "float32":  # the witness's own squares are out of range above
+            found, exact = run(engine, name, options, dtype, size, steps=1)
+            assert all(np.isfinite(x).all() for x in found.values())
+            if name in ("CAME", "Adafactor"):  # the step is limited by its RMS: nearly that of the witness
+                assert all(np.abs(found[k] - x).max() < 0.1 for k, x in exact.items())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("name", ["LAMB", "LANS", "AdamW"])
+def test_a_centred_gradient_of_one_column_is_exactly_zero(engine, name, clip_norm):
+    rule = getattr(ao, name)(lr=0.1, weight_decay=0.0, grad_centralization=True, eps=1e-12)
+    rng = np.random.default_rng(0)
+    shapes = {"column": (301, 1), "one": (1, 1), "thin": (5, 1, 1), "deep": (4, 1, 1, 1)}
+    start = {k: rng.standard_normal(shape).astype("float32") for k, shape in shapes.items()}
+    opt = ao.Optimizer(
+        {k: x.copy() for k, x in start.items()}, rule, engine=engine, clip_norm=clip_norm, loss_scale=3.0
+    )
+    for _ in range(2):
+        found = opt.step({k: rng.standard_normal(shape).astype("float32") for k, shape in shapes.items()})
+    for k, x in start.items():
+        assert np.array_equal(found[k], x), k
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_not_a_number_is_not_hidden_by_centring(engine):
+    rule = ao.SGD(lr=0.1, grad_centralization=True)
+    opt = ao.Optimizer(np.ones((3, 1)), rule, engine=engine)
+    assert np.isnan(opt.step(np.asarray([[1.0], [np.inf], [np.nan]])))[1:].all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_momentum_zero_has_no_instability(engine):
+    """CAME with β₁ = 0: u - m is exactly zero, and so I is eps2."""
+    opt = ao.Optimizer(np.ones((7, 5), "float32"), ao.CAME(lr=0.01, beta1=0.0, beta3=0.0), engine=engine, clip_norm=1.0)
+    opt.step(np.random.default_rng(0).standard_normal((7, 5)).astype("float32"))
+    np.testing.assert_allclose(opt.state["param"]["ir"], 1e-16, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_norms_of_any_size(backend, dtype):
+    if not backend.has(dtype):
+        pytest.skip(f"{backend.name} has no {dtype}")
+    x = np.random.default_rng(0).standard_normal((7, 5))
+    xp = array_api_compat.array_namespace(backend.array(x, dtype))
+    for exponent in {"float32": (-120, -70, -40, 0, 40, 70, 120), "float64": (-1000, -550, 0, 550, 1000)}[dtype]:
+        with np.errstate(all="ignore"):
+            found = float(words.norm(xp, backend.array(x * 2.0**exponent, dtype)))
+        assert found == pytest.approx(np.linalg.norm(x.astype(dtype).astype("float64")) * 2.0**exponent, rel=1e-6)
+
+
+def test_scales_cost_no_bytes():
+    assert plan_for(ao.LANS(), 1, "float32").bytes_per_parameter() == 48
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("dtype", "other"), [("complex128", "complex64"), ("complex64", "complex128")])
+def test_complex_gradients_of_another_width(engine, dtype, other):
+    """The gradient is brought to the parameter's width first: what it is multiplied by is not rounded to its own."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (7, 5), "b": (5,), **{f"small{i}": (4, 3) for i in range(20)}}
+    draw = lambda kind: {  # noqa: E731
+        k: (rng.standard_normal(s) + 1j * rng.standard_normal(s)).astype(kind) for k, s in shapes.items()
+    }
+    start, g = draw(dtype), draw(other)
+    exact = {k: start[k] - 0.1 * g[k].astype(dtype).astype("complex128") / 3 for k in shapes}
+    found = ao.Optimizer(start, ao.SGD(lr=0.1), engine=engine, loss_scale=3.0).step(g)
+    tolerance = {"complex128": 1e-15, "complex64": 3e-7}[dtype]
+    for k, x in exact.items():
+        assert np.abs(found[k] - x).max() <= tolerance * np.abs(x).max(), k
