@@ -1,0 +1,45 @@
+"""Small steps, where the time is the host's: AdamW over a few tensors of 64 elements, ours beside PyTorch's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import ours, peers_torch
+from benchmarks.contest import Contestant, Running, race
+from benchmarks.problems import equal
+from benchmarks.results import Row
+
+__all__ = ["small_steps"]
+
+RULE = "AdamW"
+AT_ONCE = 100
+"""So many steps are timed together: one is too short for a clock."""
+
+
+def small_steps(counts: Sequence[int], **pace: Any) -> list[Row]:
+    """A row for each contestant and number of tensors; times are of one step."""
+    made = []
+    for count in counts:
+        problem = equal(count, (64,))
+        entered = [c for c in ours.contestants(RULE, problem) if c.name == ours.REFERENCE]
+        entered += [c for c in peers_torch.contestants(RULE, problem) if c.name in ("torch foreach", "torch fused")]
+        times = race([_many(c) for c in entered], **pace)
+        for name in times.names:
+            milliseconds = 1e3 * times.seconds(name) / AT_ONCE
+            made.append(Row(RULE, problem.title, name, milliseconds, times.ratio(name, ours.REFERENCE)))
+    return made
+
+
+def _many(contestant: Contestant) -> Contestant:
+    """The same, `AT_ONCE` steps at a time."""
+
+    def build() -> Running:
+        one = contestant.build()
+
+        def step() -> None:
+            for _ in range(AT_ONCE):
+                one.step()
+
+        return Running(step, one.values, one.before)
+
+    return replace(contestant, build=build)
