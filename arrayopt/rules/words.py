@@ -12,6 +12,7 @@ from arrayopt.arrays import REAL, Array, array_namespace, dtype_name, kind
 
 __all__ = [
     "LARGEST",
+    "PAIR",
     "SMALL",
     "TINY",
     "abs2",
@@ -109,6 +110,9 @@ def root_of_squares(xp: Any, square: Array, shrunk: Array, small: float) -> Arra
     return xp.where(xp.isfinite(square), sqrt(xp, square), sqrt(xp, shrunk) * (1.0 / small))
 
 
+PAIR = {"float32": (2.0**63, 2.0**-50), "float64": (2.0**511, 2.0**-490)}
+"""Two scales that all sizes of norms are in reach of, up to 2^114 and 2^1002, where no derivative is taken."""
+
 TINY = {"float32": 2.0**-100, "float64": 2.0**-900}
 """Sums of squares below these have lost digits, or all of them, to underflow."""
 
@@ -199,8 +203,13 @@ def finite(xp: Any, square: Array) -> Array:
 def _root(xp: Any, x: Array, over: Callable[[Array], Array]) -> Array:
     """√over(|x|²), `over` a sum or a mean; also where these squares overflow or underflow.
 
-    The scales are powers of two, so that the result does not depend on which of the three is taken.
+    The scales are powers of two, so that the result does not depend on which is taken. What is traced has two; these
+    would do elsewhere, but for derivatives: those through the first would underflow.
     """
+    if not getattr(x, "differentiable", True):
+        large, small = PAIR[real_name(x)]
+        grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
+        return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
     small = SMALL[real_name(x)]
     square, shrunk, grown = (over(abs2(xp, y)) for y in (x, x * small, x * (1.0 / small)))
     root = root_of_squares(xp, square, shrunk, small)

@@ -170,19 +170,24 @@ def test_shape_matters_only_to_rows_columns_and_centralization(row):
 def test_a_sum_is_made_in_the_pass_that_reads_its_terms_anyway():
     """LANS: ‖p‖ could be had in pass 0, which reads g alone; it is summed in pass 1, which reads p for u."""
     first, second, third = plan_for(ao.LANS(), 1, "float32").passes
-    assert (list(first.loads), len(first.reductions), len(second.reductions), third.reductions) == (["g"], 3, 9, ())
+    assert (list(first.loads), len(first.reductions), len(second.reductions), third.reductions) == (
+        ["g"],
+        2,
+        6,
+        (),
+    )  # a norm is two
     p = second.loads["p"]
-    assert [s.args[0].args for s in second.reductions].count((p, p)) == 1
+    assert [(x, x) for x in second.nodes if p in x.args and (x, x) in [s.args[0].args for s in second.reductions]]
 
 
 def test_a_sum_is_not_put_off_past_what_needs_it():
     first, second = plan_for(ao.LARS(lr=0.1), 1, "float32").passes
-    assert (len(first.reductions), len(second.reductions)) == (6, 0)
+    assert (len(first.reductions), len(second.reductions)) == (4, 0)
 
 
 def test_a_report_is_summed_where_its_terms_are():
     plan = plan_for(ao.LANS(), 1, "float32", stats=True)
-    assert [len(p.reductions) for p in plan.passes] == [3, 9, 3]  # the last: of the update
+    assert [len(p.reductions) for p in plan.passes] == [2, 6, 2]  # the last: of the update
     assert layout(plan).tensor.keys() >= {n for n in plan.reports.values() if not n.on_host}
 
 
