@@ -35,7 +35,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
     for (long long batch = first; batch < stop; ++batch) {
-        W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N];
+        W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
         for (long long r = r0 + warp; r < r1; r += kWarps) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
             const long long row = batch * t.R + r;
             pass.enter_row(row, r);
             for (int c = 0; c < t.C; ++c) {
-                W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1];
+                W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
                 start_columns<typename Pass::OfColumn>(columns);
                 pass.template at<1, false>(row * t.C + c, 1, c, sums, columns);
                 if constexpr (Pass::kColumn > 0)

@@ -193,3 +193,14 @@ def test_reductions_of_complex_numbers_or_masks_are_refused():
             trace(of(lambda xp, p, g, op=op: p * getattr(xp, op)(g > 0)), 1, "float32")
     with pytest.raises(TraceError, match="`max` of complex numbers cannot be traced"):
         trace(of(lambda xp, p, g: p / xp.max(g)), 1, "complex64")
+
+
+@pytest.mark.parametrize("shape", [(33, 40), (2, 3, 5, 7)])
+def test_means_of_complex_numbers_reach_the_elements_in_every_engine(shape):
+    """As two real values per row, of which each element makes a complex one."""
+    rng = np.random.default_rng(0)
+    p, g = ((rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(np.complex64) for _ in range(2))
+    rule = ao.AdamW(lr=0.1, grad_centralization=True)
+    expected = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
+    for engine, (found,) in runs(rule, [p], [g]).items():
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=engine)

@@ -87,7 +87,7 @@ def test_sources_name_nothing_outside():
 @pytest.mark.parametrize("rank", [2, 3])
 def test_centred_complex_gradients_compile(rank):
     """A mean of complex numbers per row reaches the pass as two real ones."""
-    rule = ao.SGD(lr=0.1, grad_centralization=True)
+    rule = ao.AdamW(lr=0.1, grad_centralization=True)
     for dtype in ("complex64", "complex128"):
         assert nvrtc.compile(ao.source(rule, engine="cupy", dtype=dtype, rank=rank), arch="sm_90")[0]
 
