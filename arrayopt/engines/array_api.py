@@ -145,4 +145,5 @@ def _update(
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
     with on_its_device(p):
-        return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        new, slots, report = apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+    return tensor.array if new is p else new, slots, report  # the same object is not written

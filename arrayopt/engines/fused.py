@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, memory, size
+from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size
 from arrayopt.engines.base import Judge, Report
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
@@ -81,6 +81,7 @@ class Batch(ABC):
         self._names = [name for name in self.code.names if not name.startswith(COUNT)]
         self._sizes, self._numbers = self._counted(), list[Any]()
         self._located = -1
+        self._versioned = array_api_compat.is_torch_array(self.tensors[0].array) and "p" in plan.written
 
     # ---- which tensors ----------------------------------------------------------------------------------------------
 
@@ -147,6 +148,12 @@ class Batch(ABC):
         if now != self._located:
             self.bind()
             self._located = now
+
+    def written(self, rows: Rows) -> None:
+        """Tell PyTorch that the parameters were written: what a graph has saved of them is no longer what it was."""
+        if self._versioned:
+            xp = array_namespace(self.tensors[0].array)
+            xp.autograd.graph.increment_version([self.tensors[i].array for i in rows.full.tolist()])
 
     def bind(self) -> None:  # noqa: B027
         """Take down where parameters and slots lie."""
@@ -239,6 +246,7 @@ class Fused(ABC):
             reports: dict[str, Report] = {}
             for batch, rows, given in work:
                 batch.launch(rows, given, threads)
+                batch.written(rows)
                 if stats:
                     reports |= batch.report(rows)
             self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])

@@ -75,6 +75,11 @@ class Plan:
             name for name, axes in {"p": self.element, **self.slots}.items() if name in names or axes != self.element
         )
 
+    @property
+    def written(self) -> frozenset[str]:
+        """The stored arrays that are written."""
+        return frozenset(name for p in self.passes for name in p.stores) | frozenset(self.small)
+
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
         return sum(self._bytes(p, grad_dtype or self.storage["p"]) for p in self.passes)

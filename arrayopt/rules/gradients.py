@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from arrayopt.arrays import REAL, Array, dtype_name
+from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import SMALL, abs2, choose, root_of_squares
+from arrayopt.rules.words import choose, norm
 
 __all__ = ["Accumulate", "GradientNorms"]
 
@@ -31,9 +31,7 @@ class GradientNorms(Rule):
         return p, {}
 
     def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
-        small = SMALL[REAL.get(dtype_name(g), dtype_name(g))]
-        square, shrunk = xp.sum(abs2(xp, g)), xp.sum(abs2(xp, g * small))
-        return {"grad_norm": root_of_squares(xp, square, shrunk, small)}
+        return {"grad_norm": norm(xp, g, all_sizes=True)}
 
 
 @final

@@ -200,13 +200,14 @@ def finite(xp: Any, square: Array) -> Array:
 # ---- whole tensors --------------------------------------------------------------------------------------------------
 
 
-def _root(xp: Any, x: Array, over: Callable[[Array], Array]) -> Array:
+def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool = False) -> Array:
     """√over(|x|²), `over` a sum or a mean; also where these squares overflow or underflow.
 
-    The scales are powers of two, so that the result does not depend on which is taken. What is traced has two; these
-    would do elsewhere, but for derivatives: those through the first would underflow.
+    The scales are powers of two, so that the result does not depend on which is taken. What is traced has two, unless
+    sums of `all_sizes` are to be finite; these would do elsewhere, but for derivatives: those through the first would
+    underflow.
     """
-    if not getattr(x, "differentiable", True):
+    if not all_sizes and not getattr(x, "differentiable", True):
         large, small = PAIR[real_name(x)]
         grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
@@ -216,9 +217,13 @@ def _root(xp: Any, x: Array, over: Callable[[Array], Array]) -> Array:
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 
 
-def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False) -> Array:
-    """The Euclidean norm over the whole tensor, 0-d, or over some of its axes."""
-    return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims))
+def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False, all_sizes: bool = False) -> Array:
+    """The Euclidean norm over the whole tensor, 0-d, or over some of its axes.
+
+    With `all_sizes` it is infinite only if an element is, or if no number is so large; else it may be so from 1e33 on
+    in float32, 1e302 in float64.
+    """
+    return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims), all_sizes=all_sizes)
 
 
 def rms(xp: Any, x: Array) -> Array:
