@@ -9,7 +9,19 @@ from rich.table import Table
 from benchmarks.ours import ENGINES, REFERENCE
 from benchmarks.results import Results, Row
 
-__all__ = ["Sheet", "bandwidth", "beside", "contest", "engines", "left_out", "memory", "scaling", "sheets", "show"]
+__all__ = [
+    "Sheet",
+    "bandwidth",
+    "beside",
+    "contest",
+    "engines",
+    "left_out",
+    "memory",
+    "scaling",
+    "sheets",
+    "show",
+    "small",
+]
 
 TOLERATED = 1.15
 """How much the cost of a parameter may grow."""
@@ -62,6 +74,12 @@ def beside(results: Results) -> Sheet:
     return Sheet("Rules side by side", ("shapes", "rule", "ms", "ratio", "B/param", "of copy"), lines, names=2)
 
 
+def small(results: Results) -> Sheet:
+    """Steps over a few small tensors."""
+    lines = [(row.problem, row.name, f"{1e3 * row.ms:.1f}", f"{row.ratio:.2f}") for row in results.small]
+    return Sheet("Small steps: AdamW", ("shapes", "contestant", "µs", "ratio"), lines, names=2)
+
+
 def engines(results: Results) -> Sheet:
     """How much faster the fused engines are than the reference engine."""
     lines = []
@@ -111,6 +129,7 @@ def sheets(results: Results) -> Iterator[Sheet]:
     yield from (contest(results, problem) for problem in results.problems)
     made = [
         beside(results),
+        small(results),
         engines(results),
         *(scaling(results, series) for series in results.points),
         memory(results),

@@ -87,6 +87,8 @@ class Results:
         The scaling series, by heading.
     memory : list of Memory
         What steps allocate.
+    small : list of Row
+        Small steps.
     """
 
     machine: Machine
@@ -96,6 +98,7 @@ class Results:
     copies: list[float] = field(default_factory=list)
     points: dict[str, list[Point]] = field(default_factory=dict)
     memory: list[Memory] = field(default_factory=list)
+    small: list[Row] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:

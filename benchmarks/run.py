@@ -23,6 +23,7 @@ from benchmarks.machine import COPY, copying, look  # noqa: E402
 from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
 from benchmarks.results import Memory, Results, rows  # noqa: E402
 from benchmarks.rules import side_by_side  # noqa: E402
+from benchmarks.small import small_steps  # noqa: E402
 
 __all__ = ["FULL", "QUICK", "Settings", "main", "measure"]
 
@@ -59,6 +60,8 @@ class Settings:
         Parameters of the second.
     weighed : tuple of Problem
         What memory is measured over.
+    few : tuple of int
+        Tensors of small steps.
     """
 
     rules: tuple[str, ...] = tuple(ours.RULES)
@@ -74,6 +77,8 @@ class Settings:
     counts: tuple[int, ...] = (10, 100, 1_000, 10_000)
     total: int = 100_000_000
     weighed: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("resnet-50", "10000x64"))
+
+    few: tuple[int, ...] = (2, 20, 200)
 
     @property
     def pace(self) -> dict[str, Any]:
@@ -116,6 +121,9 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
         say(f"rules side by side over {problem.title}")
         results.beside += side_by_side(settings.rules, problem, settings.copied, **settings.pace)
         problem.__dict__.pop("grads", None)
+    if settings.few:
+        say("small steps")
+        results.small += small_steps(settings.few, **settings.pace)
     for rule in settings.scaled:
         say(f"scaling of {rule}")
         series = {
@@ -162,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rules", type=_choice(ours.RULES), metavar="RULE,...", help=f"of {', '.join(ours.RULES)}")
     parser.add_argument("--shapes", type=_choice(PROBLEMS), metavar="NAME,...", help=f"of {', '.join(PROBLEMS)}")
     parser.add_argument("--scaling", action="store_true", help="only whether the cost of a parameter stays the same")
+    parser.add_argument("--small", action="store_true", help="only small steps, where the time is the host's")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and benchmarks.png")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else FULL
@@ -170,7 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.shapes:
         settings = replace(settings, problems=tuple(PROBLEMS[name] for name in given.shapes))
     if given.scaling:
-        settings = replace(settings, problems=(), weighed=())
+        settings = replace(settings, problems=(), weighed=(), few=())
+    if given.small:
+        settings = replace(settings, problems=(), weighed=(), scaled=())
     _use_all_threads()
     shown = " ".join(["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)])
     console = Console(highlight=False)
