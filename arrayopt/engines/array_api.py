@@ -16,7 +16,7 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
-from arrayopt.engines.base import Report
+from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
@@ -95,21 +95,13 @@ class ArrayAPI:
     def check(self, bucket: Bucket) -> None:
         """Any bucket is for this engine."""
 
-    def prepare(
-        self,
-        bucket: Bucket,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        *,
-        clip: Array | None,
-        stats: bool,
-        skip: Array | None = None,
-    ) -> Callable[[], dict[str, Report]]:
+    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
+        grads, hypers = asked.grads, asked.hypers
         took = np.flatnonzero([g is not None for g in grads])
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
-                (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], clip, stats))
+                (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], asked.clip, asked.stats))
                 for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
                 if g is not None
             ]

@@ -1,7 +1,7 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
 from arrayopt.engines.bucket import Bucket
@@ -9,10 +9,34 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Engine", "Judge", "Report"]
+__all__ = ["Asked", "Engine", "Judge", "Report"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
+
+
+class Asked(NamedTuple):
+    """What a step asks of an engine.
+
+    Attributes
+    ----------
+    grads : sequence of array or None
+        A gradient for each tensor of the bucket; None leaves it out.
+    hypers : sequence of dict
+        For each group of the bucket its hyper-parameters' values at this step.
+    clip : 0-d array or float, optional
+        What to multiply all gradients by first.
+    stats : bool
+        Whether norms and what the rule reports are wanted.
+    skip : 0-d array of bool, optional
+        Whether to change nothing after all, which only the device knows: what `judge` has said.
+    """
+
+    grads: Sequence[Array | None]
+    hypers: Sequence[dict[str, Any]]
+    clip: Array | None = None
+    stats: bool = False
+    skip: Array | None = None
 
 
 class Engine(Protocol):
@@ -25,32 +49,8 @@ class Engine(Protocol):
     def check(self, bucket: Bucket) -> None:
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
-    def prepare(
-        self,
-        bucket: Bucket,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        *,
-        clip: Array | None,
-        stats: bool,
-        skip: Array | None = None,
-    ) -> Callable[[], dict[str, Report]]:
+    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Make a step ready, raising whatever there is to raise.
-
-        Parameters
-        ----------
-        bucket : Bucket
-            The tensors.
-        grads : sequence of array or None
-            A gradient for each tensor; None leaves it out.
-        hypers : sequence of dict
-            For each group of the bucket its hyper-parameters' values at this step.
-        clip : 0-d array or float, optional
-            What to multiply all gradients by first.
-        stats : bool
-            Whether norms and what the rule reports are wanted.
-        skip : 0-d array of bool, optional
-            Whether to change nothing after all, which only the device knows: what `judge` has said.
 
         Returns
         -------

@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size
-from arrayopt.engines.base import Judge, Report
+from arrayopt.engines.base import Asked, Judge, Report
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import COUNT, Node
@@ -102,16 +102,9 @@ class Batch(ABC):
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
-    def prepare(
-        self,
-        rows: Rows,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        clip: Array | None,
-        skip: Array | None,
-    ) -> None:
-        """Make a step over some of the tensors ready, raising whatever there is to raise."""
-        self.evaluate(hypers, None if clip is None else float(clip))
+    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+        """Make a step over some of the tensors ready, raising whatever there is to raise; `grads` are the batch's."""
+        self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
         self.locate()
 
     @abstractmethod
@@ -229,25 +222,16 @@ class Fused(ABC):
             lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
         return "\n    ".join([self.describe(), *lines])
 
-    def prepare(
-        self,
-        bucket: Bucket,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        *,
-        clip: Array | None,
-        stats: bool,
-        skip: Array | None = None,
-    ) -> Callable[[], dict[str, Report]]:
+    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
-        threads, work = thread_count(), self.batches(bucket, grads, hypers, clip=clip, stats=stats, skip=skip)
+        threads, work = thread_count(), self.batches(bucket, asked)
 
         def launch() -> dict[str, Report]:
             reports: dict[str, Report] = {}
             for batch, rows, given in work:
                 batch.launch(rows, given, threads)
                 batch.written(rows)
-                if stats:
+                if asked.stats:
                     reports |= batch.report(rows)
             self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
             return reports
@@ -259,34 +243,25 @@ class Fused(ABC):
         if took:
             bucket.count(took[0] if len(took) == 1 else np.concatenate(took))
 
-    def batches(
-        self,
-        bucket: Bucket,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        *,
-        clip: Array | None = None,
-        stats: bool = False,
-        skip: Array | None = None,
-    ) -> Prepared:
+    def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it."""
+        grads = asked.grads
         work = []
         try:
             dtypes, complete = set(map(_DTYPE, grads)), True
         except AttributeError:  # of None
             dtypes, complete = {g.dtype for g in grads if g is not None}, False
-        for batch in self._sorted(bucket, grads, dtypes, clip is not None, stats):
+        for batch in self._sorted(bucket, asked, dtypes):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
             if len(rows.all):
-                batch.prepare(rows, given, hypers, clip, skip)
+                batch.prepare(rows, given, asked)
                 work.append((batch, rows, given))
         return work
 
-    def _sorted(
-        self, bucket: Bucket, grads: Sequence[Array | None], dtypes: set[Any], clip: bool, stats: bool
-    ) -> list[Batch]:
+    def _sorted(self, bucket: Bucket, asked: Asked, dtypes: set[Any]) -> list[Batch]:
         """The tensors of a bucket by plan and by dtype of gradient."""
+        grads, clip, stats = asked.grads, asked.clip is not None, asked.stats
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
 
         def made() -> list[Batch]:

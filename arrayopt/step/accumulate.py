@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array, detached
+from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.engines.table import select
 from arrayopt.rules.gradients import Accumulate
@@ -48,7 +49,7 @@ class Accumulator:
         for bucket in buckets:
             mine = beside(bucket, rule, partial(self._tensor, rule), self._run)
             chosen, _ = select(self._engine, mine)
-            launches.append(chosen.prepare(mine, mine.own(grads), [rule.at(0)], clip=factor, stats=False))
+            launches.append(chosen.prepare(mine, Asked(mine.own(grads), [rule.at(0)], factor)))
         for launch in launches:
             launch()
         self.begun.update(i for i, g in enumerate(grads) if g is not None)

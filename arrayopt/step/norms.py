@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from arrayopt.arrays import Array
+from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.engines.table import select
 from arrayopt.rules.gradients import GradientNorms
@@ -16,9 +17,8 @@ def gradient_norms(engine: str, buckets: Sequence[Bucket], grads: list[Array | N
     """The norm of each tensor's gradient by name, in one pass of the engines over all of them."""
     found: dict[str, Any] = {}
     for bucket in measured(buckets):
-        launch = select(engine, bucket)[0].prepare(
-            bucket, bucket.own(grads), [bucket.rule.at(0)], clip=None, stats=True
-        )
+        asked = Asked(bucket.own(grads), [bucket.rule.at(0)], stats=True)
+        launch = select(engine, bucket)[0].prepare(bucket, asked)
         found |= {name: report["grad_norm"] for name, report in launch().items() if report}
     return found
 

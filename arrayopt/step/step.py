@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array
-from arrayopt.engines.base import Report
+from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket, Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_bucket, select
@@ -104,7 +104,7 @@ class Step:
         skip = verdict.skip if deferred else None
         return [
             select(self._engine, bucket)[0].prepare(
-                bucket, bucket.own(grads), values, clip=verdict.factor, stats=stats, skip=skip
+                bucket, Asked(bucket.own(grads), values, verdict.factor, stats, skip)
             )
             for bucket, values in zip(coming.buckets, coming.hypers, strict=True)
         ]

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array, place
-from arrayopt.engines.base import Report
+from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
@@ -99,21 +99,15 @@ class _Table(Batch):
         """Whether a CUDA graph holds addresses of this table."""
         return self.bucket.run.is_captured(self)
 
-    def prepare(
-        self,
-        rows: Rows,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        clip: Array | None,
-        skip: Array | None,
-    ) -> None:
+    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
         with on_device(self.access, self.device):
-            self.send(hypers)
+            clip = asked.clip
+            self.send(asked.hypers)
             self.factor = clip if is_array(clip) else self.factor_there.array
             if not is_array(clip):
                 self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
-            self.skip = NOTHING if skip is None else skip
+            self.skip = NOTHING if asked.skip is None else asked.skip
             self.locate()
             self.alive = self._bind_grads(rows.all, grads)
             if self.captured and not self.table.holds(self.host):

@@ -8,6 +8,7 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
+from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
@@ -100,7 +101,9 @@ class Judge:
         """See `arrayopt.engines.base.Judge.__call__`."""
         self.measured = []
         for bucket in buckets:
-            for batch, rows, given in self.engine.batches(bucket, bucket.own(grads), [bucket.rule.at(0)], stats=True):
+            for batch, rows, given in self.engine.batches(
+                bucket, Asked(bucket.own(grads), [bucket.rule.at(0)], stats=True)
+            ):
                 batch.launch(rows, given, 1)
                 self.measured.append((batch, rows))
         with on_device(self.access, self.device):

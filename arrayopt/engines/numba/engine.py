@@ -9,6 +9,7 @@ import numpy as np
 from numba.core.errors import NumbaError
 
 from arrayopt.arrays import Array, Ints, dtype_name, memory
+from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numba.compiled import converts_float16, load
@@ -75,16 +76,9 @@ class _Table(Batch):
         need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
         return np.empty(need[0], self.module.W), np.empty(need[1])
 
-    def prepare(
-        self,
-        rows: Rows,
-        grads: Sequence[Array | None],
-        hypers: Sequence[dict[str, Any]],
-        clip: Array | None,
-        skip: Array | None,
-    ) -> None:
+    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
-        super().prepare(rows, grads, hypers, clip, skip)
+        super().prepare(rows, grads, asked)
         self.alive = self._bind_grads(rows.full, grads) if len(rows.full) else []
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
