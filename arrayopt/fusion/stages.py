@@ -2,7 +2,7 @@
 
 Passes over the elements take turns with what lies between them. There, first, `combine`: each reduction over elements
 is put together from the partial results of the pass before, in their order. Then `after`: what follows from these.
-Those who share a tensor meet between the two.
+Threads and blocks meet before `combine`; processes that share a tensor would meet between the two.
 """
 
 from collections.abc import Iterable
