@@ -1,6 +1,5 @@
 """The table of engines, and the one place where one is chosen. A new engine is a folder and a row."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,7 +39,7 @@ class EngineRow:
 
     def open(self) -> Engine:
         """The engine; ValueError where what it needs is not installed."""
-        if self.needs and self.needs not in sys.modules and find_spec(self.needs) is None:
+        if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         made: Engine = getattr(import_module(self.home[0]), self.home[1])()
         return made
@@ -49,6 +48,14 @@ class EngineRow:
         """The function that writes the engine's code; it needs neither the engine's package nor a device."""
         emit: Callable[..., str] = import_module(self.emits).emit
         return emit
+
+
+def _installed(package: str) -> bool:
+    """Whether a package can be imported."""
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # it is imported already, and says nothing of where from
+        return True
 
 
 ENGINES: dict[str, EngineRow] = {

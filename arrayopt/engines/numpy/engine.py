@@ -53,7 +53,7 @@ class _Blocks(Batch):
     """Tensors that are worked through block by block."""
 
     chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
-    lane_room = 1 << 17  # a call takes about a microsecond, whatever it does
+    lane_room = 7 << 14  # a call takes about a microsecond, whatever it does
 
     def __init__(
         self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
