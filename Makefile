@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test bench test-gpu bench-gpu check format docs clean
+.PHONY: demo test test-all bench test-gpu bench-gpu check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
 
 test: check docs
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --durations=15
+
+# Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random examples.
+test-all: check docs
+	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --durations=15 -m ''
 
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench
@@ -21,9 +25,9 @@ CUPY ?= cupy-cuda12x
 SANITIZER ?= $(shell command -v compute-sanitizer)
 test-gpu: export ARRAYOPT_TEST_GPU = 1
 test-gpu: $(VENV)/.gpu
-	$(BIN)/python -m pytest -q $(addprefix tests/engines/cuda/,test_gpu.py test_cupy.py test_cupy_steps.py)
+	$(BIN)/python -m pytest -q -m '' $(addprefix tests/engines/cuda/,test_gpu.py test_cupy.py test_cupy_steps.py)
 	$(if $(SANITIZER),$(foreach tool,memcheck racecheck synccheck,$(SANITIZER) --tool $(tool) --error-exitcode 1 \
-		$(BIN)/python -m pytest -q tests/engines/cuda/test_cupy.py -k no_races &&) true)
+		$(BIN)/python -m pytest -q -m '' tests/engines/cuda/test_cupy.py -k no_races &&) true)
 
 bench-gpu: $(VENV)/.gpu
 	$(BIN)/python benchmarks/gpu.py $(BENCH)

@@ -29,6 +29,12 @@ def pytest_collect_file(file_path, parent):
     return None
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what was left out."""
+    if config.option.markexpr == "not slow":
+        terminalreporter.line("tests marked `slow` were left out: `make test-all` runs them, as does `-m ''`")
+
+
 class ExampleFile(pytest.File):
     """A page or a module: one test where it has examples, which build on each other and so are not to be split."""
 

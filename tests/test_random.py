@@ -17,6 +17,7 @@ import arrayopt as ao
 from arrayopt.params.trees import flatten
 from tests.support.model import Model
 from tests.support.problems import STEPS, problems
+from tests.support.slow import examples
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf")
@@ -163,11 +164,11 @@ def assert_averaged(opt):
         assert average.tobytes() == s.get("ema", p).astype(p.dtype).tobytes()
 
 
-def settled(examples):
+def settled(number):
     """So many examples, the same in each run; or, to search, what ``EXAMPLES`` says, new ones in each run."""
     wanted = os.environ.get("EXAMPLES")
     return settings(
-        max_examples=int(wanted or examples),
+        max_examples=int(wanted or examples(number)),
         derandomize=not wanted,
         deadline=None,
         database=None,

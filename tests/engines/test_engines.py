@@ -13,6 +13,7 @@ from tests.support.engine_runs import (
     SHAPES,
     agree,
     all_and_first,
+    all_rows_of_each_engine,
     contents,
     copied,
     each_engine,
@@ -30,8 +31,7 @@ from tests.support.engine_runs import (
 # ---- every row and shape --------------------------------------------------------------------------------------------
 
 
-@each_engine
-@every_row
+@all_rows_of_each_engine
 def test_every_row_on_every_shape(engine, row):
     names = names_for(engine, row)
     opt, history = run(engine, make(*ALL[row]), *problem(shapes_of(names)), **options_of(row))

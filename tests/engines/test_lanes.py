@@ -9,9 +9,12 @@ from arrayopt.fusion.lanes import lane_geometry, lanes, suits
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import plan_for
 from tests.support.engine_runs import agree, contents, problem, run, same
+from tests.support.slow import marked
 from tests.support.tracing import made
 
-each_engine = pytest.mark.parametrize("engine", ["numpy", "numba"])
+ENGINES = ("numpy", "numba")
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+slow_with_numba = pytest.mark.parametrize("engine", marked([(e,) for e in ENGINES], lambda e: e == "numpy"))
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +92,16 @@ RULES = {
 }
 
 
-@each_engine
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    marked(((e, name) for e in ENGINES for name in RULES), lambda e, name: e == "numpy" or name == "CAME"),
+)
 def test_kernels_agree_with_the_reference(engine, name):
     params, grads = problem(KERNELS if engine == "numpy" or name == "CAME, centralized" else RANK_FOUR)
     agree(run(engine, RULES[name], params, grads)[1], run("array_api", RULES[name], params, grads)[1])
 
 
-@each_engine
+@slow_with_numba
 def test_kernels_of_another_dtype(engine):
     params, grads = problem(RANK_FOUR, "float16")
     rule = RULES["CAME"]
@@ -106,7 +111,7 @@ def test_kernels_of_another_dtype(engine):
         np.testing.assert_allclose(found.params[name], p, rtol=2.0**-9, atol=1e-3, err_msg=name)
 
 
-@each_engine
+@slow_with_numba
 def test_reports_of_kernels(engine):
     params, grads = problem(RANK_FOUR)
     stats = [run(e, RULES["CAME"], params, grads, stats=True)[0].stats.read() for e in (engine, "array_api")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 import pickle
 
 import numpy as np
@@ -13,13 +12,17 @@ from hypothesis import strategies as st
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support.cases import ALL, CASES, ENGINES, IDS, PLACES, REFERENCE, make
+from tests.support.slow import PROFILE
 from tests.support.tolerances import TOLERANCES
 
-# The same examples in each run; HYPOTHESIS_PROFILE=search looks for new ones.
+# The same examples in each run, more in `make test-all`; HYPOTHESIS_PROFILE=search looks for new ones.
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)  # without Phase.explain, which takes minutes
-settings.register_profile("ci", derandomize=True, deadline=None, database=None, phases=PHASES, max_examples=6)
+for profile, number in {"quick": 2, "all": 6}.items():
+    settings.register_profile(
+        profile, derandomize=True, deadline=None, database=None, phases=PHASES, max_examples=number
+    )
 settings.register_profile("search", deadline=None, database=None, max_examples=200)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(PROFILE)
 
 ROWS = range(len(ALL))
 every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)

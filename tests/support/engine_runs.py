@@ -8,6 +8,7 @@ import pytest
 
 import arrayopt as ao
 from tests.support.cases import ALL, CASES, IDS, make
+from tests.support.slow import marked
 from tests.support.tolerances import TOLERANCES
 
 REFERENCE, FUSED = "array_api", ("numpy", "numba")
@@ -43,10 +44,25 @@ SHAPES = {
 LITTLE = ("scalar", "one", "prime", "empty", "matrix", "no columns")
 each_engine = pytest.mark.parametrize("engine", FUSED)
 every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
+
+
+def named(x):
+    """The name of an engine, a row or a dtype."""
+    return IDS[x] if isinstance(x, int) else str(x)
+
+
+all_rows_of_each_engine = pytest.mark.parametrize(
+    ("engine", "row"),
+    marked(
+        ((engine, row) for engine in FUSED for row in ROWS),
+        lambda engine, row: engine == "numpy" or row in FIRST.values() or row == IDS.index("LAMB-1"),
+        named,
+    ),
+)
 all_and_first = pytest.mark.parametrize(
     ("engine", "row"),
     [*(("numpy", row) for row in ROWS), *(("numba", row) for row in FIRST.values())],
-    ids=lambda x: x if isinstance(x, str) else IDS[x],
+    ids=named,
 )
 first_rows = pytest.mark.parametrize("row", FIRST.values(), ids=FIRST)
 

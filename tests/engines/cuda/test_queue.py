@@ -10,11 +10,12 @@ from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.fusion.layout import geometry
 from arrayopt.fusion.plan import plan_for
+from tests.support.slow import examples
 
 SIZES = st.lists(st.sampled_from([1, 7, 4096, 4097, 9000, 70_000]), min_size=1, max_size=6)
 FEW, MANY = st.sampled_from([1, 3, 20]), st.sampled_from([1, 3, 40, 130])
 MATRICES = st.lists(st.tuples(FEW, FEW, MANY, MANY), min_size=1, max_size=4)
-some = settings(max_examples=25, deadline=None, derandomize=True)
+some = settings(max_examples=examples(25), deadline=None, derandomize=True)
 
 
 def check(rule, shapes, lag, chosen):
