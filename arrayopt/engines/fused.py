@@ -179,6 +179,13 @@ class Batch(ABC):
         return self.scalars[:, self.plan.scalars.index(node)].copy()
 
 
+class _Idle(Batch):
+    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step is reported."""
+
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+
+
 def plain(x: Array) -> bool:
     """Whether an array can be read and written where it lies, element after element."""
     return isinstance(x, np.ndarray) and bool(x.flags.carray)
@@ -196,6 +203,8 @@ class Fused(ABC):
     """The kind of `Batch` that the engine runs."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
+    counts: ClassVar[bool] = False
+    """Whether the batches themselves count the updates."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -203,8 +212,9 @@ class Fused(ABC):
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
-        for plan in _plans(bucket, stats=True):  # the most that can be asked for
-            layout(plan)
+        for stats in (False, True):
+            for plan in _plans(bucket, stats=stats):
+                layout(plan)
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Nothing is captured."""
@@ -224,15 +234,17 @@ class Fused(ABC):
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
-        threads, work = thread_count(), self.batches(bucket, asked)
+        threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
+        watched = self.batches(bucket, asked) if asked.stats else []
 
         def launch() -> dict[str, Report]:
             reports: dict[str, Report] = {}
+            for batch, rows, given in watched:  # they see what the update is about to overwrite
+                batch.launch(rows, given, threads)
+                reports |= batch.report(rows)
             for batch, rows, given in work:
                 batch.launch(rows, given, threads)
                 batch.written(rows)
-                if asked.stats:
-                    reports |= batch.report(rows)
             self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
             return reports
 
@@ -244,7 +256,7 @@ class Fused(ABC):
             bucket.count(took[0] if len(took) == 1 else np.concatenate(took))
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
-        """The batches of a step, ready to make it."""
+        """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
         grads = asked.grads
         work = []
         try:
@@ -273,7 +285,12 @@ class Fused(ABC):
                     split = lanes(plan) if small else None
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                     found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
-            return [self.batch(*kind, bucket, members) for kind, members in found.items()]
+            return [
+                _Idle(kind[0], kind[1], bucket, members)
+                if kind[0].idle and not self.counts
+                else self.batch(*kind, bucket, members)
+                for kind, members in found.items()
+            ]
 
         return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
 

@@ -95,12 +95,12 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np
 @cache
 def lanes(plan: Plan) -> Lanes | None:
     """A plan in segments, or None where a value is of other axes than matrices, their rows and their columns."""
-    if not _local_throughout(plan):
+    if not plan.passes or not _local_throughout(plan):
         return None
     of = _segment_of_pass(plan)
     made_in = {s: k for k, p in enumerate(plan.passes) for s in p.reductions}
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
-    writes = {name: n for name, n in plan.small.items() if n.axes and not (n.op == "input" and n.data == name)}
+    writes = {name: n for name, n in plan.small.items() if n.axes and name in plan.written}
     when = {
         name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()
     }

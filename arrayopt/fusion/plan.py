@@ -21,7 +21,7 @@ __all__ = ["Pass", "Plan", "plan", "plan_for"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """What it takes to update one tensor.
+    """What it takes to update one tensor; or to report of an update, which is a plan of its own that writes nothing.
 
     Attributes
     ----------
@@ -60,7 +60,8 @@ class Plan:
     def key(self) -> tuple[Any, ...]:
         """What two plans have in common that do the same."""
         nodes = reachable(
-            [x for p in self.passes for x in (*p.stores.values(), *p.reductions)] + [*self.small.values()]
+            [x for p in self.passes for x in (*p.stores.values(), *p.reductions)]
+            + [*self.small.values(), *self.reports.values()]
         )
         graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
@@ -76,9 +77,15 @@ class Plan:
         )
 
     @property
-    def written(self) -> frozenset[str]:
+    def written(self) -> tuple[str, ...]:
         """The stored arrays that are written."""
-        return frozenset(name for p in self.passes for name in p.stores) | frozenset(self.small)
+        changed = [name for name, n in self.small.items() if not (n.op == "input" and n.data == name)]
+        return (*(name for p in self.passes for name in p.stores if name not in self.spilled), *changed)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do but to count."""
+        return not (self.passes or any(self.prologues) or self.written)
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
@@ -122,7 +129,7 @@ def plan(traced: Trace) -> Plan:
     placed = Placement(element, outputs, narrow, count, {s: s.args[0].level for s in sums}, {})
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
-    placed = placed.with_spills()
+    placed = placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
     kept = [k for k, p in enumerate(placed.passes) if p.stores or p.reductions]
     passes = tuple(placed.passes[k] for k in kept)
     ready = {s: kept.index(k) + 1 for s, k in placed.summed.items()}
@@ -225,6 +232,10 @@ def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool)
 
 def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False) -> Plan:
     """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace`.
+
+    With `stats` it is the plan of what a step reports. It writes nothing, and is run before the update, whose plan is
+    the same with and without reports. So watching changes no bit of what is watched, whatever a compiler makes of
+    either.
 
     Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
     which a rule does the same share a plan.

@@ -115,7 +115,7 @@ class Stages:
 @cache
 def staged(plan: Plan) -> Stages:
     """A plan as stages, made once."""
-    written = {name: n for name, n in plan.small.items() if not (n.op == "input" and n.data == name)}
+    written = {name: n for name, n in plan.small.items() if name in plan.written}
     between = [
         Between(plan.passes[k - 1].reductions if k else (), loops(part, plan.element))
         for k, part in enumerate(plan.prologues)

@@ -17,12 +17,12 @@ __all__ = ["NotFlat", "Trace", "TraceError", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rule computes of one tensor.
+    """What a rule computes of one tensor: what is to be stored, or what is to be reported.
 
     Attributes
     ----------
     outputs : dict of str to Node
-        ``p`` and the slots, as they are to be stored.
+        ``p`` and the slots, as they are to be stored; as they are, where reports were asked for.
     slots : dict of str to str
         The slots' axes.
     storage : dict of str to str
@@ -67,7 +67,8 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     clip : bool
         Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
-        Whether norms are reported too.
+        Whether to trace what is reported, norms too, in place of what is stored. The two are traces apart, so that a
+        report can change nothing of the update.
 
     Raises
     ------
@@ -121,9 +122,9 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}{WAY_OUT}")
-    outputs = {"p": lift(graph, new_p)[0]} | {name: lift(graph, out[name])[0] for name in s}
+    after = {"p": p, **s} if stats else {"p": new_p} | {name: out[name] for name in s}
     return Trace(
-        outputs,
+        {name: lift(graph, x)[0] for name, x in after.items()},
         {name: x.node.axes for name, x in s.items()},
         {"p": dtype} | {name: str(rule.state_dtype) if name in narrow else x.dtype for name, x in s.items()},
         nodes,

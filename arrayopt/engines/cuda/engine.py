@@ -20,6 +20,7 @@ from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.fused import Batch, Fused, Rows
+from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
@@ -71,6 +72,9 @@ class _Table(Batch):
         self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
         self.counts = counts_of(bucket)
+        # what reports is beside the update, which counts; it counts for itself, on a copy
+        self.noted: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
+        self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
@@ -189,7 +193,12 @@ class _Table(Batch):
             copy[...] = detached(self.stored(row, name))
         places, queue, ends, counters = self.queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
-        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self.counts.array)
+        counts = self.counts.array
+        if self.noted is not None:
+            if self.follows_t:
+                self.noted[...] = counts
+            counts = self.noted
+        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, counts)
         rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
         self.prepare_kernel((-(-max(len(rows.all), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
         first = 0
@@ -199,7 +208,8 @@ class _Table(Batch):
                 self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
             first = last
         for (row, name), copy in self.staged.items():
-            self.replace(row, name, copy)
+            if name in self.plan.written:
+                self.replace(row, name, copy)
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""
@@ -241,6 +251,7 @@ class CuPy(Fused):
     name = "cupy"
     batch = _Table
     side_by_side = False
+    counts = True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 

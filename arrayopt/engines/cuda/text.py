@@ -83,7 +83,7 @@ class CudaText(CudaWords, Written):
         if self.plan.element == "C":
             values["kChunk"] = CHUNK
         else:
-            most = max(len(p.reducing("column")) for p in self.form.passes)
+            most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")

@@ -92,7 +92,8 @@ class _Table(Batch):
                 self.table[row, self.at[name]] = copies[-1][2].ctypes.data
         self._loop(rows, threads)
         for row, name, copy in copies:
-            self.replace(row, name, copy)
+            if name in self.plan.written:
+                self.replace(row, name, copy)
         self.alive = []
 
     def bind(self) -> None:

@@ -112,8 +112,9 @@ class _Blocks(Batch):
             self._segments(row, self.split, arrays, known, threads)
         for n, i in self.where.tensor.items():
             self.values[row, i] = known[n]
-        for name, copy in copies.items():
-            self.replace(row, name, copy.reshape(self.stored(row, name).shape))
+        for name in self.plan.written:
+            if name in copies:
+                self.replace(row, name, copies[name].reshape(self.stored(row, name).shape))
 
     def _segments(self, row: int, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
         """A tensor of small matrices side by side."""
@@ -254,9 +255,8 @@ class _Blocks(Batch):
                 got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
         for n, i in self.where.tensor.items():
             self.values[rows, i] = known[n]
-        written = {name for p in self.form.passes for name in p.stores}
         for name in names:
-            if name in written:
+            if name in self.plan.written:
                 for row, piece in zip(chosen, np.split(block[name], starts[1:]), strict=True):
                     old = self.stored(row, name)
                     if isinstance(old, np.ndarray) and old.ndim == 1 and old.flags.writeable:
