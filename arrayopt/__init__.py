@@ -33,3 +33,8 @@ __all__ = [
     "source",
     "update",
 ]
+
+
+def __dir__() -> list[str]:
+    """What tab completion shows."""
+    return [*__all__, "__version__"]

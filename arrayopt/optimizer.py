@@ -5,10 +5,11 @@ from types import MappingProxyType
 from typing import Any
 
 from arrayopt.arrays import array_namespace, detached, size
+from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import Hyper, coerce, evaluate
 from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.params.parameters import Parameters
-from arrayopt.rules.base import Rule
+from arrayopt.rules.base import Rule, hypers
 from arrayopt.saving.saved import Saved
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run, checked_count
@@ -250,6 +251,42 @@ class Optimizer(Saved):
         """
         return self._run.peek("scale")
 
+    def now(self, name: str = "lr") -> float | dict[str, float | None] | None:
+        """The value of a hyper-parameter in the next step, as a plain number: for logs and progress bars.
+
+        Parameters
+        ----------
+        name : str, default "lr"
+            A field of the rule that is a number: ``"lr"``, ``"weight_decay"``, ...
+
+        Returns
+        -------
+        float, dict of str to float, or None
+            One number where all groups have the same, else the number of each group by its label. None where the field
+            is off, and for the `lr` of `Adafactor` and `CAME` with ``relative_step=True``: they take it from each
+            tensor's number of updates.
+
+        Raises
+        ------
+        ValueError
+            If the rule has no such number, or a schedule's value is out of range or its sequence has run out.
+
+        Examples
+        --------
+        >>> import numpy as np, arrayopt as ao
+        >>> opt = ao.Optimizer({"w": np.ones(2), "b": np.ones(2)}, ao.SGD(lr=lambda step: 0.1 / (step + 1)))
+        >>> opt.now()
+        0.1
+        """
+        if name not in hypers(type(self._rule)):
+            raise ValueError(f"Optimizer.now: {unknown_key(self._rule, name)}")
+        found: dict[str, float | None] = {}
+        for i, group in enumerate(self.groups):
+            value = group.rule.at(self.step_count)[name]
+            label = group.label if group.label not in found else f"{group.label} ({i})"
+            found[label] = None if value is None else float(value)
+        return next(iter(found.values())) if len(set(found.values())) == 1 else found
+
     def nonfinite(self) -> list[str]:
         """The names of the tensors whose gradients were not finite in the last step; waits for the device.
 
@@ -287,7 +324,10 @@ class Optimizer(Saved):
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in fields_of(type(self._rule)):
             return getattr(self._rule, name)
-        raise AttributeError(f"Optimizer has no attribute {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(f"Optimizer has no attribute {name!r}")
+        public = [x for x in dir(type(self)) if not x.startswith("_")]
+        raise AttributeError(unknown("Optimizer", [*fields_of(type(self._rule)), *public], name, OPTIMIZER))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "params":
@@ -302,7 +342,7 @@ class Optimizer(Saved):
         elif name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
-            raise AttributeError(f"Optimizer: {unknown_key(self._rule, name)}")
+            raise AttributeError(f"Optimizer: {unknown_key(self._rule, name, value)}")
 
     def add_group(self, params: Any, **overrides: Any) -> Group:
         """Take more parameters in, as a new group; they start with fresh state and a count of their own.

@@ -37,7 +37,7 @@ ADDING = [
         "unknown key",
         lambda o: o.add_group({"x": ones(2)}, learning_rate=1),
         ValueError,
-        "'learning_rate' is not a hyper-parameter of LARS",
+        "LARS has no `learning_rate`; give lr=",
     ),
     row(
         "out of range",
@@ -170,20 +170,22 @@ SETTING = [
         "a typo",
         lambda o: setattr(o, "learning_rate", 1),
         AttributeError,
-        "Optimizer: 'learning_rate' is not a hyper-parameter of LAMB; it has ",
+        "Optimizer: LAMB has no `learning_rate`; give lr=1",
     ),
     row(
         "a typo on a group",
         lambda o: setattr(o.groups[0], "learning_rate", 1),
         AttributeError,
-        "group 'all': 'learning_rate' is not a hyper-parameter of LAMB; it has ",
+        "group 'all': LAMB has no `learning_rate`; give lr=1",
     ),
-    row("reading a typo", lambda o: o.learning_rate, AttributeError, "Optimizer has no attribute 'learning_rate'"),
+    row(
+        "reading a typo", lambda o: o.learning_rate, AttributeError, "Optimizer has no `learning_rate`; it is `lr` here"
+    ),
     row(
         "reading a typo on a group",
         lambda o: o.groups[0].learning_rate,
         AttributeError,
-        "Group has no attribute 'learning_rate'",
+        "Group has no `learning_rate`; it is `lr` here",
     ),
     row(
         "out of range",
@@ -243,7 +245,7 @@ FUNCTIONAL = [
         "init: an unknown key",
         lambda: ao.LAMB().init(params(), groups={"w": {"x": 1}}),
         ValueError,
-        "group 'w': 'x' is not a hyper-parameter of LAMB",
+        "group 'w': LAMB has no `x`; it has ",
     ),
     row(
         "update: no rule",

@@ -12,7 +12,7 @@ FILES = {
     for path in (ROOT / "arrayopt").rglob("*.py")
 }
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
-    ("_version", "codecs"),
+    ("_version", "codecs", "foreign"),
     ("arrays",),
     ("hyper",),
     ("rules", "schedules"),

@@ -174,9 +174,7 @@ def test_what_is_no_field_cannot_be_read_or_set():
     opt = ao.Optimizer({"w": ones()}, ao.LAMB())
     known = ", ".join(f.name for f in dataclasses.fields(ao.LAMB))
     for target, who in ((opt, "Optimizer"), (opt.groups[0], "group 'all'")):
-        with pytest.raises(
-            AttributeError, match=f"{who}: 'learning_rate' is not a hyper-parameter of LAMB; it has .*lr"
-        ):
+        with pytest.raises(AttributeError, match=f"{who}: LAMB has no `learning_rate`; give lr="):
             target.learning_rate = 1
         with pytest.raises(AttributeError, match=re.escape(known)):
             target.momentum = 0.9  # a field, but of other rules

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
+from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor, new_slots
 
@@ -50,13 +51,17 @@ class Group:
         return tuple(tensor.name for tensor in self.tensors)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in Group.__slots__ or name not in fields_of(type(self.rule)):
+        if name.startswith("_") or name in Group.__slots__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if name not in fields_of(type(self.rule)):
+            raise AttributeError(
+                unknown(type(self).__name__, [*fields_of(type(self.rule)), *_public(self)], name, RULE)
+            )
         return getattr(self.rule, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in fields_of(type(self.rule)):
-            raise AttributeError(f"group {self.label!r}: {unknown_key(self.rule, name)}")
+            raise AttributeError(f"group {self.label!r}: {unknown_key(self.rule, name, value)}")
         self.replace_rule(self.checked(self.rule, {name: value}), self.overridden | {name})
 
     def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
@@ -90,22 +95,27 @@ class Group:
         return f"Group({self.label!r}, {len(self.tensors)} tensors, {total} parameters{', ' + own if own else ''})"
 
 
+def _public(x: Any) -> list[str]:
+    """The public names of an object's class."""
+    return [name for name in dir(type(x)) if not name.startswith("_")]
+
+
 @cache
 def fields_of(rule: type[Rule]) -> list[str]:
     """The names of a rule's fields."""
     return [f.name for f in dataclasses.fields(rule)]
 
 
-def unknown_key(rule: Rule, name: str) -> str:
-    """What to say to a field that the rule does not have."""
-    return f"{name!r} is not a hyper-parameter of {type(rule).__name__}; it has {', '.join(fields_of(type(rule)))}"
+def unknown_key(rule: Rule, name: str, *value: Any) -> str:
+    """What to say to a field that the rule does not have; `value` is what it was given as, where that is known."""
+    return unknown(type(rule).__name__, fields_of(type(rule)), name, RULE, *value)
 
 
 def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
     """A rule with some fields changed, typed and validated like any; ValueError for a field that it does not have."""
-    for name in changes:
+    for name, value in changes.items():
         if name not in fields_of(type(rule)):
-            raise ValueError(f"{who}: {unknown_key(rule, name)}")
+            raise ValueError(f"{who}: {unknown_key(rule, name, value)}")
     try:
         return dataclasses.replace(rule, **changes) if changes else rule
     except (TypeError, ValueError) as error:

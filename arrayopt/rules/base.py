@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import NARROW, Array
+from arrayopt.foreign import RULE, check_call
 from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real
 from arrayopt.rules.names import AROUND, check_class, check_fields, check_slots
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
@@ -85,6 +86,7 @@ class Rule(ABC):
 
     def __new__(cls, *args: Any, **fields: Any) -> "Rule":
         check_class(cls, Rule)
+        check_call(cls, args, fields, RULE)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

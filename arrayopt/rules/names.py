@@ -30,6 +30,7 @@ RESERVED |= {
     "stats",
     "nonfinite",
     "averaged",
+    "now",
     "add_group",
     "explain",
     "state_dict",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, final, overload
+from typing import Any, Self, final, overload
 
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
+from arrayopt.foreign import SCHEDULE, check_call
 from arrayopt.schedules.fields import CHECKS, Operand, is_operand
 
 __all__ = ["Array", "Product", "Schedule", "Sum", "at", "default_dtype", "mix", "real"]
@@ -42,6 +43,10 @@ class Schedule(ABC):
     """
 
     __array_ufunc__ = None  # np.float64(0.5) * schedule is ours to answer
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        check_call(cls, args, given, SCHEDULE)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # every final class is a dataclass

@@ -211,7 +211,7 @@ def test_explain_shows_the_source_of_each_rank(capsys):
     [
         (["explain"], "RULE"),
         (["explain", "LAMP"], "got LAMP"),
-        (["explain", "LAMB", "--set", "wd=1"], "LAMB has no wd; it has"),
+        (["explain", "LAMB", "--set", "wd=1"], "LAMB has no `wd`; give weight_decay=1"),
         (["explain", "LAMB", "--set", "lr"], "must be NAME=VALUE"),
         (["explain", "LAMB", "--set", "lr=fast"], "must be NAME=VALUE"),
         (["explain", "LAMB", "--set", "beta1=2"], "`beta1` must be in [0, 1); got 2.0"),

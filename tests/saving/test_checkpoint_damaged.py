@@ -178,7 +178,7 @@ TAMPERED = {
     "lr a bad schedule": (state([*HYPERS, "lr"], {"$schedule": "Constant", "value": float("inf")}), "must be finite"),
     "lr a function": (state([*HYPERS, "lr"], {"$function": "eval"}), "was the function eval, here 0.1"),
     "momentum off": (state([*HYPERS, "momentum"], 0.0), "what is off must stay off"),
-    "an unknown hyper-parameter": (state([*HYPERS, "nu"], 0.0), "'nu' is not a hyper-parameter of SGD"),
+    "an unknown hyper-parameter": (state([*HYPERS, "nu"], 0.0), "SGD has no `nu`; "),
     "no hyper-parameters": (state([*HYPERS], {}), "does not fit"),
     "hyper-parameters as a list": (state([*HYPERS], []), "needs what state_dict() returned"),
     "an unknown own field": (state(["state", "groups", 0, "own"], ["__class__"]), "set '__class__', which SGD has not"),

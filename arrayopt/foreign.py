@@ -1,0 +1,222 @@
+"""What other libraries call the fields of rules and schedules, and what to say to a name that is not known here."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+__all__ = ["OPTIMIZER", "RULE", "SCHEDULE", "check_call", "unknown"]
+
+_UNKNOWN = object()
+
+_SAME = {
+    # rules
+    "b1": ("beta1", "momentum"),
+    "b2": ("beta2",),
+    "b3": ("beta3",),
+    "beta1": ("momentum",),
+    "beta_1": ("beta1", "momentum"),
+    "beta_2": ("beta2",),
+    "beta_3": ("beta3",),
+    "clip_gradient": ("clip_value",),
+    "clip_grad_norm": ("clip_tensor_norm",),
+    "clipnorm": ("clip_tensor_norm",),
+    "clipvalue": ("clip_value",),
+    "ema_momentum": ("ema_decay",),
+    "epsilon": ("eps", "eps1"),
+    "eta": ("trust_coefficient", "lr"),
+    "k": ("lookahead_steps",),
+    "l2": ("weight_decay",),
+    "lambda_": ("weight_decay",),
+    "lower_bound": ("min_norm",),
+    "momentum": ("beta1",),
+    "mu": ("momentum", "beta1"),
+    "mu_dtype": ("state_dtype",),
+    "trust_coeff": ("trust_coefficient",),
+    "upper_bound": ("max_norm",),
+    "use_nesterov": ("nesterov",),
+    "wd": ("weight_decay",),
+    "weight_decay_rate": ("weight_decay",),
+    # rules and schedules
+    "base_lr": ("lr", "init_value", "peak_value", "value"),
+    "init_lr": ("init_value", "value", "lr"),
+    "initial_learning_rate": ("init_value", "value", "lr"),
+    "learning_rate": ("lr", "peak_value", "init_value", "value"),
+    "lr": ("peak_value", "init_value", "value"),
+    "step_size": ("decay_steps", "lr"),
+    # schedules
+    "boundaries": ("milestones",),
+    "cycle_steps": ("decay_steps",),
+    "decay_steps": ("cycle_steps", "total_steps"),
+    "end_learning_rate": ("end_value",),
+    "end_lr": ("end_value",),
+    "eta_min": ("end_value",),
+    "final_lr": ("end_value",),
+    "first_decay_steps": ("cycle_steps",),
+    "gamma": ("decay_rate",),
+    "init_value": ("value",),
+    "is_stair": ("staircase",),
+    "learning_rates": ("values",),
+    "max_lr": ("peak_value", "init_value"),
+    "milestone": ("milestones", "boundaries"),
+    "milestones": ("boundaries",),
+    "min_lr": ("end_value",),
+    "num_training_steps": ("decay_steps", "total_steps"),
+    "num_warmup_steps": ("warmup_steps",),
+    "peak_lr": ("peak_value", "init_value"),
+    "peak_value": ("init_value",),
+    "rate": ("decay_rate",),
+    "schedulers": ("schedules",),
+    "step_per_epoch": ("steps_per_epoch",),
+    "T_0": ("cycle_steps",),
+    "T_max": ("decay_steps", "cycle_steps"),
+    "T_mult": ("cycle_multiplier",),
+    "t_mul": ("cycle_multiplier",),
+    "total_iters": ("decay_steps", "total_steps", "warmup_steps"),
+    "total_steps": ("decay_steps",),
+    "transition_steps": ("decay_steps", "total_steps"),
+    "warmup_iters": ("warmup_steps",),
+}
+"""What a name means here: the first of these fields that there is."""
+
+_SPREAD = {
+    "betas": (("beta1", "beta2", "beta3"), ("beta1", "beta2")),
+    "eps": (("eps1", "eps_scale", "eps2"), ("eps1", "eps2"), ("eps1", "eps_scale")),
+}
+"""Names of several values at once: the fields that they are here, in their order."""
+
+_OPTION = "an option of the optimizer: Optimizer(params, rule, {}=...)"
+_SCHEDULED = "give lr a schedule, such as lr=Cosine(0.1, decay_steps=1000); see arrayopt.schedules"
+_ENGINE = "leave it out: the optimizer chooses an engine for the arrays"
+_GROUPS = 'use groups: Optimizer(params, rule, groups={"*.bias": {"weight_decay": 0.0}})'
+
+RULE: Mapping[str, str] = {
+    **{
+        name: f"it is {_OPTION.format(option)}"
+        for option, names in {
+            "clip_norm": ("clip_norm", "global_clipnorm", "max_grad_norm", "max_norm"),
+            "loss_scale": ("loss_scale", "grad_scale", "rescale_grad"),
+            "accumulate": ("accumulate", "gradient_accumulation_steps"),
+            "skip_nonfinite": ("skip_nonfinite",),
+            "groups": ("groups",),
+            "engine": ("engine",),
+            "stats": ("stats",),
+        }.items()
+        for name in names
+    },
+    **dict.fromkeys(("capturable", "differentiable", "foreach", "fused"), _ENGINE),
+    **dict.fromkeys(
+        ("exclude_from_layer_adaptation", "exclude_from_weight_decay", "mask", "weight_decay_mask"), _GROUPS
+    ),
+    **dict.fromkeys(
+        (
+            *("T_0", "T_max", "T_mult", "decay_rate", "decay_steps", "end_value", "eta_min", "gamma", "init_value"),
+            *("max_lr", "milestones", "min_lr", "num_training_steps", "num_warmup_steps", "peak_value", "schedule"),
+            *("scheduler", "total_iters", "total_steps", "transition_steps", "warmup", "warmup_steps"),
+        ),
+        _SCHEDULED,
+    ),
+    "decay": "give weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
+    "maximize": "negate the gradients",
+    "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",
+    "trust_clip": "give max_ratio=1.0",
+    "use_ema": "give ema_decay, such as ema_decay=0.999",
+}
+"""What to do instead of giving a name to a rule."""
+
+_WARMUP = "put a warm-up before it: Join([Warmup(0.1, 100), Cosine(0.1, 900)], boundaries=[100])"
+
+SCHEDULE: Mapping[str, str] = {
+    **dict.fromkeys(("num_warmup_steps", "warmup", "warmup_iters", "warmup_steps"), _WARMUP),
+    **dict.fromkeys(("start_factor", "end_factor"), "give values and not factors: init_value, end_value"),
+    **dict.fromkeys(
+        ("base_momentum", "cycle_momentum", "max_momentum"), "give the rule's momentum or beta1 a schedule of its own"
+    ),
+    **dict.fromkeys(("last_epoch", "last_step"), "set opt.step_count instead: a schedule is a function of the step"),
+    "alpha": "give end_value, which is alpha times the first value",
+    "div_factor": "give init_value, which is peak_value / div_factor",
+    "final_div_factor": "give end_value, which is init_value / final_div_factor",
+    "gamma": "give values, one for each piece",
+    "init_value": "it begins at 0; Linear(init_value, end_value, decay_steps) begins anywhere",
+    "lr_lambda": "any function of the step can stand in place of a schedule",
+    "optimizer": "a schedule holds no optimizer; give it to a rule: LAMB(lr=Cosine(0.1, decay_steps=1000))",
+    "transition_begin": "begin later with Join([Constant(0.1), Cosine(0.1, 900)], boundaries=[100])",
+}
+"""What to do instead of giving a name to a schedule."""
+
+OPTIMIZER: Mapping[str, str] = {
+    "apply_gradients": "call opt.step(grads)",
+    "defaults": "opt.rule has the values",
+    "get_last_lr": "call opt.now()",
+    "global_step": "read opt.step_count",
+    "iterations": "read opt.step_count",
+    "lr_now": "call opt.now()",
+    "minimize": "compute the gradients, and call opt.step(grads)",
+    "param_groups": "read opt.groups; opt.now() is the learning rate as a number",
+    "update": "call opt.step(grads); arrayopt.update is the functional form",
+    "zero_grad": "there is nothing to zero: gradients are given to opt.step(grads)",
+}
+"""What to do instead of looking for a name on an optimizer."""
+
+
+def unknown(who: str, fields: Iterable[str], name: str, advice: Mapping[str, str], value: Any = _UNKNOWN) -> str:
+    """What to say to a name that is no field.
+
+    Parameters
+    ----------
+    who : str
+        What does not have it, such as "LAMB".
+    fields : iterable of str
+        What it has.
+    name : str
+        What was given.
+    advice : mapping of str to str
+        `RULE`, `SCHEDULE` or `OPTIMIZER`: what to do where no field is meant.
+    value : optional
+        What it was given as.
+    """
+    has = list(fields)
+    return f"{who} has no `{name}`; {_instead(has, name, advice, value)}"
+
+
+def _instead(has: list[str], name: str, advice: Mapping[str, str], value: Any) -> str:
+    """What to do instead of giving a name."""
+    several = list(value) if isinstance(value, tuple | list) else None
+    for parts in _SPREAD.get(name, ()):
+        if set(parts) <= set(has) and (several is None or len(several) == len(parts)):
+            return _given(parts, several)
+    same = next((field for field in _SAME.get(name, ()) if field in has), None)
+    if same is not None:
+        return _given([same], None if value is _UNKNOWN else [value])
+    if name in advice:
+        return advice[name]
+    folded = {field.lower().replace("_", ""): field for field in has}
+    close = difflib.get_close_matches(name.lower().replace("_", ""), folded, n=1, cutoff=0.75)
+    return f"did you mean `{folded[close[0]]}`?" if close else f"it has {', '.join(has)}"
+
+
+def _given(fields: Sequence[str], values: list[Any] | None) -> str:
+    """What to give: fields, with their values where these are short; without values, what the name is here."""
+    if values is None:
+        return f"it is {' and '.join(f'`{field}`' for field in fields)} here"
+    short = all(x is None or isinstance(x, Number | str) for x in values)
+    return f"give {', '.join(f'{field}={x!r}' if short else field for field, x in zip(fields, values, strict=True))}"
+
+
+def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:
+    """Raise TypeError where a dataclass is called with a name that it does not take, or more values than it takes."""
+    fields = [f.name for f in dataclasses.fields(cls) if f.init]
+    if not args and set(given) <= set(fields):
+        return
+    taken = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    kinds = [x.kind for x in taken]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for name in set(given) - {x.name for x in taken}:
+            raise TypeError(unknown(cls.__name__, fields, name, advice, given[name]))
+    if args and all(kind is inspect.Parameter.KEYWORD_ONLY for kind in kinds):
+        raise TypeError(
+            f"{cls.__name__} takes no positional argument: give fields by name, such as lr=0.1, and parameters to the"
+            f" optimizer: Optimizer(params, {cls.__name__}(...))"
+        )
