@@ -201,6 +201,8 @@ class Fused(ABC):
     name: ClassVar[str]
     batch: ClassVar[type[Any]]
     """The kind of `Batch` that the engine runs."""
+    lean: ClassVar[bool] = False
+    """See `arrayopt.fusion.trace.trace`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
@@ -213,7 +215,7 @@ class Fused(ABC):
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
         for stats in (False, True):
-            for plan in _plans(bucket, stats=stats):
+            for plan in _plans(bucket, stats=stats, lean=self.lean):
                 layout(plan)
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
@@ -225,7 +227,7 @@ class Fused(ABC):
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
-        plans, lines = _plans(bucket, stats=False), list[str]()
+        plans, lines = _plans(bucket, stats=False, lean=self.lean), list[str]()
         for plan, ranks in plans.items():
             if len(plans) > 1:
                 lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}:")
@@ -280,7 +282,9 @@ class Fused(ABC):
             found: dict[Any, list[int]] = {}
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if g is not None or common is not None:
-                    plan = plan_for(bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats)
+                    plan = plan_for(
+                        bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats, lean=self.lean
+                    )
                     small = self.side_by_side and suits(tensor.array.shape) and not plan.spilled
                     split = lanes(plan) if small else None
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
@@ -295,9 +299,9 @@ class Fused(ABC):
         return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
 
 
-def _plans(bucket: Bucket, *, stats: bool) -> dict[Plan, list[int]]:
+def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[int]]:
     """The plans that a bucket's tensors take, and the ranks that take each."""
     dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[int]]()
     for rank in sorted({x.array.ndim for x in bucket.tensors if size(x.array)}):
-        found.setdefault(plan_for(bucket.rule, rank, dtype, stats=stats), []).append(rank)
+        found.setdefault(plan_for(bucket.rule, rank, dtype, stats=stats, lean=lean), []).append(rank)
     return found

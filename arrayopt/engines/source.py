@@ -56,5 +56,5 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
         raise TypeError(f"source: `rank` must be an integer; got {rank!r}")
     if not 0 <= rank <= MOST:
         raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
-    plan = plan_for(rule, rank, dtype)
+    plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
     return ENGINES[engine].emitter()(plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")

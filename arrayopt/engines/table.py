@@ -44,6 +44,11 @@ class EngineRow:
         made: Engine = getattr(import_module(self.home[0]), self.home[1])()
         return made
 
+    @property
+    def lean(self) -> bool:
+        """Whether the engine's code has few registers; see `arrayopt.fusion.trace.trace`."""
+        return bool(getattr(import_module(self.emits), "LEAN", False))
+
     def emitter(self) -> Callable[..., str]:
         """The function that writes the engine's code; it needs neither the engine's package nor a device."""
         emit: Callable[..., str] = import_module(self.emits).emit

@@ -72,13 +72,14 @@ class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
     In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in.
+    the smallest normal number of the dtype that arithmetic is done in; for `lean` see `arrayopt.fusion.trace.trace`.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
     element: str = "C"
     flat: bool = False
     tiny: float = float(np.finfo("float64").tiny)
+    lean: bool = False
 
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""

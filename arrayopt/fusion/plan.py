@@ -195,12 +195,12 @@ def _prologues(
 
 
 @cache
-def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
+def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool, lean: bool) -> Plan:
     """The plan of a structure of rule: flat where that will do."""
     try:
-        return plan(trace(key.rule, rank, dtype, flat=True, clip=clip, stats=stats))
+        return plan(trace(key.rule, rank, dtype, flat=True, clip=clip, stats=stats, lean=lean))
     except NotFlat:
-        return plan(trace(key.rule, rank, dtype, clip=clip, stats=stats))
+        return plan(trace(key.rule, rank, dtype, clip=clip, stats=stats, lean=lean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +217,12 @@ class _ByStructure:
 
 
 @cache
-def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool) -> Plan:
+def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool, lean: bool) -> Plan:
     """The plan, or, where shape does not matter, that of a lower rank that does the same."""
-    made = _cached(key, rank, dtype, clip, stats)
+    made = _cached(key, rank, dtype, clip, stats, lean)
     for lower in range(rank if made.element == "C" else 0):
         try:
-            other = _cached(key, lower, dtype, clip, stats)
+            other = _cached(key, lower, dtype, clip, stats, lean)
         except TraceError:  # not every rule is defined for every rank
             continue
         if other.element == made.element and other.key == made.key:
@@ -230,7 +230,7 @@ def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool)
     return made
 
 
-def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False) -> Plan:
+def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False, lean: bool = False) -> Plan:
     """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace`.
 
     With `stats` it is the plan of what a step reports. It writes nothing, and is run before the update, whose plan is
@@ -240,4 +240,4 @@ def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bo
     Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
     which a rule does the same share a plan.
     """
-    return _merged(_ByStructure(rule), rank, dtype, clip, stats)
+    return _merged(_ByStructure(rule), rank, dtype, clip, stats, lean)

@@ -29,10 +29,12 @@ class Symbol:
     `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where its length is one.
     """
 
-    differentiable = False
-
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
         self.graph, self.node, self.dims, self.dtype = graph, node, dims, dtype
+
+    @property
+    def lean(self) -> bool:
+        return self.graph.lean
 
     @property
     def ndim(self) -> int:

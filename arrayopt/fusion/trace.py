@@ -51,7 +51,16 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
         raise TraceError(f"{type(rule).__name__} cannot be traced: {error!r}{WAY_OUT}") from error
 
 
-def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool = False, stats: bool = False) -> Trace:
+def trace(
+    rule: Rule,
+    rank: int,
+    dtype: str,
+    *,
+    flat: bool = False,
+    clip: bool = False,
+    stats: bool = False,
+    lean: bool = False,
+) -> Trace:
     """Trace a rule's update of a tensor.
 
     Parameters
@@ -70,6 +79,9 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
         Whether to trace what is reported, norms too, in place of what is stored. The two are traces apart, so that a
         report can change nothing of the update.
 
+    lean : bool
+        Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
+
     Raises
     ------
     TraceError
@@ -82,7 +94,7 @@ def trace(rule: Rule, rank: int, dtype: str, *, flat: bool = False, clip: bool =
     element = "C" if flat else ELEMENT[max(1, min(rank, 4))]
     working = WORKING[dtype]
     real = REAL.get(working, working)
-    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny))
+    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny), lean=lean)
     if flat:
         dims = tuple(str(i) for i in range(rank))
     else:

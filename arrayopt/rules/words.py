@@ -111,7 +111,7 @@ def root_of_squares(xp: Any, square: Array, shrunk: Array, small: float) -> Arra
 
 
 PAIR = {"float32": (2.0**63, 2.0**-50), "float64": (2.0**511, 2.0**-490)}
-"""Two scales that all sizes of norms are in reach of, up to 2^114 and 2^1002, where no derivative is taken."""
+"""Two scales that all sizes of norms are in reach of, up to 2^114 and 2^1002."""
 
 TINY = {"float32": 2.0**-100, "float64": 2.0**-900}
 """Sums of squares below these have lost digits, or all of them, to underflow."""
@@ -201,13 +201,12 @@ def finite(xp: Any, square: Array) -> Array:
 
 
 def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool = False) -> Array:
-    """√over(|x|²), `over` a sum or a mean; also where these squares overflow or underflow.
+    """√over(|x|²), `over` a sum or a mean; also where squares overflow or underflow.
 
-    The scales are powers of two, so that the result does not depend on which is taken. What is traced has two, unless
-    sums of `all_sizes` are to be finite; these would do elsewhere, but for derivatives: those through the first would
-    underflow.
+    The scales are powers of two, so that the result does not depend on which is taken. Where registers are few there
+    are two, unless sums of `all_sizes` are to be finite.
     """
-    if not all_sizes and not getattr(x, "differentiable", True):
+    if not all_sizes and getattr(x, "lean", False):
         large, small = PAIR[real_name(x)]
         grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
@@ -220,8 +219,8 @@ def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool 
 def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False, all_sizes: bool = False) -> Array:
     """The Euclidean norm over the whole tensor, 0-d, or over some of its axes.
 
-    With `all_sizes` it is infinite only if an element is, or if no number is so large; else it may be so from 1e33 on
-    in float32, 1e302 in float64.
+    It is infinite only if an element is, or if no number is so large; on a GPU, without `all_sizes`, from 1e34 on in
+    float32, 1e301 in float64.
     """
     return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims), all_sizes=all_sizes)
 

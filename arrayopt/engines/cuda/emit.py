@@ -12,7 +12,10 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["emit"]
+__all__ = ["LEAN", "emit"]
+
+LEAN = True
+"""A thread has 80 registers where three blocks share a multiprocessor; see `arrayopt.fusion.trace.trace`."""
 
 
 def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".") -> str:

@@ -13,7 +13,7 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.device import access, on_device
-from arrayopt.engines.cuda.emit import emit
+from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
@@ -251,6 +251,7 @@ class CuPy(Fused):
     name = "cupy"
     batch = _Table
     side_by_side = False
+    lean = LEAN
     counts = True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""

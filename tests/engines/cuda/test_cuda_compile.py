@@ -33,7 +33,7 @@ def kernels():
         for dtype in DTYPES:
             if dtype.startswith("complex") and not rule.complex_ok:
                 continue
-            ranks = (1,) if plan_for(rule, 4, dtype).element == "C" else (1, 2)
+            ranks = (1,) if plan_for(rule, 4, dtype, lean=True).element == "C" else (1, 2)
             yield from ((name, dtype, rank) for rank in ranks)
     yield from (("CAME", "float32", 4), ("Adafactor", "float32", 4))
 

@@ -19,7 +19,7 @@ some = settings(max_examples=examples(25), deadline=None, derandomize=True)
 
 
 def check(rule, shapes, lag, chosen):
-    plan = plan_for(rule, len(shapes[0]), "float32")
+    plan = plan_for(rule, len(shapes[0]), "float32", lean=True)
     geo = geometry(shapes, plan.element)
     tiles(geo, plan.element)
     made = stages(plan)
