@@ -35,13 +35,13 @@ def init(
     groups : mapping of pattern to overrides, optional
         As for `Optimizer`; give the same to `update`.
     loss_scale : LossScale, optional
-        A loss scale that is part of the state; give the same to `update`.
+        A loss scale whose value is kept in the state; give the same to `update`.
 
     Returns
     -------
     dict
         ``{"step": 0, "tensors": {name: {"t": 0, slot: array, ...}}}``: steps made, and for each tensor its own number
-        of updates and its slots, masters and averages too. With a loss scale, ``"loss_scale": {"scale", "good"}``.
+        of updates and its slots, with masters and averages. With a loss scale, ``"loss_scale": {"scale", "good"}``.
 
     Raises
     ------
@@ -121,11 +121,12 @@ def update(
     clip_norm : number or 0-d array, optional
         As for `Optimizer`, without schedules.
     loss_scale : LossScale, number or 0-d array, optional
-        What the gradients are of the loss times, and are divided by: a `LossScale` that `init` was given too, whose
-        scale is ``state["loss_scale"]["scale"]``, or the scale itself. A gradient that is not finite skips the step.
+        The factor that the loss was multiplied by; gradients are divided by it. Either the number, or a `LossScale`
+        that `init` was given too: multiply the loss by ``state["loss_scale"]["scale"]`` then. A gradient that is not
+        finite skips the step.
     skip_nonfinite : bool, default False
-        Whether such a gradient skips the step without a loss scale too. Of a skipped step only ``state["step"]`` and
-        the loss scale are new.
+        Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes only
+        ``state["step"]`` and the loss scale.
     stats : bool, default False
         Return statistics too.
 
@@ -146,7 +147,7 @@ def update(
     -----
     Works under ``jax.jit``, ``jax.grad`` and ``jax.lax.scan``, with PyTorch's autograd, and on every array-API library.
     A traced step cannot raise: a sequence that runs out gives NaN, and schedule values are not checked. Nor can it
-    branch: whether it is skipped is a `where` over parameters and state.
+    branch: to skip a step, it selects the old parameters and state with `where`.
 
     Examples
     --------
