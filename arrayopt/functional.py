@@ -1,6 +1,6 @@
 """The functional form: state in, state out; nothing is written, and everything can be traced or differentiated."""
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -35,13 +35,13 @@ def init(
     groups : mapping of pattern to overrides, optional
         As for `Optimizer`; give the same to `update`.
     loss_scale : LossScale, optional
-        A loss scale that is part of the state; give the same to `update`.
+        A loss scale whose value is kept in the state; give the same to `update`.
 
     Returns
     -------
     dict
         ``{"step": 0, "tensors": {name: {"t": 0, slot: array, ...}}}``: steps made, and for each tensor its own number
-        of updates and its slots, masters and averages too. With a loss scale, ``"loss_scale": {"scale", "good"}``.
+        of updates and its slots, with masters and averages. With a loss scale, ``"loss_scale": {"scale", "good"}``.
 
     Raises
     ------
@@ -66,6 +66,7 @@ def init(
 Rule.init = init  # as a method of rules, which know nothing of trees of parameters
 
 
+@overload
 def update(
     rule: Rule,
     params: Any,
@@ -76,7 +77,33 @@ def update(
     clip_norm: Any = None,
     loss_scale: Any = None,
     skip_nonfinite: bool = False,
-) -> tuple[Any, dict[str, Any]]:
+    stats: Literal[False] = False,
+) -> tuple[Any, dict[str, Any]]: ...
+@overload
+def update(
+    rule: Rule,
+    params: Any,
+    grads: Any,
+    state: dict[str, Any],
+    *,
+    groups: Groups | None = None,
+    clip_norm: Any = None,
+    loss_scale: Any = None,
+    skip_nonfinite: bool = False,
+    stats: Literal[True],
+) -> tuple[Any, dict[str, Any], dict[str, Any]]: ...
+def update(
+    rule: Rule,
+    params: Any,
+    grads: Any,
+    state: dict[str, Any],
+    *,
+    groups: Groups | None = None,
+    clip_norm: Any = None,
+    loss_scale: Any = None,
+    skip_nonfinite: bool = False,
+    stats: bool = False,
+) -> Any:
     """One step, as a pure function.
 
     Parameters
@@ -94,16 +121,22 @@ def update(
     clip_norm : number or 0-d array, optional
         As for `Optimizer`, without schedules.
     loss_scale : LossScale, number or 0-d array, optional
-        What the gradients are of the loss times, and are divided by: a `LossScale` that `init` was given too, whose
-        scale is ``state["loss_scale"]["scale"]``, or the scale itself. A gradient that is not finite skips the step.
+        The factor that the loss was multiplied by; gradients are divided by it. Either the number, or a `LossScale`
+        that `init` was given too: multiply the loss by ``state["loss_scale"]["scale"]`` then. A gradient that is not
+        finite skips the step.
     skip_nonfinite : bool, default False
-        Whether such a gradient skips the step without a loss scale too. Of a skipped step only ``state["step"]`` and
-        the loss scale are new.
+        Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes only
+        ``state["step"]`` and the loss scale.
+    stats : bool, default False
+        Return statistics too.
 
     Returns
     -------
     params, state
         New ones, in the same structure and dtypes.
+    stats
+        With ``stats=True``: for each tensor that has a gradient its norms, and its trust ratio where the rule has one,
+        ``{name: {"param_norm": ..., ...}}``, as 0-d arrays. Of a skipped step they mean nothing.
 
     Raises
     ------
@@ -114,7 +147,7 @@ def update(
     -----
     Works under ``jax.jit``, ``jax.grad`` and ``jax.lax.scan``, with PyTorch's autograd, and on every array-API library.
     A traced step cannot raise: a sequence that runs out gives NaN, and schedule values are not checked. Nor can it
-    branch: whether it is skipped is a `where` over parameters and state.
+    branch: to skip a step, it selects the old parameters and state with `where`.
 
     Examples
     --------
@@ -128,6 +161,8 @@ def update(
     _check_state(state)
     if not isinstance(skip_nonfinite, bool):
         raise TypeError(f"update: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
+    if not isinstance(stats, bool):
+        raise TypeError(f"update: `stats` must be True or False; got {stats!r}")
     clip_norm = scalar("update: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     named = named_params(params, "update", functional=True)
     matched = match_grads("update", named, grads, devices=False)
@@ -143,6 +178,7 @@ def update(
     hypers = {id(r): r.at(state["step"]) for r in rules.values()}
     tensors = dict(state["tensors"])
     new: list[Any] = []
+    reports: dict[str, Any] = {}
     for name, p in named:
         g = matched[name]
         if g is None:
@@ -154,13 +190,17 @@ def update(
         expected = list(r.all_slots(np, np.zeros((1,) * p.ndim), dtype_name(p)))
         if set(slots) != set(expected):
             raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
-        q, slots, _ = apply(r, p, g, slots, t, hypers[id(r)], clip=verdict.factor)
+        with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+            q, slots, report = apply(r, p, g, slots, t, hypers[id(r)], clip=verdict.factor, stats=stats)
+        if stats:
+            reports[name] = report
         new.append(choose(verdict.skip, p, q))
         tensors[name] = {key: choose(verdict.skip, old[key], x) for key, x in {"t": t, **slots}.items()}
     leaves, made = iter(new), {**state, "step": state["step"] + 1, "tensors": tensors}
     if isinstance(loss_scale, LossScale):
         made["loss_scale"] = loss_scale.next(state["loss_scale"], verdict.skip)
-    return rebuild(params, lambda leaf: leaf if leaf is None else next(leaves)), made
+    new_params = rebuild(params, lambda leaf: leaf if leaf is None else next(leaves))
+    return (new_params, made, reports) if stats else (new_params, made)
 
 
 def _verdict(named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, limit: Any, check: bool) -> Verdict:

@@ -36,53 +36,54 @@ class Optimizer(Saved):
     rule : Rule
         The update rule.
     groups : mapping of pattern to dict, or list of such pairs, optional
-        What some tensors have otherwise: ``{"*.bias": {"weight_decay": 0.0}}``. A pattern is a glob over the whole
-        name, a compiled regular expression (searched for), or a function ``f(name, array)``. The first match wins;
-        tensors without one follow the rule as it is.
+        Other settings for some tensors: ``{"*.bias": {"weight_decay": 0.0}}``. A pattern is a glob that must match the
+        whole name, a compiled regular expression that must be found in the name, or a function ``f(name, array)``. The
+        first pattern that matches wins. Tensors that no pattern matches use the rule as it is.
     engine : str, default "auto"
-        What runs the rule: ``"auto"`` chooses by the arrays; ``"array_api"`` runs it as written.
+        What runs the rule. ``"auto"`` chooses the fastest for the arrays; ``"array_api"`` runs the rule as written.
     clip_norm : number, schedule or sequence, optional
-        Scale all gradients down together where their joint Euclidean norm is above this, in (0, inf).
+        The largest joint Euclidean norm of all gradients, in (0, inf). Where the norm is larger, all gradients are
+        scaled down together.
     loss_scale : LossScale or number, optional
-        What the gradients are of the loss times: they are divided by it, and where one is not finite the step is
-        skipped. The loss is to be multiplied by the attribute `loss_scale`.
+        The factor that you multiply the loss by. `step` divides the gradients by it, and skips the step if one is not
+        finite. Multiply the loss by the attribute `loss_scale`.
     skip_nonfinite : bool, default False
-        Skip steps with a gradient that is not finite, without a loss scale too. A skipped step changes no parameter,
-        slot or count of updates; schedules go on.
+        Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes no
+        parameter, slot or count of updates; schedules go on.
     accumulate : int, default 1
-        So many calls of `step` make a step, by the mean of their gradients.
+        The number of calls of `step` that make one update, by the mean of their gradients.
     stats : bool, default False
         Collect `Optimizer.stats` in each step.
 
     Attributes
     ----------
     params
-        The parameters, in the structure given (list of group dicts: a flat list in their order). Arrays in it may be
-        replaced by others of the same shape, dtype, library and device: ``opt.params["w"] = w``, or all at once:
-        ``opt.params = tree``. The optimizer goes on from them.
+        The parameters, in the structure given (list of group dicts: a flat list in their order). You may replace an
+        array by another of the same shape, dtype, library and device: ``opt.params["w"] = w``, or all at once:
+        ``opt.params = tree``. The next step starts from it.
     rule : Rule
-        What tensors follow where their group does not say otherwise. Its fields can be read and set on the optimizer:
+        The rule of all tensors whose group has no other value. Read and set its fields on the optimizer:
         ``opt.lr = 0.1``.
     groups : tuple of Group
-        The groups, in order; their fields can be set too: ``opt.groups[0].lr = 0.1``.
+        The groups, in order. Their fields can be set too: ``opt.groups[0].lr = 0.1``.
     step_count : int
-        Steps made, skipped ones too: what schedules see in the next step.
+        The number of steps made, with the skipped ones. Schedules get this number in the next step.
     loss_scale : float or 0-d array
-        What to multiply the loss by for the next step; 1.0 where the Optimizer was made without.
+        The factor for the loss in the next step; 1.0 without a loss scale.
     state : mapping of str to mapping
-        For each tensor its number of updates ``t`` and its slots, by name.
+        The state of each tensor by its name: the number of updates ``t``, and the slots.
     stats : Stats
-        Trust ratio and norms of the last step, with ``stats=True``; the joint norm and how many steps were skipped.
+        Trust ratios and norms of the last step, with ``stats=True``; the joint norm; the number of skipped steps.
 
     Raises
     ------
     TypeError, ValueError
-        For parameters, groups or options that cannot be used, saying which and why.
+        If parameters, groups or options cannot be used. The message says which and why.
 
     Notes
     -----
-    Writable arrays (NumPy, CuPy, PyTorch, ...) are updated in place; others (JAX, read-only) are replaced, so keep what
-    `step` returns. A step that raises has changed nothing, but for what a hook did.
+    Writable arrays (NumPy, CuPy, PyTorch, ...) are updated in place. Others (JAX, read-only arrays) are replaced, so
+    keep what `step` returns. A step that raises changes nothing, except what a hook has done.
 
     Examples
     --------
@@ -130,16 +131,17 @@ class Optimizer(Saved):
         Parameters
         ----------
         grads : tree of arrays and None
-            In the structure of the parameters, or a flat mapping by tensor name; with params as a list of group dicts,
-            a flat list in their order. Shapes, library and device as the parameters'; any floating dtype of the same
-            kind. A tensor whose gradient is None is left out of this step and keeps its own number of updates.
+            In the structure of the parameters, or a flat mapping by tensor name. If params were a list of group dicts:
+            a flat list in their order. Shapes, library and device are those of the parameters; the dtype may be another
+            of the same kind, real or complex. A tensor whose gradient is None stays as it is in this step.
         loss_scale : number or 0-d array, optional
-            What the gradients are of the loss times in this step, in (0, inf), for an Optimizer without one of its own.
+            The factor that the loss was multiplied by in this step, in (0, inf); only if the Optimizer was made without
+            a loss scale.
 
         Returns
         -------
         params
-            The parameters, in the structure given: the very same object where all arrays could be written in place.
+            The parameters, in the structure given: the same object if all arrays could be written in place.
 
         Raises
         ------
@@ -148,8 +150,8 @@ class Optimizer(Saved):
         RuntimeError
             If another thread is using the Optimizer.
         ValueError
-            If gradients do not match the parameters (listing every mismatch), or a schedule's value is out of range or
-            its sequence has run out, or `loss_scale` is given twice. Nothing has been changed then.
+            If gradients do not match the parameters (the message lists every mismatch), a schedule's value is out of
+            range, a sequence has run out, or `loss_scale` is given twice. Nothing has changed then.
         """
         with self._guard("Optimizer.step"):
             for before in list(self._before):
@@ -164,7 +166,7 @@ class Optimizer(Saved):
             return self.params
 
     def _limit(self) -> float | None:
-        """What the joint norm is limited to in the next step."""
+        """The limit of the joint norm in the next step."""
         if self.clip_norm is None:
             return None
         return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
@@ -173,10 +175,11 @@ class Optimizer(Saved):
         return self._run.peek("skipped")
 
     def advance(self, *, loss_scale: float | None = None) -> None:
-        """The host's half of a step: schedules move on, and hyper-parameters go where `launch` finds them.
+        """The host's half of a step: move schedules on, and put hyper-parameters where `launch` finds them.
 
-        A step that was captured in a CUDA graph is replayed after it, with new learning rates and step counts; see the
-        documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with hooks and statistics.
+        Call it before each replay of a step that was captured in a CUDA graph: the replay then uses new learning rates
+        and step counts. See the documentation, "On a GPU". ``step(grads)`` is ``advance()`` and ``launch(grads)``, with
+        hooks and statistics.
 
         Parameters
         ----------
@@ -188,14 +191,14 @@ class Optimizer(Saved):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients, which `step` alone does.
+            If the Optimizer accumulates gradients: only `step` can do that.
         """
         with self._guard("Optimizer.advance"):
             self._parameters.take_up()
             self._step.advance(loss_scale, self._limit())
 
     def launch(self, grads: Any) -> Any:
-        """The device's half of a step: parameters and state are updated, with what `advance` has said.
+        """The device's half of a step: update parameters and state with the numbers that `advance` prepared.
 
         On a GPU it can be captured in a CUDA graph, after one step with the same arrays.
 
@@ -212,7 +215,7 @@ class Optimizer(Saved):
         Raises
         ------
         ValueError
-            As `step`; or if arrays are not those of a captured step, which has their addresses.
+            As `step`; or if arrays are not those of the captured step, which has their addresses.
         RuntimeError
             If `advance` has not been called, or groups have changed since.
         """
@@ -229,25 +232,25 @@ class Optimizer(Saved):
 
     @property
     def step_count(self) -> int:
-        """Steps made, skipped ones too: what schedules see in the next step."""
+        """The number of steps made, with the skipped ones. Schedules get this number in the next step."""
         return self._run.steps
 
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """For each tensor its number of updates ``t`` and its slots, by name."""
+        """The state of each tensor by its name: the number of updates ``t``, and the slots."""
         self._parameters.lend()
         return MappingProxyType({x.name: TensorState(x) for x in self._parameters.all})
 
     @property
     def stats(self) -> Stats:
-        """Trust ratio and norms of the last step, with ``stats=True``."""
+        """Trust ratios and norms of the last step, with ``stats=True``."""
         return self._stats
 
     @property
     def loss_scale(self) -> Any:
-        """What to multiply the loss by for the next step; 1.0 where the Optimizer was made without.
+        """The factor for the loss in the next step; 1.0 without a loss scale.
 
-        A float; where a GPU decides if a step is skipped, a 0-d array that is there, without a wait.
+        A float. Where a GPU decides if a step is skipped, it is a 0-d array on the GPU: reading it here does not wait.
         """
         return self._run.peek("scale")
 
@@ -288,12 +291,13 @@ class Optimizer(Saved):
         return next(iter(found.values())) if len(set(found.values())) == 1 else found
 
     def nonfinite(self) -> list[str]:
-        """The names of the tensors whose gradients were not finite in the last step; waits for the device.
+        """The names of the tensors whose gradients were not finite in the last step. This waits for the device.
 
         Returns
         -------
         list of str
-            A RuntimeError if no step has looked, for want of `skip_nonfinite`, a loss scale or `clip_norm`.
+            Steps look for such gradients with `skip_nonfinite`, a loss scale or `clip_norm`; otherwise this raises a
+            RuntimeError.
         """
         return self._step.judging.nonfinite()
 
@@ -303,7 +307,7 @@ class Optimizer(Saved):
         Returns
         -------
         params
-            For tensors without `ema_decay`, copies of the parameters themselves.
+            Tensors without `ema_decay` have no average: a copy of the parameter stands in its place.
         """
         self._parameters.take_up()
         now = [(x.array, detached(x.slots.get("ema", x.array))) for x in self._parameters.all]
@@ -311,7 +315,7 @@ class Optimizer(Saved):
 
     @property
     def rule(self) -> Rule:
-        """What tensors follow where their group does not say otherwise."""
+        """The rule of all tensors whose group has no other value."""
         return self._rule
 
     def __getstate__(self) -> Any:
@@ -345,24 +349,24 @@ class Optimizer(Saved):
             raise AttributeError(f"Optimizer: {unknown_key(self._rule, name, value)}")
 
     def add_group(self, params: Any, **overrides: Any) -> Group:
-        """Take more parameters in, as a new group; they start with fresh state and a count of their own.
+        """Add parameters, as a new group with fresh state and its own counts of updates.
 
         Parameters
         ----------
         params : tree of arrays
-            A dict of new keys where the parameters are a dict; an array or a list, to append, where they are a list.
+            If the parameters are a dict: a dict with new keys. If they are a list: an array or a list, to append.
         **overrides
-            Hyper-parameters that the group has for itself.
+            The group's own values of the rule's fields.
 
         Returns
         -------
         Group
-            The new group. `params`, and so what `step` expects and returns, now holds the new parameters too.
+            The new group. `params` now holds the new parameters too, and `step` expects their gradients.
 
         Raises
         ------
         TypeError, ValueError
-            As for `Optimizer`; for names that are taken; for parameters that are neither a dict nor a list.
+            As `Optimizer`; also if a name is taken, or the parameters are neither a dict nor a list.
         """
         with self._guard("Optimizer.add_group"):
             return self._parameters.add(params, self._rule, overrides)
@@ -370,29 +374,29 @@ class Optimizer(Saved):
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
     def before_step(self, hook: Callable[["Optimizer", Any], Any]) -> Callable[[], None]:
-        """Have ``hook(opt, grads)`` called first in each step; what it returns, if not None, are the gradients.
+        """Call ``hook(opt, grads)`` at the start of each step. If it returns gradients, the step uses those.
 
         Returns
         -------
         callable
-            Takes the hook away again.
+            Call it to remove the hook.
         """
         return attach(self._before, hook)
 
     def after_step(self, hook: Callable[["Optimizer"], Any]) -> Callable[[], None]:
-        """Have ``hook(opt)`` called at the end of each step.
+        """Call ``hook(opt)`` at the end of each step.
 
         Returns
         -------
         callable
-            Takes the hook away again.
+            Call it to remove the hook.
         """
         return attach(self._after, hook)
 
     # ---- showing -----------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """How a step is run: for each bucket of tensors the engine, why it was chosen, and what it does."""
+        """How a step runs: for each bucket of tensors the engine, why it was chosen, and what it does."""
         return self._step.explain(clips=self.clip_norm is not None)
 
     def __repr__(self) -> str:

@@ -490,3 +490,31 @@ def test_arrays_of_other_libraries_stay_theirs(backend):
     assert len(arrays) > 10
     for x in arrays:
         assert array_api_compat.array_namespace(x) is array_api_compat.array_namespace(backend.array([1.0]))
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_those_of_the_optimizer_and_change_nothing():
+    rule, params = ao.LAMB(lr=0.1), {"w": np.full((2, 3), 2.0), "b": np.ones(3), "left": np.ones(2)}
+    grads = {"w": np.full((2, 3), 0.5), "b": np.ones(3), "left": None}
+    state = rule.init(params)
+    new, after, stats = ao.update(rule, params, grads, state, stats=True)
+    plain, same = ao.update(rule, params, grads, state)
+    opt = ao.Optimizer({name: p.copy() for name, p in params.items()}, rule, engine="array_api", stats=True)
+    opt.step(grads)
+    assert set(stats) == {"w", "b"}
+    assert {name: {key: float(x) for key, x in found.items()} for name, found in stats.items()} == opt.stats.read()
+    assert all(np.array_equal(new[name], plain[name]) for name in params)
+    assert np.array_equal(after["tensors"]["w"]["v"], same["tensors"]["w"]["v"])
+    with pytest.raises(TypeError, match="update: `stats` must be True or False; got 1"):
+        ao.update(rule, params, grads, state, stats=1)
+
+
+def test_statistics_can_be_traced():
+    rule, params = ao.LAMB(lr=0.1), {"w": jnp.full((2, 3), 2.0)}
+    state = rule.init(params)
+    _, _, stats = jax.jit(lambda p, s: ao.update(rule, p, p, s, stats=True))(params, state)
+    _, _, plain = ao.update(rule, params, params, state, stats=True)
+    for key, x in plain["w"].items():
+        np.testing.assert_allclose(stats["w"][key], x, rtol=1e-6)

@@ -10,7 +10,7 @@ import arrayopt as ao
 from arrayopt.arrays import WORKING
 from arrayopt.cli.arguments import assignment, listed, make_rule, rule_class, shape
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.table import ENGINES, explain_bucket
+from arrayopt.engines.table import ENGINES, explain_buckets
 from arrayopt.libraries import UnavailableError, numpy_dtype
 from arrayopt.params.groups import Group
 from arrayopt.state.tensors import Tensor
@@ -66,7 +66,7 @@ def run(given: argparse.Namespace) -> int:
         places = list(range(len(tensors)))
         group = Group("all", rule, {}, tensors)
         bucket = Bucket(groups=[group], tensors=tensors, group_of=[0] * len(tensors), places=places)
-        text = explain_bucket(bucket, given.engine)
+        text = explain_buckets([bucket], given.engine)
         if given.source:
             ranks = sorted({len(x) for x in given.shapes})
             chosen = {} if given.engine == "auto" else {"engine": given.engine}

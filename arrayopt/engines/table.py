@@ -1,6 +1,6 @@
 """The table of engines, and the one place where one is chosen. A new engine is a folder and a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from arrayopt.engines.base import Engine
 from arrayopt.engines.bucket import Bucket
 from arrayopt.fusion.symbol import TraceError
 
-__all__ = ["ENGINES", "FUSED", "EngineRow", "explain_bucket", "select"]
+__all__ = ["ENGINES", "FUSED", "EngineRow", "explain_buckets", "select"]
 
 
 @dataclass(frozen=True)
@@ -152,15 +152,15 @@ def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
     return engine
 
 
-def explain_bucket(bucket: Bucket, engine: str) -> str:
-    """In some lines: the rules, the tensors, the engine and why it was chosen, and what it does."""
-    chosen, why = select(engine, bucket)
-    first, total = bucket.tensors[0].array, sum(size(tensor.array) for tensor in bucket.tensors)
-    where = f"{library(first)} on {place(first)[1]}"
-    return "\n".join(
-        [
-            *(repr(group.rule) for group in bucket.groups),
-            f"  {len(bucket.tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}",
-            f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}",
-        ]
-    )
+def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
+    """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and what it does."""
+    groups = {id(group): group for bucket in buckets for group in bucket.groups}
+    lines = [f"{group.label}: {group.rule!r}" if len(groups) > 1 else repr(group.rule) for group in groups.values()]
+    for bucket in buckets:
+        chosen, why = select(engine, bucket)
+        first, total = bucket.tensors[0].array, sum(size(tensor.array) for tensor in bucket.tensors)
+        where = f"{library(first)} on {place(first)[1]}"
+        owners = f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
+        lines.append(f"  {len(bucket.tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}{owners}")
+        lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
+    return "\n".join(lines)

@@ -67,7 +67,7 @@ def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = Fal
     norm = total if scale is None else total / scale
     factor = None if scale is None else 1.0 / scale
     if limit is not None:
-        larger = norm > limit  # not so for NaN, which clipping is not to hide
+        larger = norm > limit  # False for NaN: clipping must not hide it
         clip = choose(larger, limit / choose(larger, norm, 1.0), 1.0)
         factor = clip if factor is None else clip * factor
     finite = math.isfinite(total) if isinstance(total, float) else array_namespace(total).isfinite(total)

@@ -23,7 +23,7 @@ def _detach(hooks: list[Any], entry: Any) -> None:
 
 
 class _Hook:
-    """A hook, each time that it is given another one."""
+    """One registration of a hook: the same function may be registered several times, and removed one by one."""
 
     def __init__(self, hook: Any) -> None:
         self.hook = hook

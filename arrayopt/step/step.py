@@ -7,7 +7,7 @@ from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket, Buckets
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.table import explain_bucket, select
+from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
@@ -139,7 +139,7 @@ class Step:
             lines.append(f"the mean gradient of {every} calls; each adds to it: load g sum; store sum")
         if clips or self.judging.skip_nonfinite or self.judging.scaling is not None:
             lines.append("the joint norm of all gradients: load g; reduce per tensor")
-        return "\n".join([*lines, *(explain_bucket(bucket, self._engine) for bucket in self._buckets.now())])
+        return "\n".join([*lines, explain_buckets(self._buckets.now(), self._engine)])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_coming": None}

@@ -14,6 +14,7 @@ from arrayopt.params.given import match_grads, named_params
 from arrayopt.params.trees import flatten, rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.testing.backends import Backend, Stepper, choose, start
+from arrayopt.testing.purity import assert_pure
 from arrayopt.testing.ulps import Scale, ulps
 
 __all__ = ["LIMITS", "Difference", "Outcome", "assert_equivalent", "compare"]
@@ -121,7 +122,8 @@ def assert_equivalent(
     Raises
     ------
     AssertionError
-        If a backend differs by more, or raises, saying of each where: tensor, index, step, both values.
+        If a backend differs by more, or raises, saying of each where: tensor, index, step, both values. If the rule
+        writes its parameter, gradient or state.
     UnavailableError
         If a backend that was named cannot be used here.
     ValueError, TypeError
@@ -179,6 +181,8 @@ def compare(
 
     Raises
     ------
+    AssertionError
+        If the rule writes its parameter, gradient or state.
     UnavailableError, ValueError, TypeError
         As `assert_equivalent`.
     """
@@ -201,6 +205,7 @@ def compare(
         now = reference.params
         grads = match_grads("compare", named, _copies(grads_fn(now, step)))
         given = {name: None if g is None else (to_numpy(g), dtype_name(g)) for name, g in grads.items()}
+        assert_pure(reference, dict(named_params(now)), grads)
         now = _values(reference.step(grads))
         for name, scale in scales.items():
             scale.follow(now[name])

@@ -51,6 +51,33 @@ class Faulty(ao.Rule):
         return xp.where(spot, new + h.wrong, new), {}
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Writing(ao.Rule):
+    """SGD with momentum that may write what it is given."""
+
+    lr: ao.Hyper = ao.real("[0, inf)", 0.1)
+    slot: bool = ao.flag(False)
+    gradient: bool = ao.flag(False)
+    parameter: bool = ao.flag(False)
+
+    def slots(self, xp, p):
+        return {"m": xp.zeros_like(p)}
+
+    def update(self, xp, p, g, s, h):
+        m = s["m"]
+        if self.slot:
+            m *= 0.9
+            m += g
+        else:
+            m = 0.9 * m + g
+        if self.gradient:
+            g *= 2.0
+        if self.parameter:
+            p -= h.lr * m
+            return p, {"m": m}
+        return p - h.lr * m, {"m": m}
+
+
 def problem(dtype="float32"):
     rng = np.random.default_rng(0)
     return {"w": rng.standard_normal((4, 3)).astype(dtype), "b": np.zeros(5, dtype), "s": np.array(0.5, dtype)}
@@ -357,3 +384,19 @@ def test_pytest_is_imported_for_the_fixture_alone():
     code = "import sys, arrayopt.testing; print('pytest' in sys.modules, 'rich' in sys.modules, 'torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False"] * 3
+
+
+# ---- rules that write ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: torch.asarray(x)], ids=["numpy", "torch"])
+@pytest.mark.parametrize(("field", "letter"), [("slot", "m"), ("gradient", "g"), ("parameter", "p")])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_rule_that_writes_what_it_is_given_is_found(field, letter, make, dtype):
+    params = {name: make(p) for name, p in problem(dtype).items()}
+    grads = {name: make(p) for name, p in noise(problem(dtype), 0).items()}
+    others = ["numpy:array_api", "torch:array_api"]
+    with pytest.raises(AssertionError, match=f"Writing.update must not write what it is given; it writes .*`{letter}`"):
+        assert_equivalent(Writing(**{field: True}), params, lambda p, step: grads, engines=others, steps=2)
+    found = assert_equivalent(Writing(), params, lambda p, step: grads, engines=others, steps=2)
+    assert all(not outcome.error for outcome in found.values())

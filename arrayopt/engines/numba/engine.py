@@ -22,7 +22,7 @@ from arrayopt.fusion.plan import Plan
 __all__ = ["Numba"]
 
 SHARED = 1 << 18
-"""So many elements a thread are worth a meeting of all threads; tensors of fewer are one thread's."""
+"""All threads work on a tensor together if each gets at least this many elements; one thread does smaller ones."""
 
 FEW = 8
 """Up to so many gradients, Python asks each where it lies; of more, machine code does."""
