@@ -18,6 +18,23 @@ def pytest_make_parametrize_id(val):
     return re.sub(r" at 0x[0-9a-f]+", "", shown) if " at 0x" in shown else None
 
 
+CASES = pytest.StashKey[dict[str, list[bool]]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Remember which cases each test has, before any are left out."""
+    made = config.stash.setdefault(CASES, {})
+    for item in items:
+        made.setdefault(item.nodeid.partition("[")[0], []).append(item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture
+def cases(request):
+    """Each test that was collected: of each of its cases, whether it is slow."""
+    return request.config.stash[CASES]
+
+
 class Backend(SimpleNamespace):
     """An array-API library: `name`, `xp`, and ways in and out.
 
@@ -80,6 +97,14 @@ def backend(request, monkeypatch):
     if engine:
         monkeypatch.setitem(engines.FUSED, name, () if engine == "array_api" else (engine,))
     return BACKENDS[name] if name in BACKENDS else pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture(params=["numpy", pytest.param("numba", marks=pytest.mark.slow)])
+def auto(request, monkeypatch):
+    """The engine that is chosen where none is named, if it takes the arrays: NumPy compiles nothing, and Numba much."""
+    for library in ("numpy", "torch"):
+        taken = tuple(engine for engine in engines.FUSED[library] if engine == request.param)
+        monkeypatch.setitem(engines.FUSED, library, taken)
 
 
 @pytest.fixture

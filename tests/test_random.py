@@ -17,7 +17,7 @@ import arrayopt as ao
 from arrayopt.params.trees import flatten
 from tests.support.model import Model
 from tests.support.problems import STEPS, problems
-from tests.support.slow import examples
+from tests.support.slow import examples, marked
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf")
@@ -191,7 +191,9 @@ FEW = [
 """Few structures, for each takes modules of some seconds with Numba."""
 
 
-@pytest.mark.parametrize("rule", FEW)
+@pytest.mark.parametrize(
+    "rule", marked([(rule,) for rule in FEW], lambda r: type(r) is ao.SGD, lambda r: type(r).__name__)
+)
 @given(st.data(), st.integers(1, 4), st.booleans())
 @settled(12)
 def test_some_problems_with_numba(rule, data, threads, small):

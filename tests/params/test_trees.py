@@ -215,7 +215,7 @@ def test_pytorch_parameters_as_a_generator_with_some_frozen():
     assert torch.equal(model.bias, bias)
 
 
-def test_dtypes_and_libraries_may_be_mixed():
+def test_dtypes_and_libraries_may_be_mixed(auto):
     made = {
         "numpy": np.full(2, 2.0),
         "float16": np.full(2, 2.0, "float16"),

@@ -13,6 +13,8 @@ import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support.golden_cases import ELSEWHERE, GOLDENS, LEFT_OUT, NOT_COMPARED, OTHERS, REST, SLOTS
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 FOLDER = Path(__file__).parents[1] / "goldens"
 FILES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("**/*.npz"))
 

@@ -103,7 +103,7 @@ RATIOS = {"LAMB": {"trust_ratio"}, "LANS": {"trust_ratio", "trust_ratio_grad"}, 
 
 
 @pytest.mark.parametrize("rule", BASE)
-def test_every_rule_has_norms_and_those_that_adapt_their_ratios(rule):
+def test_every_rule_has_norms_and_those_that_adapt_their_ratios(rule, auto):
     opt = ao.Optimizer({"w": P.copy(), "empty": np.zeros((0, 3))}, getattr(ao, rule)(**BASE[rule]), stats=True)
     opt.step({"w": GRADS[0], "empty": np.zeros((0, 3))})
     assert {name: set(report) for name, report in opt.stats.read().items()} == {
