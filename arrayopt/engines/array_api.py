@@ -145,4 +145,8 @@ def _update(
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
     with on_its_device(p):
-        return apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        new_p, slots, report = apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        if stats:  # what a slot held is about to be overwritten
+            xp = array_namespace(p)
+            report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}
+        return new_p, slots, report
