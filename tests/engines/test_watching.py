@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.fused import Batch
+from arrayopt.engines.table import ENGINES
 from tests.support.cases import ALL, make
 from tests.support.engine_runs import FUSED, REFERENCE, SHAPES, contents, copied, every_row, problem, same_reports
 from tests.support.planning import zeros
@@ -52,14 +52,13 @@ def test_watching_any_rule_changes_no_bit(row):
 
 @pytest.mark.parametrize("engine", FUSED)
 def test_a_step_that_is_watched_runs_the_code_of_one_that_is_not(engine, monkeypatch):
-    launched = []
-    for kind in (x for x in Batch.__subclasses__() if x.__module__.startswith(f"arrayopt.engines.{engine}.")):
+    launched, batch = [], ENGINES[engine].open().batch
 
-        def noted(self, *args, launch=kind.launch):
-            launched.append(self)
-            launch(self, *args)
+    def noted(self, *args, launch=batch.launch):
+        launched.append(self)
+        launch(self, *args)
 
-        monkeypatch.setattr(kind, "launch", noted)
+    monkeypatch.setattr(batch, "launch", noted)
     params, grads = problem((("prime", (13,)),), steps=4)
     opt = ao.Optimizer(copied(params), ao.LAMB(), engine=engine)
     monitor = ao.Monitor(opt, every=2)
