@@ -138,4 +138,7 @@ def _update(
     p, g = detached(tensor.array), detached(g)
     with on_its_device(p):
         new, slots, report = apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        if stats:  # what a slot held is about to be overwritten
+            xp = array_namespace(p)
+            report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}
     return tensor.array if new is p else new, slots, report  # the same object is not written

@@ -119,9 +119,11 @@ def plan(traced: Trace) -> Plan:
     """
     element = traced.element
     whole = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
-    small = {n: _own(n, x) for n, x in traced.outputs.items() if n not in whole}
+    copies: dict[Node, Node] = {}
+    small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
+    reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
     outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}  # the others stay as they are
-    roots = [*outputs.values(), *small.values(), *traced.reports.values()]
+    roots = [*outputs.values(), *small.values(), *reports.values()]
     sums = [n for n in reachable(roots) if n.reduces and n.args[0].axes == element]
     count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
     narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
@@ -133,10 +135,10 @@ def plan(traced: Trace) -> Plan:
     kept = [k for k, p in enumerate(placed.passes) if p.stores or p.reductions]
     passes = tuple(placed.passes[k] for k in kept)
     ready = {s: kept.index(k) + 1 for s, k in placed.summed.items()}
-    prologues = _prologues([*small.values(), *traced.reports.values()], passes, ready, element)
+    prologues = _prologues([*small.values(), *reports.values()], passes, ready, element)
     used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
     used += [x for p in passes for x in p.stores.values()] + [n for part in prologues for x in part for n in x.args]
-    used += [*small.values(), *traced.reports.values()]
+    used += [*small.values(), *reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
     working = WORKING[traced.storage["p"]]
     wide = {"real": REAL.get(working, working), "complex": working}
@@ -147,16 +149,17 @@ def plan(traced: Trace) -> Plan:
         tuple(scalars.values()),
         traced.slots,
         small,
-        traced.reports,
+        reports,
         traced.storage | {name: wide[n.dtype] for name, n in placed.scratch.items()},
         {name: n.dtype for name, n in placed.scratch.items()},
     )
 
 
-def _own(name: str, n: Node) -> Node:
-    """What a small slot is to hold: a copy where it is what another slot held, for that is written too."""
-    taken_over = n.op == "input" and n.data != name
-    return Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id) if taken_over else n
+def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:
+    """What a small slot is to hold, or a report: a copy where it is what another slot held, for that is written too."""
+    if n.op != "input" or n.data == name:
+        return n
+    return copies.setdefault(n, Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id))
 
 
 def _alike(sums: list[Node]) -> list[list[Node]]:

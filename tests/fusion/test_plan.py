@@ -75,12 +75,25 @@ def test_bytes_per_parameter(row):
 
 
 @every_row
-def test_reports_and_clipping_cost_no_bytes(row):
+def test_clipping_costs_no_bytes(row):
     rule = make(*ALL[row])
     for rank in RANKS:
-        plain, more = (plan_for(rule, rank, "float32", clip=x, stats=x) for x in (False, True))
+        plain, more = (plan_for(rule, rank, "float32", clip=x) for x in (False, True))
         assert more.bytes_per_parameter() == plain.bytes_per_parameter()
         assert [list(p.loads) for p in more.passes] == [list(p.loads) for p in plain.passes]
+
+
+@every_row
+def test_reports_are_a_plan_of_their_own_which_writes_nothing(row):
+    """It moves fewer bytes than the update, for it reads no more; and takes no memory of a tensor's size."""
+    rule = make(*ALL[row])
+    for rank in RANKS:
+        for dtype in ("float32", "bfloat16"):
+            update, watching = (plan_for(rule, rank, dtype, stats=x) for x in (False, True))
+            assert watching.reports.keys() >= {"param_norm", "grad_norm", "update_norm"}
+            assert (watching.written, watching.spilled, update.reports) == ((), {}, {})
+            assert not any(p.stores for p in watching.passes)
+            assert watching.bytes_per_parameter() < update.bytes_per_parameter()
 
 
 PLANS = {

@@ -59,11 +59,7 @@ def _each(m: CudaText, stage: Stage) -> None:
             m.put(2, m.declare(n, m.expression(n)))
         if n in m.vector:
             m.put(2, f"step.work[t[VEC{m.vector[n]}] + i] = {m.name(n)};")
-    for name in stage.slots:
-        n = m.plan.small[name]
-        if n.op != "const":
-            m.put(2, m.declare(n, m.value(n)))
-        m.put(2, f"narrow({m.name(n)}, at_{name}[i]);")
+    _store(m, 2, stage, "i")
     m.put(2, *(f"(void){INDEX[x]};" for x in stage.axes))
     m.put(1, "}")
 
@@ -102,11 +98,18 @@ def _whole(m: CudaText, stage: Stage) -> None:
     _read(m, 1, stage.nodes, set(stage.nodes))
     m.put(1, *(m.declare(n, m.expression(n)) for n in stage.nodes if not n.reduces))
     m.put(1, *(f"value[{m.tensor[n]}] = {m.name(n)};" for n in stage.nodes))
+    _store(m, 1, stage, "0")
+
+
+def _store(m: CudaText, depth: int, stage: Stage, index: str) -> None:
+    """Write slots; several may hold the same value."""
+    read = set[Node]()
     for name in stage.slots:
         n = m.plan.small[name]
-        if n.op != "const":
-            m.put(1, m.declare(n, m.value(n)))
-        m.put(1, f"narrow({m.name(n)}, at_{name}[0]);")
+        if n.op != "const" and n not in read:
+            m.put(depth, m.declare(n, m.value(n)))
+        read.add(n)
+        m.put(depth, f"narrow({m.name(n)}, at_{name}[{index}]);")
 
 
 def _reduce(m: CudaText, n: Node) -> None:

@@ -65,15 +65,14 @@ class _Table(Batch):
         self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
         with on_device(self.access, self.device):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
+            self.counts = counts_of(bucket)
+            self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.staged: dict[tuple[int, str], Any] = {}
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
-        self.counts = counts_of(bucket)
-        # what reports is beside the update, which counts; it counts for itself, on a copy
-        self.noted: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
         self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
@@ -193,12 +192,7 @@ class _Table(Batch):
             copy[...] = detached(self.stored(row, name))
         places, queue, ends, counters = self.queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
-        counts = self.counts.array
-        if self.noted is not None:
-            if self.follows_t:
-                self.noted[...] = counts
-            counts = self.noted
-        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, counts)
+        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self._counted_up())
         rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
         self.prepare_kernel((-(-max(len(rows.all), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
         first = 0
@@ -210,6 +204,14 @@ class _Table(Batch):
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 self.replace(row, name, copy)
+
+    def _counted_up(self) -> Any:
+        """The counts that a step moves on: those of the bucket, or, where it only reports, a copy."""
+        if self.own_counts is None:
+            return self.counts.array
+        if self.follows_t:
+            self.own_counts[...] = self.counts.array
+        return self.own_counts
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""
