@@ -157,7 +157,7 @@ def _local_throughout(plan: Plan) -> bool:
         return False
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}
-    small = [n for part in plan.prologues for n in part]
+    small = [n for part in plan.between for n in part]
     axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.reductions), *(n.axes for n in small)}
     mixed = any(n.axes == "" and any(_is_local(a, plan) for a in n.args) for n in small)
     return axes <= {*known, plan.element} and not mixed and all(n.axes == plan.slots[x] for x, n in plan.small.items())
@@ -184,7 +184,7 @@ def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Betwe
     """What is computed per tensor before each segment, and after the last."""
     when, form = dict(ready), staged(plan)
     parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
-    for n in (n for part in plan.prologues for n in part if n.axes == ""):
+    for n in (n for part in plan.between for n in part if n.axes == ""):
         when[n] = max((when.get(a, 0) for a in n.args), default=0)
         parts[when[n]].append(n)
     sums: list[list[Node]] = [[] for _ in parts]

@@ -115,7 +115,7 @@ def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
     form = staged(plan)
     partials = form.reductions
-    small = [*partials, *(n for part in plan.prologues for n in part)]
+    small = [*partials, *(n for part in plan.between for n in part)]
     for n in [*small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")

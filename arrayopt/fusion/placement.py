@@ -163,7 +163,7 @@ class Placement:
         return (n.axes == self.element or n.op == "complex") and not (n.on_host or n.reduces)
 
     def _args(self, n: Node) -> list[Node]:
-        """What a pass computes a value from; values over fewer axes come from a prologue."""
+        """What a pass computes a value from; values over fewer axes are computed between passes."""
         return [a for a in n.args if self._is_element(a)]
 
     def _sources(self, k: int) -> dict[Node, tuple[str, int]]:

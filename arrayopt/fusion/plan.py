@@ -1,8 +1,8 @@
 """Planning: from a trace to passes over the elements, with what little is computed between them.
 
-Pass k reads and writes elements; before it stands prologue k, which computes what varies over fewer axes (per row, per
-column, per tensor) from the sums of the passes before. Threads, blocks and ranks share a pass out by elements, and
-meet at the prologues.
+A pass reads and writes elements. Between passes stands what varies over fewer axes (per row, per column, per tensor):
+it is computed from the sums of the passes before. Threads, blocks and ranks share a pass out by elements, and
+meet between the passes.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class Plan:
         The axes of an element; ``"C"`` where the tensor's shape does not matter.
     passes : tuple of Pass
         The passes, in order.
-    prologues : tuple of tuple of Node
+    between : tuple of tuple of Node
         What is computed before each pass, and after the last, in order.
     scalars : tuple of Node
-        Scalars of the step that passes and prologues use.
+        Scalars of the step that are used.
     slots : dict of str to str
         Slots and their axes.
     small : dict of str to Node
-        Slots that vary over fewer axes than the elements, with what they are to hold after the last prologue.
+        Slots that vary over fewer axes than the elements, with what they are to hold after the last pass.
     reports : dict of str to Node
         Values per tensor to be reported.
     storage : dict of str to str
@@ -48,7 +48,7 @@ class Plan:
 
     element: str
     passes: tuple[Pass, ...]
-    prologues: tuple[tuple[Node, ...], ...]
+    between: tuple[tuple[Node, ...], ...]
     scalars: tuple[Node, ...]
     slots: dict[str, str]
     small: dict[str, Node]
@@ -85,7 +85,7 @@ class Plan:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do but to count."""
-        return not (self.passes or any(self.prologues) or self.written)
+        return not (self.passes or any(self.between) or self.written)
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
@@ -135,9 +135,9 @@ def plan(traced: Trace) -> Plan:
     kept = [k for k, p in enumerate(placed.passes) if p.stores or p.reductions]
     passes = tuple(placed.passes[k] for k in kept)
     ready = {s: kept.index(k) + 1 for s, k in placed.summed.items()}
-    prologues = _prologues([*small.values(), *reports.values()], passes, ready, element)
+    between = _between([*small.values(), *reports.values()], passes, ready, element)
     used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
-    used += [x for p in passes for x in p.stores.values()] + [n for part in prologues for x in part for n in x.args]
+    used += [x for p in passes for x in p.stores.values()] + [n for part in between for x in part for n in x.args]
     used += [*small.values(), *reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
     working = WORKING[traced.storage["p"]]
@@ -145,7 +145,7 @@ def plan(traced: Trace) -> Plan:
     return Plan(
         element,
         passes,
-        prologues,
+        between,
         tuple(scalars.values()),
         traced.slots,
         small,
@@ -180,10 +180,10 @@ def _last_chance(s: Node, outputs: dict[str, Node], sums: list[Node], count: int
     return last
 
 
-def _prologues(
+def _between(
     roots: list[Node], passes: tuple[Pass, ...], ready: dict[Node, int], element: str
 ) -> tuple[tuple[Node, ...], ...]:
-    """Values over fewer axes than the elements, each in the first prologue that it can be computed in."""
+    """Values over fewer axes than the elements, each before the first pass that it can be computed before."""
     wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.reductions]
     wanted += [*roots, *(x for p in passes for x in p.stores.values())]
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]

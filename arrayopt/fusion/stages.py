@@ -118,7 +118,7 @@ def staged(plan: Plan) -> Stages:
     written = {name: n for name, n in plan.small.items() if name in plan.written}
     between = [
         Between(plan.passes[k - 1].reductions if k else (), loops(part, plan.element))
-        for k, part in enumerate(plan.prologues)
+        for k, part in enumerate(plan.between)
     ]
     between[-1] = Between(between[-1].combine, between[-1].after, written)
     return Stages(tuple(_sweep(p, plan.element) for p in plan.passes), tuple(between))

@@ -25,7 +25,7 @@ def test_stages_are_the_plan(name, options):
         made = set()
         for k, between in enumerate(form.between):
             assert between.combine == (plan.passes[k - 1].reductions if k else ())
-            assert set(between.nodes) == set(plan.prologues[k])
+            assert set(between.nodes) == set(plan.between[k])
             made |= set(between.combine)
             for loop in between.after:
                 for n in loop.nodes:

@@ -19,7 +19,7 @@ def check(plan):
     def small(n):
         return n.op == "input" and n.axes != plan.element and n.data in plan.small
 
-    for k, part in enumerate(plan.prologues):
+    for k, part in enumerate(plan.between):
         for n in part:
             assert n.axes != plan.element
             assert all(ready(a) for a in n.args), n

@@ -1,8 +1,8 @@
 """Emitting Numba: a plan as the text of a Python module of fused loops.
 
 For each pass k there is `pass_k`, the loop over a stretch of elements, and `units_k`, which runs it over units of one
-tensor; for each prologue `between_k`. `run` does stages of a list of tensors, one tensor after the other: stage 2k is
-prologue k, stage 2k + 1 one thread's share of pass k.
+tensor; for what comes before it `between_k`. `run` does stages of a list of tensors, one tensor after the other: stage
+2k is `between_k`, stage 2k + 1 one thread's share of pass k.
 """
 
 from collections.abc import Iterable
@@ -145,7 +145,7 @@ def _tile(m: Text, k: int, p: Sweep) -> None:
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
 
 
-def _entry(m: Text, count: int, prologues: Iterable[int]) -> None:
+def _entry(m: Text, count: int, before: Iterable[int]) -> None:
     """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
     rest = "table, scalars, values, work, part"
     m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
@@ -153,7 +153,7 @@ def _entry(m: Text, count: int, prologues: Iterable[int]) -> None:
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
     m.put(2, "for stage in range(max(0, first), last):")
     for k in range(count + 1):
-        if k in prologues:
+        if k in before:
             m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
         if k < count:
             m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, thread, {rest})")

@@ -14,7 +14,7 @@ __all__ = ["HALF", "HEADER", "Text"]
 HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
-`scalars`, a row of float64 per tensor; `values`, what prologues leave for passes, per tensor; `work` and `part`,
+`scalars`, a row of float64 per tensor; `values`, what is computed between passes, per tensor; `work` and `part`,
 values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin. Stage -1
 puts the address of a gradient's elements in the place of that of the NumPy array.
 """
@@ -164,7 +164,7 @@ class Text(Written):
         self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
 
     def at(self, n: Node, index: str) -> str:
-        """Where a value over fewer axes lies; in a prologue, whose loops begin at 0, as a view, which is taken down."""
+        """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view, which is taken down."""
         if n.op == "input":
             return f"at_{n.data}[{index}]"
         if self.seen is None:
