@@ -164,7 +164,7 @@ class Text(Written):
         self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
 
     def at(self, n: Node, index: str) -> str:
-        """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view, which is taken down."""
+        """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view, which is noted."""
         if n.op == "input":
             return f"at_{n.data}[{index}]"
         if self.seen is None:
