@@ -20,6 +20,7 @@ SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1,
 NUMBERS = {
     "lr": [0.0, 1e-3, 0.1],
     "eps": [1e-8, 1e-3],
+    "eps_root": [0.0, 1e-8, 1e-3],
     "eps1": [0.0, 1e-30, 1e-8],
     "eps2": [1e-8, 1e-3],  # where u is near m, a smaller one makes rounding errors as large as steps
     "eps_scale": [0.0, 1e-3],
