@@ -102,29 +102,33 @@ class _Job:
 
 
 class _Pool:
-    """Threads that wait for jobs; there are as many as were ever wanted at once, up to `MOST`."""
+    """Threads that wait for jobs; there are as many as were ever wanted at once, up to `MOST`.
+
+    Each has a queue of its own, and jobs go to the first ones, so that the room that a thread keeps is not needed again
+    in others.
+    """
 
     def __init__(self) -> None:
-        self.jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.queues: list[SimpleQueue[_Job]] = []
         self.lock = threading.Lock()
-        self.size = 0
 
     def help(self, job: _Job, count: int) -> None:
         """Have so many threads work on a job, when they come to it. Nobody relies on it: the caller works too."""
         count = min(count, MOST)
-        if self.size < count:
+        if len(self.queues) < count:
             self._grow(count)
-        for _ in range(count):
-            self.jobs.put(job)
+        for queue in self.queues[:count]:
+            queue.put(job)
 
     def _grow(self, count: int) -> None:
         with self.lock:
-            while self.size < count:
+            while len(self.queues) < count:
+                queue: SimpleQueue[_Job] = SimpleQueue()
                 try:
-                    threading.Thread(target=_serve, args=(self.jobs,), name="arrayopt", daemon=True).start()
+                    threading.Thread(target=_serve, args=(queue,), name="arrayopt", daemon=True).start()
                 except RuntimeError:  # the system has no more, or Python is ending
                     return
-                self.size += 1
+                self.queues.append(queue)
 
 
 def _serve(jobs: "SimpleQueue[_Job]") -> None:

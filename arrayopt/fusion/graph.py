@@ -81,6 +81,11 @@ class Graph:
     tiny: float = float(np.finfo("float64").tiny)
     lean: bool = False
 
+    @property
+    def real(self) -> str:
+        """The dtype that arithmetic on real numbers is done in; what is made of plain numbers alone is of it too."""
+        return "float32" if self.tiny == float(np.finfo("float32").tiny) else "float64"
+
     def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
         if op in OPS:

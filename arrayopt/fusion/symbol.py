@@ -90,7 +90,7 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
         raise TraceError(f"`{op}` is of {row.arity} operands; got {len(operands)}{WAY_OUT}")
     lifted = [lift(graph, x) for x in operands]
     names = [name for _, _, name in lifted if name not in ("", "bool")]
-    wide = max(names, key=lambda n: (n.startswith("complex"), n), default="float64")
+    wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
     if row.kind([n.dtype for n, _, _ in lifted]) == "bool":

@@ -345,3 +345,17 @@ def test_a_division_by_what_is_subnormal_in_float32(engine, what):
         opt = ao.Optimizer(params.copy(), rule(decay=abs(divisor) if what == "number" else None), engine=engine)
         reference = ao.Optimizer(params.copy(), rule(decay=opt.groups[0].rule.decay), engine="array_api")
         np.testing.assert_allclose(opt.step(g), reference.step(g), rtol=3e-7, atol=2e-45, err_msg=str(divisor))
+
+
+def test_what_is_made_of_plain_numbers_is_of_the_dtype_of_arithmetic():
+    """Were it wider, a norm of what follows would be scaled for a wider dtype, and be zero."""
+    seen = []
+
+    def update(xp, p, g, s, h):
+        new = p - xp.where(h.t > 1.0, 1.0, 0.5) * g
+        seen.append(new.dtype)
+        return new, {}
+
+    for dtype in ("float32", "float64", "bfloat16", "complex64"):
+        trace(made(update, complex_ok=True)(), 2, dtype)
+    assert seen == ["float32", "float64", "float32", "complex64"]
