@@ -66,8 +66,8 @@ def show(
         runs = compare(rules, **run, on_step=on_step)
     console.print(table(runs, plain=plain))
     console.print(
-        f"This is no ranking: one test image is {1 / len(data.test_x):.2%}, and another seed gives another order. Learning"
-        " rate and weight decay were chosen by validation accuracy; a large weight decay keeps the training loss up.",
+        f"This is no ranking: one test image is {1 / len(data.test_x):.2%}, and another seed gives another order."
+        " Learning rate and weight decay were chosen by validation accuracy; a large weight decay keeps the training loss up.",
         soft_wrap=True,
     )
     figure(runs, output)
