@@ -110,7 +110,7 @@ class _Pool:
         self.size = 0
 
     def help(self, job: _Job, count: int) -> None:
-        """Have so many threads work on a job, when they come to it. Nobody relies on it: the caller works too."""
+        """Ask this many threads to help with a job. Nothing depends on their help: the caller works too."""
         count = min(count, MOST)
         if self.size < count:
             self._grow(count)
