@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt import testing
+from arrayopt.engines.table import ENGINES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -75,6 +77,18 @@ def test_a_page_lists_every_option_with_its_default_and_range(rule):
             assert ast.literal_eval(own[1]) == field.default, name
 
 
+def test_one_page_lists_the_options_of_every_rule_and_each_rule_links_to_it():
+    fields = {f.name: f for f in dataclasses.fields(ao.Rule)}
+    table = option_table(DOCS / "rules" / "index.md")
+    assert list(table) == list(fields)
+    for name, (default, interval) in table.items():
+        assert ast.literal_eval(default.strip("`")) == fields[name].default, name
+        assert interval == (fields[name].metadata.get("interval") or ""), name
+    for rule in PUBLISHED:
+        section = page_of(rule).read_text("utf-8").split("## Options")[1].split("\n## ")[0]
+        assert "(index.md#options-of-every-rule)" in section, rule
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/rules/index.md"])
 def test_the_tables_of_rules_have_every_rule(page):
     rows = [line for line in (ROOT / page).read_text("utf-8").splitlines() if line.startswith("| ")]
@@ -101,3 +115,63 @@ def test_python_that_is_not_run_says_so(page):
             or kind in ("{eval-rst}", "{toctree}", "{include}", "{literalinclude}")
             or (kind == "{code-block}" and rest.endswith("not run"))
         )
+
+
+# ---- stale claims ----------------------------------------------------------------------------------------------------
+
+TEXTS = [ROOT / "README.md", *PAGES]
+CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+each_text = pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def reach(path):
+    """What a dotted path leads to, through modules, attributes and fields; AttributeError or ImportError if nothing."""
+    names = path.split(".")
+    found, done = ao, ["arrayopt"]
+    for name in names[1:]:
+        done.append(name)
+        fields = getattr(found, "__dataclass_fields__", {})
+        try:
+            found = fields[name] if name in fields else getattr(found, name)
+        except AttributeError:
+            found = importlib.import_module(".".join(done))
+    return found
+
+
+@each_text
+def test_files_and_modules_that_a_page_names_exist(page):
+    text = page.read_text("utf-8")
+    for code in CODE.findall(text):
+        if re.fullmatch(r"(arrayopt|tests|docs|benchmarks|kernels)/[\w./-]*", code):
+            assert (ROOT / code).exists() or code == "docs/_build", code
+        if re.fullmatch(r"(arrayopt|ao)(\.\w+)+", code):
+            reach("arrayopt." + code.partition(".")[2])
+    for module in re.findall(r"^(?:>>> )?from (arrayopt[\w.]*) import", text, re.MULTILINE):
+        importlib.import_module(module)
+
+
+@each_text
+def test_what_a_page_says_of_an_optimizer_is_there(page):
+    """`opt.lr`, `opt.step(grads)`, `opt.groups[0].lr`: a public name of an Optimizer, or a field of a rule."""
+    known = {name for rule in RULES for name in getattr(ao, rule).__dataclass_fields__} | set(dir(ao.Optimizer))
+    known |= {"clip_norm"}
+    for name in re.findall(r"\bopt\.([a-z]\w*)", page.read_text("utf-8")):
+        assert name in known or name in ("param_groups", "pt"), name
+
+
+@each_text
+def test_engines_and_schedules_that_a_page_names_exist(page):
+    text = page.read_text("utf-8")
+    for name in re.findall(r"engine=\"(\w+)\"", text):
+        assert name in ("auto", *ENGINES), name
+    for name in re.findall(r"arrayopt\.schedules\.(\w+)", text):
+        assert hasattr(ao.schedules, name), name
+    for names in re.findall(r"from arrayopt\.schedules import ([\w, ]+)", text):
+        assert set(names.split(", ")) <= set(ao.schedules.__all__)
+
+
+def test_a_stale_name_is_found():
+    with pytest.raises(ImportError):
+        reach("arrayopt.groups.Group")
+    with pytest.raises(ImportError):
+        reach("arrayopt.LAMB.beta9")

@@ -67,8 +67,8 @@ def show(
     console.print(table(runs, plain=plain))
     console.print(
         f"This is no ranking: one test image is {1 / len(data.test_x):.2%}, and another seed gives another order."
-        " Learning rate and weight decay were chosen by validation accuracy; a large weight decay, such as LAMB's,"
-        " keeps the training loss up.",
+        " Learning rate and weight decay were chosen by validation accuracy. A large weight decay keeps the training"
+        " loss up.",
         soft_wrap=True,
     )
     figure(runs, output)

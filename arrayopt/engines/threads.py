@@ -113,7 +113,7 @@ class _Pool:
         self.lock = threading.Lock()
 
     def help(self, job: _Job, count: int) -> None:
-        """Have so many threads work on a job, when they come to it. Nobody relies on it: the caller works too."""
+        """Ask this many threads to help with a job. Nothing depends on their help: the caller works too."""
         count = min(count, MOST)
         if len(self.queues) < count:
             self._grow(count)

@@ -107,7 +107,7 @@ class Lent:
         self._forms = list(map(form, self._watch.arrays))
 
     def follow(self, tensors: Sequence[Tensor]) -> "Lent":
-        """Have engines look anew where slots have moved; what is to be watched from now on.
+        """Tell engines that slots have moved; return what to watch from now on.
 
         Raises
         ------

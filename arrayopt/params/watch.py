@@ -114,7 +114,7 @@ def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
 
     def changed() -> list[int]:
         now = memory.take(heads)
-        if now.tobytes() != first:  # what lies elsewhere is not to be followed there
+        if now.tobytes() != first:  # memory that has moved is not followed
             rows = (now != was).reshape(-1, 6).any(axis=1)
             return [int(i) for i in np.flatnonzero(rows)] if alive else []
         return [] if memory.take(inner).tobytes() == second else list(range(len(arrays)))

@@ -23,8 +23,8 @@ class Rule(ABC):
     r"""An update rule: hyper-parameters as fields, and the update of one tensor as a pure function of arrays.
 
     To write one, subclass `Rule` as a frozen, keyword-only dataclass; declare numbers with `arrayopt.real` and switches
-    with `arrayopt.flag`; give `slots` and `update`. See the documentation, "Writing your own rule". The fields below
-    are those of every rule; what they do stands around the rule's own update, in this order.
+    with `arrayopt.flag`; give `slots` and `update`. See the documentation, "Writing your own rule". Every rule has the
+    fields below. They act before and after the rule's own update, in this order.
 
     Parameters
     ----------
@@ -35,26 +35,26 @@ class Rule(ABC):
         Limit each element of the gradient to ±clip_value, in (0, inf); of complex ones the magnitude. (`LANS` limits
         its normalized gradient; `LARS` may do it after its ratio.)
     clip_tensor_norm : number, schedule or sequence, optional
-        Scale each tensor's gradient down where its Euclidean norm is above this, in (0, inf).
+        The largest Euclidean norm of each tensor's gradient, in (0, inf). A larger gradient is scaled down.
     clip_unit_ratio : number, schedule or sequence, optional
-        Adaptive gradient clipping (Brock et al., arXiv:2102.06171): scale the gradient of each unit down where its norm
-        is above this, in (0, inf), times the norm of the unit's parameters, which counts as 1e-3 at least. A unit is
-        one index of the first axis; a tensor of rank < 2 is one unit.
+        Adaptive gradient clipping (Brock et al., arXiv:2102.06171): the largest norm of each unit's gradient, divided
+        by the norm of the unit's parameters, in (0, inf). A larger gradient is scaled down. Norms of parameters below
+        1e-3 count as 1e-3. A unit is one index of the first axis; a tensor of rank < 2 is one unit.
     lookahead_steps : number, schedule or sequence, optional
-        Every so many updates of a tensor, a whole number, slow weights go to the parameters, and these back
-        to them (Zhang et al., arXiv:1907.08610). They are the slot ``slow``.
+        After this number of updates of a tensor, a whole number, slow weights move towards the parameter, and the
+        parameter is set to them (Zhang et al., arXiv:1907.08610). The slow weights are the slot ``slow``.
     lookahead_alpha : number, schedule or sequence, default 0.5
-        The part of the way that the slow weights go, in (0, 1].
+        The part of the way that the slow weights move, in (0, 1].
     ema_decay : number, schedule or sequence, optional
         Keep the exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``, which
         begins as the parameter; see `Optimizer.averaged`.
     master_weights : {"auto", True, False}
-        Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``: the update is made on
-        it, and the parameter is its rounding. False: the update is made on the 16-bit parameter itself, and steps below
-        its precision are lost. True, unlike "auto", refuses wider parameters.
+        Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
+        master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
+        steps below its precision are lost. True, unlike "auto", refuses wider parameters.
     state_dtype : {None, "float16", "bfloat16"}
-        Store the rule's slots that have a value for each element in this dtype, widened for arithmetic and rounded once
-        a step. Second moments are stored as their roots then. Slots that are smaller stay wide.
+        Store slots with a value for each element in this dtype. They are widened for arithmetic and rounded once a
+        step. Of second moments, the roots are stored. Smaller slots stay wide.
 
     Raises
     ------

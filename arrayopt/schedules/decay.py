@@ -59,7 +59,7 @@ class Linear(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class Exponential(Schedule):
-    """A constant factor every so many steps: ``init * r**(e / D)``, or ``init * r**(e // D)`` with `staircase`.
+    """A constant factor every `decay_steps` steps: ``init * r**(e / D)``, or ``init * r**(e // D)`` with `staircase`.
 
     Here ``r = decay_rate``, ``D = decay_steps`` and ``e = s // steps_per_epoch``.
 

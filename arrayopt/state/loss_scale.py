@@ -1,4 +1,4 @@
-"""Loss scaling: gradients in half precision are computed of a loss times a scale, so that they do not underflow."""
+"""Loss scaling: the loss is multiplied by a scale, so that gradients in half precision do not underflow."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -9,7 +9,7 @@ from arrayopt.rules.words import choose
 __all__ = ["LARGEST", "LOSS_SCALE", "LossScale", "as_loss_scale"]
 
 LOSS_SCALE = "(0, inf)"
-"""What a loss scale for one step must lie in."""
+"""The interval of a loss scale for one step."""
 
 LARGEST = 2.0**127
 """A scale above this is infinite in float32."""
@@ -18,16 +18,16 @@ LARGEST = 2.0**127
 @final
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """How the loss is scaled: by a constant, or by a scale that follows overflows.
+    """A loss scale: a constant, or one that falls after an overflow and grows after many good steps.
 
     Parameters
     ----------
     init : float, default 2**16
-        The scale at first, in (0, 2**127].
+        The first scale, in (0, 2**127].
     factor : float, default 2
-        What the scale is multiplied and divided by, in (1, inf).
+        The scale is multiplied or divided by this, in (1, inf).
     window : int, default 2000
-        After so many good steps in a row the scale grows, at least 1.
+        The number of good steps in a row after which the scale grows, at least 1.
     dynamic : bool, default True
         Whether the scale changes at all.
 
@@ -38,8 +38,8 @@ class LossScale:
 
     Notes
     -----
-    Overflow: the scale becomes max(scale / factor, 1), and the step is skipped. The scale never grows above 2**127.
-    This is what MindSpore's ``DynamicLossScaleManager`` does.
+    After an overflow the scale becomes max(scale / factor, 1), and the step is skipped. The scale never grows above
+    2**127. This is what MindSpore's ``DynamicLossScaleManager`` does.
 
     References
     ----------
