@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from arrayopt.fusion.graph import evaluate
+from arrayopt.fusion.graph import CLIP, UPDATES, evaluate
 from arrayopt.fusion.plan import plan_for
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.rules.base import hypers
@@ -32,7 +32,7 @@ def given_to(plan, rule, n=None, seed=0):
 
 def same(plan, given, t, clip, n=5):
     code = scalar_code(plan)
-    known = evaluate(plan.scalars, given | {"t": t, "clip": clip})
+    known = evaluate(plan.scalars, given | {UPDATES: t, CLIP: clip})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = code.scalars(t, clip, code.constants(given))
