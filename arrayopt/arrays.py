@@ -129,7 +129,8 @@ def look(kind: type) -> Callable[[Array], tuple[Any, ...]]:
 
 @cache
 def _look(package: str) -> Callable[[Array], tuple[Any, ...]]:
-    there = {"numpy": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}.get(package, ("device",))
+    more = {"numpy": (), "dask": (), "cupy": ("data.device_id",), "torch": ("device", "layout")}
+    there = more.get(package, ("device",))
     return operator.attrgetter("dtype", "shape", *there)
 
 

@@ -25,7 +25,7 @@ def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
     return every if len(places) == len(every) else list(map(every.__getitem__, places))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Bucket:
     """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups change.
 

@@ -1,6 +1,7 @@
 """What the fused engines share: tensors of a bucket sorted by plan, their scalars, and access to their memory."""
 
 import operator
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class Batch(ABC):
     lane_room: ClassVar[int] = 1 << 16
 
     def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.split, self.bucket, self.members = plan, split, bucket, members
+        self.plan, self.split, self.members = plan, split, members
+        self.bucket = weakref.proxy(bucket)  # which keeps this: a circle would wait for the garbage collector
         self.tensors = [bucket.tensors[i] for i in members]
         self.whole_bucket = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])

@@ -116,6 +116,9 @@ PAIR = {"float32": (2.0**63, 2.0**-50), "float64": (2.0**511, 2.0**-490)}
 TINY = {"float32": 2.0**-100, "float64": 2.0**-900}
 """Sums of squares below these have lost digits, or all of them, to underflow."""
 
+NEAR = {"float32": 2.0**-40, "float64": 2.0**-300}
+"""Values of which a sum of squares is below `TINY` are below these."""
+
 LARGEST = {"float32": 2.0**127, "float64": 2.0**1023}
 """Powers of two that a dtype can still hold."""
 
@@ -211,7 +214,9 @@ def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool 
         grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
     small = SMALL[real_name(x)]
-    square, shrunk, grown = (over(abs2(xp, y)) for y in (x, x * small, x * (1.0 / small)))
+    # what is not near zero is left out of the third, which is not taken then: its squares would overflow, and warn
+    near = x if hasattr(x, "lean") else xp.where(xp.abs(x) < NEAR[real_name(x)], x, 0.0)
+    square, shrunk, grown = (over(abs2(xp, y)) for y in (x, x * small, near * (1.0 / small)))
     root = root_of_squares(xp, square, shrunk, small)
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 

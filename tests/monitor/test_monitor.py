@@ -79,9 +79,9 @@ def test_statistics_are_collected_at_the_chosen_steps_only(monkeypatch):
     asked = []
     prepare = array_api.ArrayAPI.prepare
 
-    def noted(self, bucket, grads, hypers, *, stats, **options):
-        asked.append(stats)
-        return prepare(self, bucket, grads, hypers, stats=stats, **options)
+    def noted(self, bucket, step):
+        asked.append(step.stats)
+        return prepare(self, bucket, step)
 
     monkeypatch.setattr(array_api.ArrayAPI, "prepare", noted)
     opt = host_optimizer()

@@ -56,9 +56,12 @@ FIELD_IDS = [f"{rule} {' '.join(change)}" for rule, change in FIELDS]
 
 def test_the_table_of_fields_is_whole():
     said = {(rule, name) for rule, change in FIELDS for name in change}
-    assert said == {(rule, f.name) for rule in BASE for f in dataclasses.fields(getattr(ao, rule))} - {
-        (rule, name) for rule in BASE for name in ELSEWHERE
-    } - {NOT_SEEN}
+    assert (
+        said
+        == {(rule, f.name) for rule in BASE for f in dataclasses.fields(getattr(ao, rule))}
+        - {(rule, name) for rule in BASE for name in ELSEWHERE}
+        - NOT_SEEN
+    )
 
 
 @pytest.mark.parametrize(("rule", "change"), FIELDS, ids=FIELD_IDS)

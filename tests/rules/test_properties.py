@@ -99,10 +99,10 @@ def assert_agree(engine, actual, expected):
 CLIPS = {"clip_value", "clip_tensor_norm", "clip_unit_ratio"}
 FREE_OF_GRADIENT_SCALE = [
     *(("LANS", options) for options in CASES["LANS"]),
-    *(("LAMB", {**options, "eps": 1e-300}) for options in CASES["LAMB"] if not CLIPS & set(options)),
+    *(("LAMB", {**options, "eps": 1e-300, "eps_root": 0.0}) for options in CASES["LAMB"] if not CLIPS & set(options)),
     ("LAMB", {"eps": 1e-300, "weight_decay": 0.0}),
-    *(("AdamW", {**options, "eps": 1e-300}) for options in CASES["AdamW"]),
-    *(("Adam", {**options, "eps": 1e-300, "weight_decay": 0.0}) for options in CASES["Adam"]),
+    *(("AdamW", {**options, "eps": 1e-300, "eps_root": 0.0}) for options in CASES["AdamW"]),
+    *(("Adam", {**options, "eps": 1e-300, "eps_root": 0.0, "weight_decay": 0.0}) for options in CASES["Adam"]),
     ("LARS", {"lr": 0.1}),
     ("LARS", {"lr": 0.1, "decayed_norm": True, "grad_centralization": True}),
     *(
@@ -388,6 +388,8 @@ def all_flags(name):
     for edge in EDGES[name]:
         for values in itertools.product([False, True], repeat=len(switches)):
             options = {**edge, **dict(zip(switches, values, strict=True))}
+            if options.get("nesterov") and not options.get("momentum", 1.0):
+                continue
             if name in ("CAME", "Adafactor"):
                 if options["warmup_init"] and not options["relative_step"]:
                     continue

@@ -52,7 +52,7 @@ OTHER = {
     "clip_threshold": 0.1, "decay_rate": 0.4, "momentum": 0.3, "dampening": 0.25, "trust_coefficient": 0.4,
     "bias_correction": False, "adapt": False, "amsgrad": True, "sequential": True, "nesterov": True,
     "decayed_norm": True, "grad_centralization": True, "clip_tensor_norm": 0.5, "clip_unit_ratio": 0.01,
-    "lookahead_steps": 2,
+    "lookahead_steps": 2, "eps_root": 0.3, "grad_averaging": False, "trust_clip": True, "clip_after_ratio": True,
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
 BASE = {
@@ -65,12 +65,15 @@ BASE = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "Adafactor": {"lr": 0.1, "relative_step": False},
 }
-NOT_SEEN = ("LANS", "clip_tensor_norm")  # it divides the gradient by its norm
+NOT_SEEN = {  # alone
+    ("LANS", "clip_tensor_norm"),  # it divides the gradient by its norm
+    ("LARS", "clip_after_ratio"),  # without a limit to clip to
+}
 FIELDS = [
     (rule, {f.name: OTHER[f.name]})
     for rule, base in BASE.items()
     for f in dataclasses.fields(getattr(ao, rule))
-    if f.name in OTHER and (rule, f.name) != NOT_SEEN
+    if f.name in OTHER and (rule, f.name) not in NOT_SEEN
 ]
 FIELDS += [
     (rule, change)

@@ -100,7 +100,7 @@ class _Table(Batch):
     @property
     def captured(self) -> bool:
         """Whether a CUDA graph holds addresses of this table."""
-        return self.bucket.run.is_captured(self)
+        return bool(self.bucket.run.is_captured(self))
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
@@ -273,6 +273,6 @@ class CuPy(Fused):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
         kept = [batch for batches in bucket.batches.values() for batch in batches]
-        recorded = [x for x in bucket.run.captured if isinstance(x, _Table) and x.bucket is bucket]
+        recorded = [x for x in bucket.run.captured if isinstance(x, _Table) and x.bucket.tensors is bucket.tensors]
         for batch in {id(x): x for x in [*kept, *recorded]}.values():
             batch.advance(hypers)

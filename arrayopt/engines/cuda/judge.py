@@ -1,5 +1,6 @@
 """What all gradients together mean for a step, decided on their device, without the host."""
 
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -55,7 +56,7 @@ class Judge:
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, Upload] = {}
         self.measured: list[tuple[Any, Rows]] = []
-        self.run = buckets[0].run
+        self.run = weakref.proxy(buckets[0].run)  # which may hold this
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """See `arrayopt.engines.base.Judge.send`."""
