@@ -1,6 +1,7 @@
 """The optimizer: parameters, their groups, and the state that goes with them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -160,7 +161,7 @@ class Optimizer(Saved):
             matched = self._parameters.match(grads)
             made = self._step.make(self._step.coming(loss_scale, self._limit()), matched, stats=self._stats.wanted)
             if made is not None:
-                self._stats.replace(*made, self._skipped)
+                self._stats.replace(*made, partial(self._run.peek, "skipped"))
                 for after in list(self._after):
                     after(self)
             return self.params
@@ -170,9 +171,6 @@ class Optimizer(Saved):
         if self.clip_norm is None:
             return None
         return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
-
-    def _skipped(self) -> Any:
-        return self._run.peek("skipped")
 
     def advance(self, *, loss_scale: float | None = None) -> None:
         """The host's half of a step: move schedules on, and put hyper-parameters where `launch` finds them.
