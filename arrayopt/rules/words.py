@@ -214,9 +214,13 @@ def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool 
         grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
     small = SMALL[real_name(x)]
-    # what is not near zero is left out of the third, which is not taken then: its squares would overflow, and warn
-    near = x if hasattr(x, "lean") else xp.where(xp.abs(x) < NEAR[real_name(x)], x, 0.0)
-    square, shrunk, grown = (over(abs2(xp, y)) for y in (x, x * small, near * (1.0 / small)))
+    far, near = x * small, x * (1.0 / small)
+    if not hasattr(x, "lean"):
+        # each without the values that it is not for: no square overflows for nothing, and warns; and a compiler cannot
+        # take the square of the scale alone, which is zero or infinite (XLA would)
+        far = xp.where(xp.abs(x) <= 1.0, 0.0, far)
+        near = xp.where(xp.abs(x) < NEAR[real_name(x)], near, 0.0)
+    square, shrunk, grown = (over(abs2(xp, y)) for y in (x, far, near))
     root = root_of_squares(xp, square, shrunk, small)
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 

@@ -139,7 +139,7 @@ def many_tensors(count):
 
 
 def runs_as_it_comes():
-    raises(lambda: ao.CAME(lr=0.1, use_fused_ada_factor=True), TypeError, "'use_fused_ada_factor'")
+    raises(lambda: ao.CAME(lr=0.1, use_fused_ada_factor=True), TypeError, "`use_fused_ada_factor`")
     follows_witness("CAME", {"lr": 0.1})
 
 
