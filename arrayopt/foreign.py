@@ -193,7 +193,7 @@ def _instead(has: list[str], name: str, advice: Mapping[str, str], value: Any) -
     if name in advice:
         return advice[name]
     folded = {field.lower().replace("_", ""): field for field in has}
-    close = difflib.get_close_matches(name.lower().replace("_", ""), folded, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(str(name).lower().replace("_", ""), folded, n=1, cutoff=0.75)
     return f"did you mean `{folded[close[0]]}`?" if close else f"it has {', '.join(has)}"
 
 

@@ -177,7 +177,7 @@ def test_what_is_no_field_cannot_be_read_or_set():
         with pytest.raises(AttributeError, match=f"{who}: LAMB has no `learning_rate`; give lr="):
             target.learning_rate = 1
         with pytest.raises(AttributeError, match=re.escape(known)):
-            target.momentum = 0.9  # a field, but of other rules
+            target.decayed_norm = True  # a field, but of another rule
         for name in ("learning_rate", "momentum", "_private"):
             assert not hasattr(target, name)
     for name in ("groups", "rule", "stats", "state"):

@@ -15,9 +15,7 @@ class _RuleNamespace:
         self._xp = xp
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._xp, name)
-        setattr(self, name, found)  # asked for once
-        return found
+        return getattr(self._xp, name)
 
     def where(self, condition: Any, yes: Any, no: Any, /) -> Any:
         """`yes` where the condition holds, else `no`; the condition may be a Python bool."""

@@ -187,14 +187,14 @@ def test_gradients_that_are_not_finite_are_no_difference():
 def test_an_engine_that_errs_is_found(monkeypatch):
     from arrayopt.engines.numpy import engine
 
-    run = engine.NumPy.batch.run
+    run = engine.NumPy.batch.launch
 
     def spoiled(batch, rows, grads, threads):
         run(batch, rows, grads, threads)
         if batch.tensors[0].t == 1:  # in the second step
             batch.tensors[0].array.flat[4] = np.nan
 
-    monkeypatch.setattr(engine.NumPy.batch, "run", spoiled)
+    monkeypatch.setattr(engine.NumPy.batch, "launch", spoiled)
     params = {"w": np.ones((2, 3), np.float32)}
     outcome = compare(ao.SGD(lr=0.1), params, noise, engines=["numpy:numpy"], steps=3)["numpy:numpy"]
     assert (outcome.difference.tensor, outcome.difference.index, outcome.difference.step) == ("w", (1, 1), 1)
