@@ -22,6 +22,19 @@ from tests.support.tolerances import TOLERANCES
 SHAPES = {"w": (3, 4), "b": (4,), "zero": (), "empty": (0, 2)}
 NEAR = TOLERANCES["float64"].relative
 each_rule = pytest.mark.parametrize(("name", "options"), ALL, ids=IDS)
+
+
+def first_quick(rows):
+    """Rows for tests in which JAX compiles each: the first of each rule in each run."""
+    return pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            pytest.param(*row, id=IDS[ALL.index(row)], marks=() if row[1] is CASES[row[0]][0] else pytest.mark.slow)
+            for row in rows
+        ],
+    )
+
+
 one_of_each = pytest.mark.parametrize(
     ("name", "options"), [(name, rows[0]) for name, rows in CASES.items()], ids=list(CASES)
 )
@@ -199,7 +212,7 @@ def test_groups():
 # ---- JAX: jit and scan ----------------------------------------------------------------------------------------------
 
 
-@each_rule
+@first_quick(ALL)
 def test_one_compilation_serves_all_steps(name, options):
     rule, traces = make(name, options), []
 
@@ -326,7 +339,7 @@ def difference(f, x, h=1e-6):
     return float((f(x + h) - f(x - h)) / (2 * h))
 
 
-@smooth
+@first_quick(SMOOTH)
 def test_jax_differentiates_through_steps(name, options):
     rule, p, g = make(name, options), tree(shapes=DERIVED), tree(1, DERIVED)
 
@@ -414,7 +427,7 @@ def test_hypergradients_of_a_learning_rate_that_trains():
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
-@each_rule
+@first_quick(ALL)
 def test_zeros_differentiate_to_finite_values(name, options, library):
     """In float32, whose range ends at 1e-38."""
     rule = make(name, options)
