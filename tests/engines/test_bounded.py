@@ -1,0 +1,41 @@
+"""What an engine keeps from step to step is bounded, whatever steps ask for."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.engines import bucket, fused
+
+
+def patterns(count):
+    """Gradients of five tensors, in ever other dtypes."""
+    for kinds in itertools.islice(itertools.product(("f2", "f4", "f8"), repeat=5), count):
+        yield {str(i): np.ones(3, kind) for i, kind in enumerate(kinds)}
+
+
+def test_patterns_of_dtypes():
+    params = {str(i): np.zeros(3, "f4") for i in range(5)}
+    opt, straight = (
+        ao.Optimizer({k: p.copy() for k, p in params.items()}, ao.SGD(lr=0.1), engine="numpy") for _ in "ab"
+    )
+    for grads in patterns(40):
+        opt.step(grads)
+        straight.step({name: g.astype("f4") for name, g in grads.items()})
+    (mine,) = opt._step.buckets
+    assert len(mine.batches) <= bucket.KEPT
+    for name, p in straight.params.items():
+        np.testing.assert_array_equal(opt.params[name], p)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "array_api"])
+def test_sets_of_tensors_that_are_left_out(engine):
+    params = {str(i): np.zeros(3) for i in range(6)}
+    opt = ao.Optimizer(params, ao.AdamW(lr=0.1), engine=engine)
+    taken = list(itertools.product((False, True), repeat=6))
+    for some in taken:
+        opt.step({str(i): np.ones(3) if there else None for i, there in enumerate(some)})
+    assert all(x["t"] == len(taken) // 2 for x in opt.state.values())
+    for batch in (batch for made in opt._step.buckets[0].batches.values() for batch in made):
+        assert len(batch._some) <= fused.KEPT
