@@ -349,12 +349,13 @@ def test_no_thread_writes_after_an_interrupt_is_raised(place):
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
 def test_other_signals_that_raise_wait_for_threads_too():
-    written = []
+    written, begun = [], threading.Event()
 
     def late(number, frame):
         raise TimeoutError
 
     def task():
+        begun.set()
         for _ in range(20):
             time.sleep(0.005)
             written.append(1)
@@ -363,10 +364,11 @@ def test_other_signals_that_raise_wait_for_threads_too():
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.11)  # while the caller waits for others
         with pytest.raises(TimeoutError):
-            threads.run([lambda: None, task, lambda: time.sleep(0.2)])
+            # the caller's own ends when another thread has the second: what is raised in the caller cannot end that
+            threads.run([lambda: begun.wait(10), task, lambda: time.sleep(0.2)])
         count = len(written)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
     time.sleep(0.05)
-    assert len(written) == count
+    assert len(written) == count == 20
