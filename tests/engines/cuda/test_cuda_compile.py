@@ -1,4 +1,4 @@
-"""Every kernel, compiled for real devices: what it takes of registers, and that it spills none."""
+"""Every kernel, compiled for real devices: what it takes of registers, and how much it spills."""
 
 import re
 
