@@ -1,10 +1,10 @@
 """The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from arrayopt.arrays import Array, detached, look
+from arrayopt.arrays import Array, look
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.kinds import plain
@@ -13,11 +13,14 @@ from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Tensor, new_slots
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Parameters"]
 
 _ARRAY = operator.attrgetter("array")
+
+Divide = Callable[[list[Group]], None]
+"""What gives the tensors of new groups their shares among ranks."""
 
 
 class Parameters:
@@ -33,8 +36,8 @@ class Parameters:
         How often a tensor's dtype, shape or device became another: a version of these.
     """
 
-    def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run) -> None:
-        self._run = run
+    def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run, divide: Divide) -> None:
+        self._run, self._divide = run, divide
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
@@ -52,22 +55,29 @@ class Parameters:
         self._begun, self.kinds = False, 0
         self._lent: Lent | None = None
         self._expect()
-        for group in self.groups:
-            _start(group)
+        self._prepare(self.groups)
         self._join(self.all)
 
-    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> Group:
-        """Take more parameters in, as a new group."""
+    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
+        """Take more parameters in, as a new group, once all ranks `agree`."""
         self.take_up()
         tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
         group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
-        _start(group)
+        self._prepare([group])
+        agree(group)
         self._join(group.tensors)
         self.groups.append(group)
         self.all += group.tensors
         self._tree = tree
         self._expect()
         return group
+
+    def _prepare(self, groups: list[Group]) -> None:
+        """Divide the tensors of groups among ranks, and give them their first state."""
+        self._divide(groups)
+        for group in groups:
+            for tensor in group.tensors:
+                tensor.slots = tensor.fresh(group.rule)
 
     def _join(self, tensors: list[Tensor]) -> None:
         """Give tensors places among the numbers of the run."""
@@ -206,9 +216,3 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lent": None, "_kind": None, "_forms": []}
-
-
-def _start(group: Group) -> None:
-    """Give a group's tensors their first state."""
-    for tensor in group.tensors:
-        tensor.slots = new_slots(group.rule, tensor.name, detached(tensor.array))

@@ -19,18 +19,90 @@ from arrayopt.arrays import (
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 
-__all__ = ["Tensor", "TensorState", "new_slots"]
+__all__ = ["Share", "Tensor", "TensorState", "new_slots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of a tensor's elements each rank updates and has state for: a stretch of them, in the order of ranks.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that this is on.
+    ends : tuple of int
+        Rank r has elements ``ends[r]`` to ``ends[r + 1]``.
+    undivided : tuple of str
+        Slots of fewer elements than the parameter: every rank that has elements has all of these.
+    """
+
+    rank: int
+    ends: tuple[int, ...]
+    undivided: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """The first element that is this rank's."""
+        return self.ends[self.rank]
+
+    @property
+    def last(self) -> int:
+        """The end of the elements that are this rank's."""
+        return self.ends[self.rank + 1]
+
+    @property
+    def holders(self) -> list[int]:
+        """The ranks that have elements."""
+        return [r for r in range(len(self.ends) - 1) if self.ends[r] < self.ends[r + 1]]
+
+    @property
+    def kind(self) -> str:
+        """``"cut"`` if several ranks have elements; else ``"whole"`` or ``"none"``, as to what this rank has."""
+        if len(self.holders) > 1:
+            return "cut"
+        return "whole" if self.last > self.first or not self.holders else "none"
+
+    def of(self, slot: str, x: Array) -> Array:
+        """This rank's part of a whole slot, or of a value for each element; of a cut tensor with one dimension."""
+        if self.kind == "whole":
+            return x
+        xp = array_namespace(x)
+        flat = xp.reshape(x, (-1,))
+        if slot in self.undivided:
+            return x if self.last > self.first else xp.asarray(flat[:0], copy=True)
+        return xp.asarray(flat[self.first : self.last], copy=True)
 
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One parameter with its state: its name, array, slots, and its place among the numbers of the run."""
+    """One parameter with its state: its name, array, slots, and its place among the numbers of the run.
+
+    Where ranks share the work, `slots` are this rank's part of them; see `Share`.
+    """
 
     name: str
     array: Array
     slots: dict[str, Array] = field(default_factory=dict)
     run: Run = field(default_factory=lambda: Run(1))
     place: int = 0
+    share: Share | None = None
+    whole: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The shapes of whole slots."""
+
+    @property
+    def kind(self) -> str:
+        """Whether this rank has the tensor ``"whole"``, ``"cut"``, or has ``"none"`` of it; see `Share`."""
+        return "whole" if self.share is None else self.share.kind
+
+    def own(self, slot: str, x: Array) -> Array:
+        """This rank's part of a whole slot, or of a value for each element."""
+        return x if self.share is None else self.share.of(slot, x)
+
+    def fresh(self, rule: Rule, array: Array | None = None) -> dict[str, Array]:
+        """This rank's state before the first update; see `new_slots`."""
+        made = new_slots(rule, self.name, detached(self.array if array is None else array))
+        self.whole = {slot: tuple(x.shape) for slot, x in made.items()}
+        return {slot: self.own(slot, x) for slot, x in made.items()}
 
     @property
     def t(self) -> int:
@@ -50,7 +122,7 @@ class Tensor:
         self.array, self.slots = array, self.slots if slots is None else slots
         self.run.arrays += 1
         if slots is None and "master" in self.slots:
-            p, master = detached(array), self.slots["master"]
+            p, master = self.own("master", detached(array)), self.slots["master"]
             with on_its_device(array):
                 if new or bool(xp.any(xp.astype(master, p.dtype) != p)):
                     self.put("master", xp.astype(p, master.dtype))
