@@ -317,7 +317,7 @@ def _ends(ends: tuple[int, ...], holder: int, n: int) -> tuple[int, ...]:
 
 
 def _texts(words: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _plain(x) for name, x in words.items()}
+    return {name: x if isinstance(x, str) else _plain(x) for name, x in words.items()}
 
 
 def _plain(x: Any) -> str:
