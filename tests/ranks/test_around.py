@@ -61,7 +61,7 @@ def test_a_file_that_does_not_fit_changes_nothing_anywhere(tmp_path):
         before = contents(opt)
         with pytest.raises((ValueError, ao.RankError), match="missing 'words'"):
             opt.load(tmp_path / "x")
-        with pytest.raises((FileNotFoundError, ao.RankError)):
+        with pytest.raises((FileNotFoundError, ValueError)):
             opt.load(tmp_path / ("x" if comm.rank == 1 else "nothing"))
         return differing(before, contents(opt))
 
@@ -115,7 +115,7 @@ def test_groups_that_are_added():
 
     def wrong(comm):
         opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
-        with pytest.raises((ValueError, ao.RankError), match="name"):
+        with pytest.raises((ValueError, ao.RankError), match="already a parameter at bias"):
             opt.add_group(parameters(more) if comm.rank else {"bias": np.ones(3)})
         opt.step(gradients(0))
         return len(opt.groups), opt.step_count

@@ -1,4 +1,4 @@
-"""All ranks, or none: what they must agree on, and what becomes of errors, of ranks that end, and of those that wait."""
+"""All ranks, or none: what they must agree on, and what becomes of errors, of ranks that end or do not come."""
 
 import re
 import threading
@@ -101,7 +101,7 @@ def test_a_step_that_one_rank_cannot_make_changes_nothing(label, options):
 def test_hooks_and_hyper_parameters():
     def steps(comm):
         opt = ao.Optimizer(parameters(), ao.SGD(lr=0.1), comm=comm)
-        remove = opt.before_step(lambda opt, grads: 0 / (comm.rank - 1) and None)
+        remove = opt.before_step(lambda opt, grads: [0 / (comm.rank - 1)] and None)
         with pytest.raises((ZeroDivisionError, ao.RankError)) as caught:
             opt.step(gradients(0))
         remove()
