@@ -168,7 +168,11 @@ class Step:
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
             "the loss scale": self._run.peek("scale") if known.scale is None else known.scale,
-            "the list of hyper-parameters": [x.rule.at(coming.step) for x in self._parameters.groups],
+            **{
+                f"`{name}` of group {group.label!r}": value
+                for group in self._parameters.groups
+                for name, value in group.rule.at(coming.step).items()
+            },
         }
 
     def _prepare(self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool) -> Ready:
