@@ -8,6 +8,7 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.importers import load_torch
 from arrayopt.monitor.monitor import Monitor
 from arrayopt.optimizer import Optimizer
+from arrayopt.params.parts import Part
 from arrayopt.ranks import RankError, Ranks
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 from arrayopt.state.loss_scale import LossScale
@@ -25,6 +26,7 @@ __all__ = [
     "LossScale",
     "Monitor",
     "Optimizer",
+    "Part",
     "RankError",
     "Ranks",
     "Rule",

@@ -8,8 +8,10 @@ from typing import Any
 from arrayopt.arrays import array_namespace, size
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import Hyper, coerce, evaluate
+from arrayopt.params.given import as_tree
 from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.params.parameters import Parameters
+from arrayopt.params.parts import mesh_of
 from arrayopt.ranks.team import alike, team
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.saving.saved import Saved
@@ -117,7 +119,8 @@ class Optimizer(Saved):
         stats: bool = False,
         comm: Any = None,
     ) -> None:
-        object.__setattr__(self, "_team", team(comm, engine))
+        params = as_tree("Optimizer", params)
+        object.__setattr__(self, "_team", team(mesh_of(params) if comm is None else comm, engine))
         with self._team.warned("Optimizer"):
             if not isinstance(rule, Rule):
                 raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")

@@ -71,7 +71,7 @@ class Batch(ABC):
         self.whole_bucket = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(plan) if split is None else split.where
-        shapes = [tuple(x.array.shape) for x in self.tensors]
+        shapes = [x.shape for x in self.tensors]
         if split is None:
             self.geo = geometry(shapes, plan.element, self.chunk)
         else:

@@ -8,12 +8,13 @@ from arrayopt.arrays import Array, look
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.kinds import plain
+from arrayopt.params.parts import has_parts, local, localized
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Tensor
+from arrayopt.state.tensors import Block, Tensor
 
 __all__ = ["Parameters"]
 
@@ -38,6 +39,11 @@ class Parameters:
 
     def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run, divide: Divide) -> None:
         self._run, self._divide = run, divide
+        self._parted = has_parts(params)
+        given, blocks = params, dict[int, Block]()
+        if self._parted:
+            given = as_tree("Optimizer", params)
+            params, blocks = localized(given)
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
@@ -49,8 +55,8 @@ class Parameters:
             tree = as_tree("Optimizer", params)
             named = named_params(tree)
             made = assign(rule, groups, named)
-        tensors = {name: Tensor(name, leaf) for name, leaf in named}
-        self._tree, self.all = tree, list(tensors.values())
+        tensors = {name: Tensor(name, leaf, block=blocks.get(id(leaf))) for name, leaf in named}
+        self._tree, self.all = given if self._parted and not self._by_position else tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
         self._begun, self.kinds = False, 0
         self._lent: Lent | None = None
@@ -61,6 +67,8 @@ class Parameters:
     def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
         """Take more parameters in, as a new group, once all ranks `agree`."""
         self.take_up()
+        if has_parts(params):
+            raise ValueError("Optimizer.add_group: parts of larger tensors must be there from the start")
         tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
         group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
         self._prepare([group])
@@ -103,6 +111,8 @@ class Parameters:
     def match(self, grads: Any) -> list[Array | None]:
         """The tensors' gradients, checked."""
         self.take_up()
+        if self._parted:
+            grads = rebuild(grads, local)
         given = leaves(self._template, grads)
         if given is None:
             given = leaves(self._flat, grads)
@@ -151,14 +161,19 @@ class Parameters:
 
     def _hold(self, tree: Any) -> None:
         """Have a tree as the parameters' own, and take down which arrays it holds, under which names."""
-        pairs, tensors = flatten(tree), iter(self.all)
+        pairs, tensors = flatten(self._local(tree)), iter(self.all)
         self._tree, self._held = tree, [leaf for _, leaf in pairs]
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
 
+    def _local(self, tree: Any) -> Any:
+        """A tree of what this rank has of its leaves."""
+        return rebuild(tree, local) if self._parted else tree
+
     def _found(self, tree: Any) -> list[Any]:
         """The leaves of a tree, in the order of the parameters' where it has their structure."""
+        tree = self._local(tree)
         found = leaves(self._template, tree)
         return [leaf for _, leaf in flatten(tree)] if found is None else found
 
@@ -195,8 +210,9 @@ class Parameters:
         tree = as_tree(who, tree)
         if self._by_position and is_group_list(tree):
             tree = [leaf for _, leaf in parse_group_list(tree)[0]]
-        found = leaves(self._template, tree)
-        pairs = flatten(tree) if found is None else zip(self._names, found, strict=True)
+        own = self._local(tree)
+        found = leaves(self._template, own)
+        pairs = flatten(own) if found is None else zip(self._names, found, strict=True)
         named = [(name, leaf) for name, leaf in pairs if leaf is not None]
         rules = None if self._begun else {x.name: group.rule for group in self.groups for x in group.tensors}
         if exchange(who, self.all, self._looks, named, rules):

@@ -41,9 +41,11 @@ def divide(groups: Sequence[Group], engine: str, rank: int, size_: int) -> None:
     places: dict[int, tuple[Any, tuple[str, ...]]] = {}
     for bucket in bucketed(groups, Run()):
         chosen, _ = select(engine, bucket)
-        for tensor in bucket.tensors:
+        for tensor in bucket.tensors if bucket.kind == "whole" else ():
             places[id(tensor)] = _places(tensor, bucket, chosen)
-    tensors = [tensor for group in groups for tensor in group.tensors]
+    tensors = [tensor for group in groups for tensor in group.tensors if tensor.block is None]
+    if not tensors:
+        return
     ends = cuts([places[id(tensor)][0] for tensor in tensors], size_)
     for tensor, own in zip(tensors, ends, strict=True):
         tensor.share = Share(rank, tuple(own), places[id(tensor)][1])

@@ -4,7 +4,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, like
 from arrayopt.ranks.team import Alone
-from arrayopt.state.tensors import Tensor
+from arrayopt.state.tensors import Shards, Tensor
 
 __all__ = ["Scattered", "slot_of"]
 
@@ -20,7 +20,14 @@ class Scattered:
 
     def __init__(self, team: Alone, tensor: Tensor, slot: str) -> None:
         self._team, self._tensor, self._slot = team, tensor, slot
-        self.dtype, self.shape = tensor.slots[slot].dtype, tensor.whole[slot]
+        whole = slot == "p"
+        self.dtype = tensor.array.dtype if whole else tensor.slots[slot].dtype
+        self.shape = tensor.shape if whole else tensor.whole[slot]
+
+    @property
+    def mine(self) -> Array:
+        """This rank's part."""
+        return self._tensor.array if self._slot == "p" else self._tensor.slots[self._slot]
 
     def collect(self) -> "Any":
         """The whole slot as an array of NumPy on rank 0; all ranks call it."""
@@ -28,11 +35,14 @@ class Scattered:
 
     def own(self, x: Array) -> Array:
         """This rank's part of such a slot, in an array as its own is."""
-        return like(self._tensor.slots[self._slot], self._tensor.own(self._slot, x))
+        share = self._tensor.share
+        return like(self.mine, share.taken(x) if isinstance(share, Shards) else self._tensor.own(self._slot, x))
 
 
 def slot_of(team: Alone, tensor: Tensor, slot: str) -> Any:
-    """A slot, or what stands for it where ranks have parts of it."""
+    """A slot, or the parameter ("p"), or what stands for it where ranks have parts of it."""
+    if slot == "p" and tensor.block is None:
+        return tensor.array
     if tensor.share is None or not tensor.share.holders:
         return tensor.slots[slot]
     return Scattered(team, tensor, slot)

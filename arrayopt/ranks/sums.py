@@ -33,7 +33,7 @@ class Sums:
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Arrays for the sums; for tensors that other ranks have, the gradients as they are."""
         return [
-            None if g is None else g if tensor.kind == "none" else _room(tensor, g)
+            None if g is None else g if tensor.kind == "none" or tensor.block is not None else _room(tensor, g)
             for tensor, g in zip(tensors, grads, strict=True)
         ]
 
@@ -42,7 +42,7 @@ class Sums:
         todo: list[int] = []
         pending = 0
         for i, g in enumerate(grads):
-            if g is not None and size(g):
+            if g is not None and size(g) and tensors[i].block is None:
                 todo.append(i)
                 pending += size(g) * 4
                 if pending >= ROUND:

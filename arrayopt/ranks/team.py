@@ -19,8 +19,9 @@ from arrayopt.params.groups import Group
 from arrayopt.ranks.comm import Bytes, RankError, as_bytes
 from arrayopt.ranks.cuts import divide
 from arrayopt.ranks.settings import Ranks, as_ranks
+from arrayopt.ranks.shards import check_parts, shards
 from arrayopt.ranks.sums import Sums
-from arrayopt.state.tensors import Tensor
+from arrayopt.state.tensors import Shards, Tensor
 
 __all__ = ["Alone", "Team", "alike", "team"]
 
@@ -60,6 +61,12 @@ class Alone:
 
     def divide(self, groups: list[Group]) -> None:
         """Give tensors of new groups their shares."""
+        for tensor in (tensor for group in groups for tensor in group.tensors):
+            if tensor.block is not None and tensor.shape != tuple(tensor.array.shape):
+                raise ValueError(
+                    f"Optimizer: {tensor.name!r} is a part of a tensor of shape {tensor.shape}: give `comm`, the ranks"
+                    " that have the others"
+                )
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """What `reduce` will fill."""
@@ -170,6 +177,18 @@ class Team(Alone):
     # ---- who has what -----------------------------------------------------------------------------------------------
 
     def divide(self, groups: list[Group]) -> None:
+        tensors = [tensor for group in groups for tensor in group.tensors]
+        mine = [(x.name, x.block.offset, x.shape, tuple(x.array.shape)) for x in tensors if x.block is not None]
+        with self.warned("Optimizer"):
+            check_parts(groups, self._engine)
+        self.agree("Optimizer", lambda: {"the list of parts": [(name, shape) for name, _, shape, _ in mine]})
+        if mine:
+            every = [
+                json.loads(x) for x in self._comm.words(json.dumps([(at, here) for _, at, _, here in mine]).encode())
+            ]
+            parts = [x for x in tensors if x.block is not None]
+            for i, tensor in enumerate(parts):
+                tensor.share = shards(tensor, self.rank, [own[i] for own in every])
         divide(groups, self._engine, self.rank, self.size)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
@@ -219,7 +238,7 @@ class Team(Alone):
         return {name: {key: np.float64(x) for key, x in report.items()} for name, report in every.items()}
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
-        shared = [x for x in tensors if x.share is not None and x.share.holders]
+        shared = [x for x in tensors if x.share is not None and x.share.holders and x.block is None]
         homes = [_Home(x) for x in shared]
         pieces = [
             (r, home.bytes[share.ends[r] * home.item : share.ends[r + 1] * home.item])
@@ -244,9 +263,12 @@ class Team(Alone):
     # ---- slots ------------------------------------------------------------------------------------------------------
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
-        own, share, shape = tensor.slots[slot], tensor.share, tensor.whole[slot]
+        own, share = tensor.array if slot == "p" else tensor.slots[slot], tensor.share
+        shape = tensor.shape if slot == "p" else tensor.whole[slot]
         if share is None or not share.holders:
             return own
+        if isinstance(share, Shards):
+            return self._assembled(own, share, shape, root)
         mine = np.ascontiguousarray(to_host(own)).reshape(-1)
         room = np.empty(int(np.prod(shape)), mine.dtype)
         ends = _ends(share.ends, share.holders[0], len(room)) if slot in share.undivided else share.ends
@@ -261,6 +283,21 @@ class Team(Alone):
         sent = [(root, x) for r, x in pieces if r == self.rank != root]
         self._comm.exchange(sent, [(r, x) for r, x in pieces if r != root == self.rank])
         return room.reshape(shape)
+
+    def _assembled(self, own: Array, share: Shards, shape: tuple[int, ...], root: int | None) -> Any:
+        """A whole array from the parts that the user gave."""
+        mine = np.ascontiguousarray(to_host(own))
+        parts = {r: mine if r == self.rank else np.empty(share.blocks[r][1], mine.dtype) for r in share.holders}
+        pieces = [(r, as_bytes(x)) for r, x in parts.items()]
+        if root is None:
+            self._comm.broadcast(pieces)
+        else:
+            sent = [(root, x) for r, x in pieces if r == self.rank != root]
+            self._comm.exchange(sent, [(r, x) for r, x in pieces if r != root == self.rank])
+        room = np.empty(shape, mine.dtype)
+        for r, x in parts.items():
+            room[share.where(r)] = x.reshape(share.blocks[r][1])
+        return room if root is not None else _of_library(own, room)
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         kinds = [x.kind for x in tensors]
@@ -348,7 +385,9 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
         words[f"the rule of group {group.label!r}"] = group.rule
         for tensor in group.tensors:
             x = tensor.array
-            words[repr(tensor.name)] = f"{dtype_name(x)} {tuple(x.shape)} in group {group.label!r}"
+            words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {group.label!r}"
+            if tensor.block is not None:
+                continue
             words[f"the checksum of {tensor.name!r}"] = zlib.crc32(as_bytes(np.ascontiguousarray(to_host(x))).data)
     return words
 

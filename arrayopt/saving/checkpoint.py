@@ -37,7 +37,6 @@ from arrayopt.saving.words import (
     shown,
     stored,
 )
-from arrayopt.state.tensors import Tensor
 
 __all__ = ["FORMAT", "File", "load"]
 
@@ -62,11 +61,11 @@ class File:
         The file up to the first tensor's bytes, but for the checksums.
     """
 
-    def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], tensors: list[Tensor] | None) -> None:
+    def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
         self._path = checked_path("Optimizer.save", path)
         document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
-        if tensors is not None:
-            document["params"] = {tensor.name: tensor.array for tensor in tensors}
+        if params is not None:
+            document["params"] = params
         self._arrays: list[tuple[dict[str, Any], Any]] = []
         self._described = _encode(document, (), self._arrays)
         self._arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # each lies at a multiple of its items' size
@@ -175,7 +174,7 @@ def _bytes(x: Array) -> memoryview:
 
 
 def load(
-    path: str | os.PathLike[str], live: dict[str, Any], tensors: list[Tensor]
+    path: str | os.PathLike[str], live: dict[str, Any], params: dict[str, Any]
 ) -> tuple[str, dict[str, Any], dict[str, Array], list[str]]:
     """Read a file: what errors begin with, the state dict, the parameters, and what is known not to fit.
 
@@ -186,8 +185,8 @@ def load(
     live
         The state dict of the optimizer, without copies: it says which library each array goes to, and which part of it
         this rank takes.
-    tensors
-        The tensors.
+    params
+        The parameters, in the same way.
     """
     try:
         import safetensors
@@ -200,7 +199,7 @@ def load(
         pass
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            return who, *_read(file, live, {tensor.name: tensor.array for tensor in tensors})
+            return who, *_read(file, live, params)
     except (ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{who}: is damaged, or no checkpoint: {error}") from error
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -230,7 +229,8 @@ def _read(
     if params and params.keys() != live_params.keys():
         wrong.append(f"saved parameters {list(params)}, here {list(live_params)}")
     for name in live_params.keys() & params.keys():
-        was, now = shown(params[name]), shown(live_params[name])
+        was, mine = shown(params[name]), live_params[name]
+        now = shown(mine.mine if isinstance(mine, Scattered) else mine)
         if was != now:
             wrong.append(f"parameter {name!r} is {was}, expected {now}")
     return state, params, wrong

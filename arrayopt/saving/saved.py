@@ -58,6 +58,10 @@ class Saved:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
         return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, slots)
 
+    def _params(self) -> dict[str, Any]:
+        """The parameters by name, or what stands for them where ranks have parts of them."""
+        return {tensor.name: slot_of(self._team, tensor, "p") for tensor in self._parameters.all}
+
     def _together(self, what: str, call: Callable[[], T]) -> T:
         """Call something that all ranks call, once all are known to be here."""
         with self._team.warned(what):
@@ -68,7 +72,8 @@ class Saved:
 
     def _whole_sums(self, what: str) -> None:
         """Raise where there are sums of gradients that are not the same on all ranks."""
-        if self._team.sums and self._step.accumulator.done:
+        own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
+        if own and self._step.accumulator.done:
             raise RuntimeError(
                 f"{what}: each rank has gradients of its own, of {self._step.accumulator.done} micro-steps; save after"
                 " the last one, when the step is made"
@@ -148,7 +153,7 @@ class Saved:
                 self._parameters.take_up()
                 self._whole_sums("Optimizer.save")
                 state = self._dump(partial(slot_of, self._team))
-                file = checkpoint.File(path, state, self._parameters.all if params else None)
+                file = checkpoint.File(path, state, self._params() if params else None)
             self._team.agree("Optimizer.save", lambda: {"what there is to save": file.head})
             self._team.agree("Optimizer.save", dict, file.write(self._team.rank))
 
@@ -185,7 +190,7 @@ class Saved:
                     self._parameters.groups,
                     self._parameters.all,
                 )
-                who, state, params, wrong = checkpoint.load(path, live, tensors)
+                who, state, params, wrong = checkpoint.load(path, live, self._params())
                 try:
                     put = load(state, self._run, self._rule, groups, self._step, who=who, wrong=wrong, copies=False)
                 except TypeError as error:

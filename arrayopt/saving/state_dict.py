@@ -58,7 +58,7 @@ def dump(
         "tensors": {
             tensor.name: {
                 "t": tensor.t,
-                "shape": tuple(tensor.array.shape),
+                "shape": tensor.shape,
                 "dtype": dtype_name(tensor.array),
                 "slots": {slot: slot_of(tensor, slot) for slot in tensor.slots} | _sum_of(tensor, sums),
             }
@@ -241,8 +241,8 @@ def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> 
     """What is different between a saved tensor's state and what this tensor needs."""
     who = repr(tensor.name)
     wrong = _count_differences(f"t of {who}", was["t"])
-    if tuple(was["shape"]) != tuple(tensor.array.shape):
-        wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tuple(tensor.array.shape)}")
+    if tuple(was["shape"]) != tensor.shape:
+        wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tensor.shape}")
     if was["dtype"] != dtype_name(tensor.array):
         wrong.append(f"dtype {was['dtype']} at {who}, expected {dtype_name(tensor.array)}")
     slots = [slot for slot in was["slots"] if slot != ACCUMULATED]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from arrayopt.arrays import Array, size
+from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
 from arrayopt.ranks.team import Alone
@@ -25,7 +25,7 @@ def gradient_norms(
     tensors = [tensor for bucket in buckets for tensor in bucket.tensors]
     if len(buckets) > 1:
         tensors.sort(key=lambda tensor: tensor.place)
-    took = [tensor for tensor in tensors if grads[tensor.place] is not None and size(tensor.array)]
+    took = [tensor for tensor in tensors if grads[tensor.place] is not None and 0 not in tensor.shape]
     return team.norms({tensor.name: found[tensor.name] for tensor in took if tensor.name in found}, took)
 
 
@@ -37,4 +37,4 @@ def measuring(engine: str, buckets: Sequence[Bucket], grads: list[Array | None])
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Buckets of the same parameters under the rule that measures their gradients."""
     rule = GradientNorms(master_weights=False)
-    return [beside(bucket, rule, lambda x: Tensor(x.name, x.array, share=x.share)) for bucket in buckets]
+    return [beside(bucket, rule, lambda x: Tensor(x.name, x.array, share=x.share, block=x.block)) for bucket in buckets]

@@ -40,6 +40,16 @@ def test_all_processes_compute_what_one_does(label, n, tmp_path):
     assert said.count(f"of {n}: equal, ") == n
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_sharded_parameters_of_pytorch(n):
+    """FSDP2, tensor parallel, both, and DDP."""
+    env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [*GLOO, str(n), "-m", "tests.ranks.sharded"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok") == n * (4 if n == 4 else 3)
+
+
 @pytest.mark.parametrize("label", STARTERS)
 def test_a_process_that_ends_ends_the_others(label, tmp_path):
     """MPI ends them by itself; gloo's say who has gone. Nobody waits for ever."""

@@ -14,12 +14,20 @@ from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.engines.base import Partials
 from arrayopt.engines.fused import Rows
 from arrayopt.engines.threads import run
-from arrayopt.fusion.layout import GEOMETRY, boundaries, starts
+from arrayopt.fusion.layout import CHUNK, GEOMETRY, boundaries, starts
 from arrayopt.fusion.stages import staged
+from arrayopt.state.tensors import Shards, Tensor
 
-__all__ = ["Cut"]
+__all__ = ["Cut", "number_units"]
 
-SIZE = GEOMETRY.index("SIZE")
+SIZE, TILES, UNITS = (GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS"))
+
+
+def number_units(geo: Ints, tensors: Sequence[Tensor]) -> None:
+    """Count the units of parts that the user gave: each part begins with one. Changes the tensors' `GEOMETRY`."""
+    for row, tensor in enumerate(tensors):
+        if isinstance(tensor.share, Shards):
+            geo[row, [SIZE, TILES, UNITS]] = tensor.share.last, *[-(-tensor.share.ends[-1] // CHUNK)] * 2
 
 
 class Cut:
@@ -36,6 +44,9 @@ class Cut:
         self.units: Ints = np.array([self._units(row) for row in range(len(self.shares))])
         rank = self.shares[0].rank
         table.table[:, -2], table.table[:, -1] = self.units[:, rank], self.units[:, rank + 1]
+        for row, share in enumerate(self.shares):
+            if isinstance(share, Shards):
+                table.table[row, -2:] = share.first // CHUNK, -(-share.last // CHUNK)
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for column, room in table.offsets:  # each tensor has room of its own, for all wait together
             table.table[:, column] += ends[room] - table.room[room]
@@ -45,19 +56,21 @@ class Cut:
 
     def _units(self, row: int) -> list[int]:
         """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
+        share = self.shares[row]
+        if isinstance(share, Shards):
+            return [-(-end // CHUNK) for end in share.ends]
         units, elements = boundaries(self.of.geo[row], self.of.plan.element)
-        return [int(units[i]) for i in np.searchsorted(elements, self.shares[row].ends)]
+        return [int(units[i]) for i in np.searchsorted(elements, share.ends)]
 
     # ---- addresses --------------------------------------------------------------------------------------------------
 
     def shift(self) -> None:
         """Put the addresses of this rank's parts of slots back."""
         self.of.staged = [(row, name) for row, name in self.of.staged if name == "p"]
-        for row, share in enumerate(self.shares):
+        for row in range(len(self.shares)):
             for name in self.of.plan.touched:
-                if name != "p" and name not in share.undivided:
-                    x = memory(self.of.stored(row, name))
-                    self.of.table[row, self.of.at[name]] = x.ctypes.data - share.first * x.itemsize
+                x = memory(self.of.stored(row, name))
+                self.of.table[row, self.of.at[name]] = x.ctypes.data - self.before(row, name, x.itemsize)
         self.scratch = []
         for name, kind in self.of.plan.spilled.items():
             wide = np.result_type(self.of.module.W, np.complex64) if kind == "complex" else self.of.module.W
@@ -66,10 +79,16 @@ class Cut:
                 address = self.scratch[-1].ctypes.data - share.first * self.scratch[-1].itemsize
                 self.of.table[row, self.of.at[name]] = address
 
+    def before(self, row: int, name: str, itemsize: int) -> int:
+        """The bytes that lie before this rank's elements of a stored array in the whole tensor, and are not there."""
+        share = self.shares[row]
+        here = isinstance(share, Shards) if name == "p" else name not in share.undivided
+        return int(share.first * itemsize) if here else 0
+
     def shift_grads(self, rows: Ints, grads: Sequence[Array | None]) -> None:
         """Put the addresses of gradients back that are of this rank's elements alone."""
         for row in rows.tolist():
-            if size(grads[row]) != self.of.geo[row, SIZE]:
+            if isinstance(self.shares[row], Shards) or size(grads[row]) != self.of.geo[row, SIZE]:
                 self.of.table[row, self.of.at["g"]] -= self.shares[row].first * memory(grads[row]).itemsize
 
     # ---- a step -----------------------------------------------------------------------------------------------------

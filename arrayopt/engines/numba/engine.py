@@ -14,7 +14,7 @@ from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numba.compiled import converts_float16, load
-from arrayopt.engines.numba.cut import Cut
+from arrayopt.engines.numba.cut import Cut, number_units
 from arrayopt.engines.numba.emit import emit
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.lanes import Lanes
@@ -41,6 +41,8 @@ class _Table(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.module = load(emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
+        if bucket.kind == "cut":
+            number_units(self.geo, self.tensors)
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
@@ -111,8 +113,10 @@ class _Table(Batch):
         chosen, copies = set(rows.full.tolist()) if self.staged else set(), []
         for row, name in self.staged:
             if row in chosen:
-                copies.append((row, name, np.array(memory(self.stored(row, name)), order="C", copy=True)))
-                self.table[row, self.at[name]] = copies[-1][2].ctypes.data
+                copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
+                copies.append((row, name, copy))
+                before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
+                self.table[row, self.at[name]] = copy.ctypes.data - before
         yield
         for row, name, copy in copies:
             if name in self.plan.written:
