@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,9 +15,9 @@ import arrayopt as ao
 
 
 def model():
-    """A network with an uneven number of rows."""
+    """A network whose last layer has fewer rows than may be asked for."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(30, 258), torch.nn.ReLU(), torch.nn.Linear(258, 6))
+    return torch.nn.Sequential(torch.nn.Linear(30, 260), torch.nn.ReLU(), torch.nn.Linear(260, 6))
 
 
 def loss(net, x, y):
@@ -67,12 +68,8 @@ def check(make, ranks):
         if options.get("stats"):
             ours, theirs = one.stats.read(), many.stats.read()
             assert all(abs(ours[n][k] - theirs[n][k]) <= 1e-4 * abs(ours[n][k]) for n in ours for k in ours[n])
-    try:
+    with pytest.raises(ValueError, match="rows or columns"):
         ao.Optimizer(dict(make(model(), ranks).named_parameters()), ao.CAME(lr=0.1))
-    except ValueError as error:
-        assert "rows or columns" in str(error), error
-    else:
-        raise AssertionError("CAME of parts was taken")
 
 
 def check_ddp(ranks, rank):
