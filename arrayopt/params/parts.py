@@ -1,6 +1,5 @@
 """Arrays that are parts of larger tensors, whose other parts are on other ranks: `Part`, and DTensor of PyTorch."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,22 +101,13 @@ def block_of(x: Any) -> Block | None:
         return Block(tuple(x.offset), tuple(x.shape))
     if not _is_dtensor(x):
         return None
-    offset, shape = [0] * x.ndim, list(x.shape)
-    for size_, coordinate, placement in zip(
-        x.device_mesh.shape, x.device_mesh.get_coordinate(), x.placements, strict=True
-    ):
-        if placement.is_shard():
-            if type(placement).__name__ != "Shard":
-                raise ValueError(f"a DTensor placed by {placement} is not laid out in blocks; use Shard")
-            chunk = -(-shape[placement.dim] // size_)  # as torch.chunk cuts
-            first = min(shape[placement.dim], chunk * coordinate)
-            offset[placement.dim] += first
-            shape[placement.dim] = min(chunk, shape[placement.dim] - first)
-    if tuple(shape) != tuple(x._local_tensor.shape):
-        raise ValueError(f"a DTensor of shape {tuple(x.shape)} has {tuple(x._local_tensor.shape)} here, not {shape}")
-    if math.prod(shape) == 0:
-        offset = [0] * len(shape)
-    return Block(tuple(offset), tuple(x.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # there is no public one
+
+    shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    here = tuple(x._local_tensor.shape)
+    if tuple(shape) != here:
+        raise ValueError(f"a DTensor of shape {tuple(x.shape)}, placed by {x.placements}, has {here} here, not {shape}")
+    return Block(tuple(offset) if 0 not in here else (0,) * x.ndim, tuple(x.shape))
 
 
 def mesh_of(tree: Any) -> Any:
