@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import arrayopt as ao
 from arrayopt.engines.numba.cut import Cut
 from arrayopt.ranks.team import Team
+from arrayopt.ranks.threads import ThreadComm
 from tests.support.ranks import SHAPES, contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import marked
 
@@ -210,3 +211,37 @@ def test_random_problems(problem):
         return differing(expected, contents(train(parameters(shapes), rule, every, comm, engine="numba", **options)))
 
     assert ao.ranks.run(ranks, rank) == [[]] * ranks
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "sums"),
+    [
+        (ao.AdamW(lr=0.01), {}, 0),
+        (ao.LAMB(lr=0.01), {}, 1),
+        (ao.LANS(lr=0.01), {}, 2),
+        (ao.CAME(lr=0.01), {}, 3),
+        (ao.AdamW(lr=0.01), {"clip_norm": 1.0}, 2),  # partial norms, and the norms of all tensors
+    ],
+)
+def test_messages_are_counted(rule, options, sums, monkeypatch):
+    """A step has a vote, the exchanges of sums, a message of small parameters, and one broadcast of large ones."""
+    calls = []
+    for name in ("allgather", "broadcast", "exchange"):
+        real = getattr(ThreadComm, name)
+
+        def counted(self, *args, name=name, real=real):
+            calls.append((self.rank, name))
+            return real(self, *args)
+
+        monkeypatch.setattr(ThreadComm, name, counted)
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), rule, comm=comm, engine="numba", **options)
+        opt.step(gradients(0))
+        comm._meet()
+        before = calls.count((comm.rank, "allgather")), calls.count((comm.rank, "broadcast"))
+        opt.step(gradients(1))
+        return calls.count((comm.rank, "allgather")) - before[0], calls.count((comm.rank, "broadcast")) - before[1]
+
+    assert ao.ranks.run(3, rank) == [(1 + sums + 1, 1)] * 3
+    assert not [call for call in calls if call[1] == "exchange"]
