@@ -7,6 +7,7 @@ mpiexec -n 2 python -m benchmarks.ranks --measure   # times, beside one process 
 import argparse
 import os
 import statistics
+import sys
 import time
 
 import numpy as np
@@ -24,6 +25,12 @@ from benchmarks.problems import PROBLEMS
 
 RULES = {"AdamW": ao.AdamW(lr=1e-3), "LAMB": ao.LAMB(lr=1e-3), "LANS": ao.LANS(lr=1e-3), "CAME": ao.CAME(lr=1e-3)}
 RANKS = (2, 8, 64, 256)
+
+
+def say(line):
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def models():
@@ -63,13 +70,13 @@ def count(shapes, rule, ranks):
 
 def print_counts():
     """A table in Markdown."""
-    print("| model | rule | ranks | fullest rank | cut tensors | exchanges of sums | bytes of sums | parts |")
-    print("|---|---|---|---|---|---|---|---|")
+    say("| model | rule | ranks | fullest rank | cut tensors | exchanges of sums | bytes of sums | parts |")
+    say("|---|---|---|---|---|---|---|---|")
     for label, shapes in models().items():
         for name, rule in RULES.items():
             for ranks in RANKS:
                 most, cut, rounds, sums, pieces, _ = count(shapes, rule, ranks)
-                print(f"| {label} | {name} | {ranks} | {most:.2f} | {cut} | {rounds} | {sums:,} | {pieces:,} |")
+                say(f"| {label} | {name} | {ranks} | {most:.2f} | {cut} | {rounds} | {sums:,} | {pieces:,} |")
 
 
 def measure(rounds):
@@ -101,7 +108,7 @@ def measure(rounds):
                 times["ranks"].append(end - start)
         if comm.rank == 0:
             one, many = (statistics.median(x) for x in times.values())
-            print(f"| {name} | {1e3 * one:.0f} ms | {1e3 * many:.0f} ms | {many / one:.2f} |", flush=True)
+            say(f"| {name} | {1e3 * one:.0f} ms | {1e3 * many:.0f} ms | {many / one:.2f} |")
         del alone, shared
 
 

@@ -235,12 +235,13 @@ def test_messages_are_counted(rule, options, sums, monkeypatch):
 
         monkeypatch.setattr(ThreadComm, name, counted)
 
+    shapes = {"matrix": (4096, 256), "bias": (256,)}
+
     def rank(comm):
-        opt = ao.Optimizer(parameters(), rule, comm=comm, engine="numba", **options)
-        opt.step(gradients(0))
-        comm._meet()
+        opt = ao.Optimizer(parameters(shapes), rule, comm=comm, engine="numba", **options)
+        opt.step(gradients(0, shapes))
         before = calls.count((comm.rank, "allgather")), calls.count((comm.rank, "broadcast"))
-        opt.step(gradients(1))
+        opt.step(gradients(1, shapes))
         return calls.count((comm.rank, "allgather")) - before[0], calls.count((comm.rank, "broadcast")) - before[1]
 
     assert ao.ranks.run(3, rank) == [(1 + sums + 1, 1)] * 3
