@@ -9,7 +9,8 @@ from arrayopt.importers import load_torch
 from arrayopt.monitor.monitor import Monitor
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.parts import Part
-from arrayopt.ranks import RankError, Ranks
+from arrayopt.ranks.comm import RankError
+from arrayopt.ranks.settings import Ranks
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 from arrayopt.state.loss_scale import LossScale
 
