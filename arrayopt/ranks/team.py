@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt._version import __version__
-from arrayopt.arrays import Array, dtype_name, library, place, to_host, working_dtype
+from arrayopt.arrays import Array, dtype_name, library, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.params.groups import Group
@@ -142,14 +142,14 @@ class Team(Alone):
     def norms(self, own: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
         owner = [x.share.holders[0] for x in tensors if x.share is not None]
         mine = [own[x.name] for x, r in zip(tensors, owner, strict=True) if r == self.rank]
-        record = np.dtype([("norm", np.float64), ("theirs", np.bool_)])
-        sent = np.array([(float(x), library(x) != "numpy") for x in mine], record)
+        record = np.dtype([("norm", np.float64), ("kind", np.uint8)])
+        sent = np.array([(float(x), 0 if library(x) == "numpy" else x.dtype.itemsize) for x in mine], record)
         got = self._comm.allgather(as_bytes(sent), [owner.count(r) * record.itemsize for r in range(self.size)])()
         values = [iter(x.view(record).tolist()) for x in got]
         found: dict[str, Any] = {}
         for tensor, r in zip(tensors, owner, strict=True):
-            norm, theirs = next(values[r])
-            found[tensor.name] = _number_of(tensor.array, norm) if theirs else np.float64(norm)
+            norm, itemsize = next(values[r])
+            found[tensor.name] = _number_of(tensor.array, norm, itemsize) if itemsize else np.float64(norm)
         return found
 
     def reports(self, own: dict[str, Report]) -> dict[str, Report]:
@@ -179,10 +179,10 @@ class Team(Alone):
         raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")
 
 
-def _number_of(mine: Array, x: float) -> Array:
-    """A norm, as the library of a parameter reports it."""
+def _number_of(mine: Array, x: float, itemsize: int) -> Array:
+    """A norm, as the library of a parameter reports it, in a dtype of so many bytes."""
     xp, device = place(mine)
-    return xp.asarray(x, dtype=working_dtype(xp, mine, real=True), device=device)
+    return xp.asarray(x, dtype=xp.float64 if itemsize == 8 else xp.float32, device=device)
 
 
 def _texts(words: Mapping[str, Any]) -> dict[str, str]:
