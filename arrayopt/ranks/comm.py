@@ -41,6 +41,8 @@ class Comm(ABC):
     rank: int
     size: int
     timeout: float
+    on_device = False
+    """Whether `broadcast` takes CuPy's memory, too."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:

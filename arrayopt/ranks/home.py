@@ -7,7 +7,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, memory, place, size, to_host
-from arrayopt.ranks.comm import Bytes, Comm, as_bytes
+from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.state.tensors import Shards, Tensor
 
 __all__ = ["collect", "gather"]
@@ -19,14 +19,14 @@ SMALL = 1 << 18
 def gather(comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
     """Bring the parameters that other ranks have updated here; `packed` in one message from each rank."""
     shared = [x for x in tensors if x.share is not None and x.share.holders and x.block is None]
-    homes = [_Home(x) for x in shared]
+    homes = [_Home(x, on_device=comm.on_device) for x in shared]
     pieces = [
         (r, home.bytes[share.ends[r] * home.item : share.ends[r + 1] * home.item])
         for home, x in zip(homes, shared, strict=True)
         if (share := x.share) is not None
         for r in share.holders
     ]
-    together = [(r, x) for r, x in pieces if packed or x.size < SMALL]
+    together = [(r, x) for r, x in pieces if isinstance(x, np.ndarray) and (packed or x.size < SMALL)]
     if together:
         mine = [x for r, x in together if r == comm.rank]
         counts = [sum(x.size for root, x in together if root == r) for r in range(comm.size)]
@@ -36,7 +36,7 @@ def gather(comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
             x[:] = got[r][at[r] : at[r] + x.size]
             at[r] += x.size
     if len(together) < len(pieces):
-        comm.broadcast([(r, x) for r, x in pieces if x.size >= SMALL])
+        comm.broadcast([(r, x) for r, x in pieces if not isinstance(x, np.ndarray) or x.size >= SMALL])
     for home in homes:
         home.settle()
 
@@ -84,13 +84,17 @@ def _assembled(comm: Comm, own: Array, share: Shards, shape: tuple[int, ...], ro
 class _Home:
     """A parameter's memory as bytes; or a copy of it, where it cannot be written in place, or does not lie in a row."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, *, on_device: bool) -> None:
+        self.tensor, self.copy = tensor, None
         x = tensor.array
+        if on_device and array_api_compat.is_cupy_array(x) and x.flags.c_contiguous:
+            self.bytes: Any = x.reshape(-1).view(np.uint8)
+            self.item = int(x.itemsize)
+            return
         host = isinstance(x, np.ndarray) or (array_api_compat.is_torch_array(x) and x.device.type == "cpu")
         self.copy = None if host and memory(x).flags.carray else np.array(to_host(x), order="C")
         flat = memory(x) if self.copy is None else self.copy
-        self.bytes: Bytes = as_bytes(flat)
+        self.bytes = as_bytes(flat)
         self.item = flat.itemsize
 
     def settle(self) -> None:

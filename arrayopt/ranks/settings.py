@@ -9,6 +9,15 @@ from arrayopt.ranks.threads import ThreadComm
 
 __all__ = ["Ranks", "as_ranks"]
 
+KINDS = {
+    "mpi4py.Intracomm": "mpi",
+    "torch.ProcessGroup": "group",
+    "torch.DeviceMesh": "mesh",
+    "cupy_backends.NcclCommunicator": "nccl",
+    "cupyx.NCCLBackend": "nccl",
+}
+"""The classes of communicators, by their package and name."""
+
 GRADS = ("reduced", "mean", "sum")
 GATHER = ("in_place", "packed")
 
@@ -20,8 +29,8 @@ class Ranks:
     Parameters
     ----------
     comm : communicator
-        Of mpi4py; a process group or one-dimensional device mesh of ``torch.distributed``; or one of
-        `arrayopt.ranks.threads`.
+        Of mpi4py; a process group or one-dimensional device mesh of ``torch.distributed``; an NCCL communicator of
+        CuPy; or one of `arrayopt.ranks.threads`.
     grads : {"reduced", "mean", "sum"}
         What gradients are given to `step`. ``"reduced"``: the same ones on all ranks. ``"mean"``, ``"sum"``: each rank
         has its own, and the step uses their mean or sum; they are added in float32 at least, in the order of ranks.
@@ -60,6 +69,10 @@ class Ranks:
             from arrayopt.ranks.mpi import MPIComm
 
             return MPIComm(self.comm, self.timeout)
+        if kind == "nccl":
+            from arrayopt.ranks.nccl import NcclComm
+
+            return NcclComm(getattr(self.comm, "_comm", self.comm), self.timeout)
         from arrayopt.ranks.process_group import ProcessGroup
 
         return ProcessGroup(self.comm.get_group() if kind == "mesh" else self.comm, self.timeout)
@@ -75,10 +88,10 @@ def _kind(comm: Any) -> str:
     if isinstance(comm, ThreadComm):
         return "threads"
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(comm).__mro__}
-    for name, found in (("mpi4py.Intracomm", "mpi"), ("torch.ProcessGroup", "group"), ("torch.DeviceMesh", "mesh")):
+    for name, found in KINDS.items():
         if name in names:
             return found
     raise TypeError(
-        "Optimizer: `comm` must be a communicator of mpi4py, a process group of torch.distributed, one of"
-        f" arrayopt.ranks.threads(n), or Ranks of such; got {comm!r}"
+        "Optimizer: `comm` must be a communicator of mpi4py, a process group of torch.distributed, an NCCL"
+        f" communicator of CuPy, one of arrayopt.ranks.threads(n), or Ranks of such; got {comm!r}"
     )

@@ -41,7 +41,7 @@ class Begun(NamedTuple):
     rooms : list of array or None, optional
         Where those go that ranks add up; where they do not, the gradients themselves.
     ready : Ready, optional
-        All of it, where there is nothing else to be known of the gradients.
+        All of it, where the gradients are those that were given, and nothing else is to be known of them.
     adding : tuple, optional
         What `Accumulator.add` takes.
     """
@@ -118,7 +118,8 @@ class Step:
         scaled = at_once and (known.scale is not None or self.judging.scaling is not None)
         factor = 1.0 if scaled or known.limit is not None else None
         ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
-        return Begun(grads, rooms, None if judged or not at_once else ready, adding)
+        final = at_once and not judged and not team.sums
+        return Begun(grads, rooms, ready if final else None, adding)
 
     def make(
         self, coming: Coming, begun: Begun, *, stats: bool, counted: bool = False

@@ -53,6 +53,33 @@ def equal(comm, rank, size, folder):
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
 
 
+def nccl(comm, rank, size, folder):
+    """CuPy's arrays on the stand-in, and a stand-in for NCCL: parameters travel from device memory to device memory."""
+    from tests.cudacpu import standin
+    from tests.ranks import fake_nccl
+
+    with standin.installed() as cupy:
+        sys.modules["cupy.cuda.nccl"] = cupy.cuda.nccl = fake_nccl.module()
+        shapes = {"w": (300, 400), "b": (130,), "k": (70, 20), "s": (), "e": (0, 3)}
+
+        def arrays(tree):
+            return {name: cupy.asarray(x) for name, x in tree.items()}
+
+        for how, options in (("reduced", {}), ("mean", {}), ("reduced", {"clip_norm": 0.1, "stats": True})):
+            every = [arrays(gradients(k, shapes)) for k in range(3)]
+            one = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), every, **options)
+            there = ao.Ranks(fake_nccl.NcclCommunicator(), grads=how)
+            many = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), every, there, **options)
+            one.save(os.path.join(folder, f"one{rank}"))
+            many.save(os.path.join(folder, "many"))
+            for name, x in many.params.items():
+                rtol, atol = (1e-6, 1e-7) if options else (0, 0)  # here the host takes the joint norm, there the device
+                np.testing.assert_allclose(x.get(), one.params[name].get(), rtol=rtol, atol=atol)
+            held = sum(about["m"].size for about in many.state.values())
+            assert held < 300 * 400 + 130 + 70 * 20 + 1
+    print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
 def ends(comm, rank, size, folder):
     """The last rank ends without a word; the others are to say so and end."""
     opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=5.0), engine="numba")
@@ -83,7 +110,7 @@ def hangs(comm, rank, size, folder):
 
 if __name__ == "__main__":
     library, what, folder = sys.argv[1:]
-    {"equal": equal, "ends": ends, "hangs": hangs}[what](*ranks(library), folder)
+    {"equal": equal, "ends": ends, "hangs": hangs, "nccl": nccl}[what](*ranks(library), folder)
     if library == "gloo":
         import torch.distributed as dist
 

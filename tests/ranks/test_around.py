@@ -188,21 +188,20 @@ def test_tensors_of_pytorch(engine, dtype):
     assert ao.ranks.run(3, trained) == [expected] * 3
 
 
+@pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {}], ids=["clipped", "plain"])
 @pytest.mark.parametrize("how", ["reduced", "mean"])
-def test_arrays_of_jax(how):
+def test_arrays_of_jax(how, options):
     def arrays(tree):
         return {name: jnp.asarray(x) for name, x in tree.items()}
 
     shapes = {"a": (50, 20), "b": (7,), "c": (300,), "d": ()}
-    expected = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), [arrays(gradients(0, shapes))] * 2, clip_norm=0.1)
+    expected = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), [arrays(gradients(0, shapes))] * 2, **options)
 
     before = contents(expected)
 
     def rank(comm):
         there = ao.Ranks(comm, grads=how)
-        opt = train(
-            arrays(parameters(shapes)), ao.LAMB(lr=0.01), [arrays(gradients(0, shapes))] * 2, there, clip_norm=0.1
-        )
+        opt = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), [arrays(gradients(0, shapes))] * 2, there, **options)
         assert all(map(array_api_compat.is_jax_array, opt.params.values()))
         return differing(before, contents(opt)), kinds(opt)["cut"]
 

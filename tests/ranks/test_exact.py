@@ -120,7 +120,7 @@ def test_sums_in_another_order_are_noticed(monkeypatch):
     assert local(3, "mean") != [[]] * 3
 
 
-def local(ranks, how, rule=None, dtype=np.float32, **options):
+def local(ranks, how, rule=None, dtype=np.float32, engine="numba", **options):
     """What differs where each rank has gradients of its own."""
     rule = rule or ao.LAMB(lr=0.01)
     own = [[gradients(k, dtype=dtype, seed=10 + r) for k in range(4)] for r in range(ranks)]
@@ -130,20 +130,22 @@ def local(ranks, how, rule=None, dtype=np.float32, **options):
         for r in range(1, ranks):
             total = {name: np.asarray(x + np.asarray(own[r][k][name], np.float32)) for name, x in total.items()}
         every.append({n: np.asarray(x / np.float32(ranks if how == "mean" else 1)) for n, x in total.items()})
-    expected = contents(train(parameters(dtype=dtype), rule, every, engine="numba", **options))
+    expected = contents(train(parameters(dtype=dtype), rule, every, engine=engine, **options))
 
     def rank(comm):
         there = ao.Ranks(comm, grads=how)
         return differing(
-            expected, contents(train(parameters(dtype=dtype), rule, own[comm.rank], there, engine="numba", **options))
+            expected, contents(train(parameters(dtype=dtype), rule, own[comm.rank], there, engine=engine, **options))
         )
 
     return ao.ranks.run(ranks, rank)
 
 
 @pytest.mark.parametrize("how", ["mean", "sum"])
-def test_gradients_of_each_rank(how):
-    assert local(3, how, clip_norm=1.0) == [[]] * 3
+@pytest.mark.parametrize("engine", ["numba", "numpy", "array_api"])
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["plain", "clipped"])
+def test_gradients_of_each_rank(how, engine, options):
+    assert local(3, how, engine=engine, **options) == [[]] * 3
 
 
 def test_narrow_gradients_are_added_in_float32():

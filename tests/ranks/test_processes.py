@@ -61,6 +61,12 @@ def test_the_transformer_has_the_same_losses_on_two_ranks():
     assert "step    3  loss " in said[0]
 
 
+def test_nccl_over_the_stand_in(tmp_path):
+    status, said = start("mpich", 2, "nccl", tmp_path)
+    assert status == 0, said
+    assert said.count("of 2: equal, ") == 2
+
+
 @pytest.mark.parametrize("n", [2, 4])
 def test_sharded_parameters_of_pytorch(n):
     """FSDP2, tensor parallel, both, and DDP."""

@@ -1,0 +1,114 @@
+"""NCCL communicators of CuPy: all bytes travel through device memory."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+
+__all__ = ["NcclComm"]
+
+
+class NcclComm(Comm):
+    """An `NcclCommunicator` of CuPy, or the backend of ``cupyx.distributed`` around one.
+
+    Parameters
+    ----------
+    comm : cupy.cuda.nccl.NcclCommunicator
+        The communicator. It is used on CuPy's current stream.
+    timeout : float
+        Seconds that a call may take. Then the communicator is aborted.
+    """
+
+    on_device = True
+
+    def __init__(self, comm: Any, timeout: float) -> None:
+        import cupy
+        from cupy.cuda import nccl
+
+        self._cupy, self._nccl, self._comm = cupy, nccl, comm
+        self.rank, self.size, self.timeout = int(comm.rank_id()), int(comm.size()), timeout
+        self._device = cupy.cuda.Device(comm.device_id())
+
+    def _there(self, x: Any) -> Any:
+        """Bytes in device memory; those that are there, as they are."""
+        return self._cupy.asarray(x) if isinstance(x, np.ndarray) else x
+
+    def _call(self, calls: Sequence[Callable[[int], None]]) -> Callable[[], None]:
+        """Begin some calls together, on a stream; what is returned waits for them."""
+        with self._device:
+            stream = self._cupy.cuda.get_current_stream()
+            try:
+                self._nccl.groupStart()
+                for call in calls:
+                    call(stream.ptr)
+                self._nccl.groupEnd()
+            except Exception as error:
+                raise RankError(f"NCCL: {error}") from error
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+        return lambda: self._wait(event)
+
+    def _wait(self, event: Any) -> None:
+        began = time.monotonic()
+        while not event.done:
+            try:
+                self._comm.check_async_error()
+            except Exception as error:
+                self._comm.abort()
+                raise RankError(f"NCCL: {error}") from error
+            if time.monotonic() - began > self.timeout:
+                self._comm.abort()
+                raise RankError(f"another rank did not answer within {self.timeout:g} s")
+            time.sleep(0.0)
+
+    def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
+        most = max(counts)
+        if not most:
+            return lambda: [np.empty(0, np.uint8) for _ in counts]
+        padded = np.zeros(most, np.uint8)
+        padded[: len(sent)] = sent
+        with self._device:
+            mine, room = self._there(padded), self._cupy.empty(self.size * most, np.uint8)
+        kind = self._nccl.NCCL_UINT8
+        wait = self._call([partial(self._comm.allGather, mine.data.ptr, room.data.ptr, most, kind)])
+
+        def finish() -> list[Bytes]:
+            wait()
+            found = room.get().reshape(self.size, most)
+            return [x[:count] for x, count in zip(found, counts, strict=True)]
+
+        return finish
+
+    def broadcast(self, pieces: Sequence[tuple[int, Any]]) -> None:
+        kind = self._nccl.NCCL_UINT8
+        with self._device:
+            there = [(root, self._there(x), x) for root, x in pieces]
+        self._call(
+            [
+                partial(self._comm.broadcast, x.data.ptr, x.data.ptr, x.size, kind, root)
+                for root, x, _ in there
+                if x.size
+            ]
+        )()
+        for root, x, given in there:
+            if isinstance(given, np.ndarray) and root != self.rank:
+                given[:] = x.get()
+
+    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+        kind = self._nccl.NCCL_UINT8
+        with self._device:
+            out = [(to, self._there(x)) for to, x in sent]
+            rooms = [(source, self._cupy.empty(x.size, np.uint8), x) for source, x in received]
+        calls = [partial(self._comm.send, x.data.ptr, x.size, kind, to) for to, x in out]
+        calls += [partial(self._comm.recv, x.data.ptr, x.size, kind, r) for r, x, _ in rooms]
+        if calls:
+            self._call(calls)()
+        for _, x, given in rooms:
+            given[:] = x.get()
+
+    def give_up(self) -> None:
+        self._comm.abort()
