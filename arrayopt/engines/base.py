@@ -1,6 +1,6 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
@@ -9,10 +9,41 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "Engine", "Judge", "Report"]
+__all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "abreast"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
+
+
+class Partials(NamedTuple):
+    """Partial results in which each rank has filled its own stretch.
+
+    Attributes
+    ----------
+    room : array
+        Of rank 1.
+    ends : tuple of int
+        Rank r has filled ``room[ends[r] : ends[r + 1]]``.
+    """
+
+    room: Any
+    ends: tuple[int, ...]
+
+
+def abreast(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
+    """Run several through to where each wants partial results; yield those of all together, until all have ended."""
+    going = list(several)
+    while going:
+        wanted: list[Partials] = []
+        still = []
+        for one in going:
+            found = next(one, None)
+            if found is not None:
+                wanted += found
+                still.append(one)
+        going = still
+        if going:
+            yield wanted
 
 
 class Asked(NamedTuple):

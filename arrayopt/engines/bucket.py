@@ -14,7 +14,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Bucket", "Buckets", "beside", "chosen"]
+__all__ = ["Bucket", "Buckets", "beside", "bucketed", "chosen"]
 
 KEPT = 16
 """So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is dropped."""
@@ -28,6 +28,8 @@ def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Bucket:
     """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups change.
+
+    Where ranks share the work, tensors that this rank has whole, cut or none of are in buckets of their own.
 
     Attributes
     ----------
@@ -69,6 +71,11 @@ class Bucket:
     def rule(self) -> Rule:
         """A rule of the bucket's structure."""
         return self.groups[0].rule
+
+    @property
+    def kind(self) -> str:
+        """What this rank has of the tensors; see `Tensor.kind`."""
+        return self.tensors[0].kind
 
     def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
         """Those of all tensors' gradients that are of the bucket's tensors."""
@@ -163,7 +170,7 @@ class Buckets:
         structures: list[Any] = [self._parameters.kinds, *(group.rule.structure for group in groups)]
         if structures != self._structures:
             self._run.take_back()
-            self._made, self._structures = _bucketed(groups, self._run), structures
+            self._made, self._structures = bucketed(groups, self._run), structures
             self.version += 1
         return self._made
 
@@ -171,12 +178,13 @@ class Buckets:
         return {**self.__dict__, "_structures": [], "_made": []}
 
 
-def _bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
+def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
+    """The tensors of groups in buckets."""
     buckets: dict[Any, Bucket] = {}
     for group in groups:
         for tensor in group.tensors:
             xp, device = place(tensor.array)
-            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device))
+            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device), tensor.kind)
             bucket = buckets.setdefault(key, Bucket(run=run))
             if group not in bucket.groups:
                 bucket.groups.append(group)

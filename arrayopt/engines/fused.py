@@ -3,7 +3,7 @@
 import operator
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size
-from arrayopt.engines.base import Asked, Judge, Report
+from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import COUNT, Node
@@ -19,6 +19,7 @@ from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan, plan_for
 from arrayopt.fusion.scalars import scalar_code
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Batch", "Fused", "Rows", "plain"]
 
@@ -70,7 +71,7 @@ class Batch(ABC):
         self.whole_bucket = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
         self.where = layout(plan) if split is None else split.where
-        shapes = [tuple(x.array.shape) for x in self.tensors]
+        shapes = [x.shape for x in self.tensors]
         if split is None:
             self.geo = geometry(shapes, plan.element, self.chunk)
         else:
@@ -112,6 +113,15 @@ class Batch(ABC):
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """All passes over some of the tensors, which are ready."""
+
+    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+        """Run the passes over this rank's units of tensors that ranks share; stop where partial results are wanted."""
+        yield from ()
+
+    def held(self, rows: Rows) -> Rows:
+        """Those of the rows of which this rank has elements."""
+        mine = [i for i in rows.full.tolist() if self.tensors[i].share.last > self.tensors[i].share.first]
+        return Rows(rows.all, np.array(mine, np.int64))
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
@@ -205,6 +215,8 @@ class Fused(ABC):
     """The kind of `Batch` that the engine runs."""
     lean: ClassVar[bool] = False
     """See `arrayopt.fusion.trace.trace`."""
+    cuts: ClassVar[bool] = False
+    """Whether ranks can share a tensor; see `Batch.passes`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
@@ -254,10 +266,44 @@ class Fused(ABC):
 
         return launch
 
+    def prepare_cut(self, bucket: Bucket, asked: Asked, reports: dict[str, Report]) -> Iterator[list[Partials]]:
+        """Make a step over tensors that ranks share ready; what is returned runs it, and stops at each exchange.
+
+        Parameters
+        ----------
+        bucket, asked
+            As for `prepare`.
+        reports : dict
+            Where reports of the tensors go of which this rank has elements.
+        """
+        threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
+        watched = self.batches(bucket, asked) if asked.stats else []
+
+        def steps() -> Iterator[list[Partials]]:
+            yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)
+            for batch, rows, _ in watched:
+                reports.update(batch.report(batch.held(rows)))
+            yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in work)
+            for batch, rows, _ in work:
+                batch.written(batch.held(rows))
+            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
+
+        return steps()
+
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
         """Note that these tensors of a bucket were updated."""
         if took:
             bucket.count(took[0] if len(took) == 1 else np.concatenate(took))
+
+    def lays_side_by_side(self, bucket: Bucket, tensor: Tensor) -> bool:
+        """Whether the engine takes the matrices of a tensor side by side."""
+        rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
+        plans = [plan_for(bucket.rule, rank, dtype, stats=stats, lean=self.lean) for stats in (False, True)]
+        return any(self._split(plan, tensor) is not None for plan in plans)
+
+    def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
+        """The plan in segments, where the engine takes the matrices of a tensor side by side."""
+        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not plan.spilled else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
@@ -287,8 +333,7 @@ class Fused(ABC):
                     plan = plan_for(
                         bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats, lean=self.lean
                     )
-                    small = self.side_by_side and suits(tensor.array.shape) and not plan.spilled
-                    split = lanes(plan) if small else None
+                    split = self._split(plan, tensor)
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                     found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
             return [

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from arrayopt.arrays import Array, dtype_name, library, place, size
 from arrayopt.engines.base import Engine
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.fusion.symbol import TraceError
 
 __all__ = ["ENGINES", "FUSED", "EngineRow", "explain_buckets", "select"]
@@ -107,7 +108,8 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
         If there is no engine of that name, or it cannot serve these arrays or this rule, with the reason.
     """
     if bucket.engine is None or bucket.engine[0] != name:
-        bucket.engine = name, *_select(name, bucket)
+        elsewhere = Elsewhere(), "other ranks have these tensors"
+        bucket.engine = name, *(elsewhere if bucket.kind == "none" else _select(name, bucket))
     return bucket.engine[1:]
 
 

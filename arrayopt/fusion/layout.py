@@ -16,7 +16,7 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["CHUNK", "GEOMETRY", "Layout", "geometry", "layout", "outliving"]
+__all__ = ["CHUNK", "GEOMETRY", "Layout", "boundaries", "geometry", "layout", "outliving", "starts"]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
@@ -58,6 +58,41 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
     if element == ELEMENT[3]:
         return shape[0], 1, shape[1], shape[2]
     return shape[0], int(np.prod(shape[1:-2])), shape[-2], shape[-1]
+
+
+def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
+    """Where a tensor may be cut: what lies on either side is contiguous, and so are the partial results of it.
+
+    Parameters
+    ----------
+    geo : array of int64
+        The tensor's row of `geometry`.
+    element : str
+        The axes of an element.
+
+    Returns
+    -------
+    units, elements : arrays of int64
+        The first unit after each cut, and its first element; the end of the tensor is the last.
+    """
+    g = dict(zip(GEOMETRY, geo.tolist(), strict=True))
+    units = np.arange(0, g["UNITS"] + 1, 1 if element == "C" else max(g["NC"], 1))
+    return units, starts(geo, element, units, "element")
+
+
+def starts(geo: Any, element: str, units: Any, what: str) -> Any:
+    """Where units at `boundaries` begin among the elements, or among the partial results that are kept for a kind."""
+    g = dict(zip(GEOMETRY, geo.tolist(), strict=True))
+    if what == "tensor":
+        return units
+    if element == "C":
+        return np.minimum(units * g["TC"], g["SIZE"])
+    tiles = units // max(g["NC"], 1)
+    end = units >= g["UNITS"]
+    ab = np.where(end, g["A"] * g["B"], tiles // max(g["NR"], 1) * g["G"])
+    rt = np.where(end, 0, tiles % max(g["NR"], 1))
+    rows, blocks = ab * g["R"] + rt * g["TR"], ab * g["NR"] + rt
+    return {"element": rows * g["C"], "row": rows * g["NC"], "column": blocks * g["C"], "batch": blocks * g["NC"]}[what]
 
 
 @dataclass(frozen=True, slots=True)

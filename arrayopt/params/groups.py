@@ -10,7 +10,7 @@ from typing import Any
 from arrayopt.arrays import Array, dtype_name, is_array, size
 from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule
-from arrayopt.state.tensors import Tensor, new_slots
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Group", "Groups", "assign", "fields_of", "override", "unknown_key"]
 
@@ -68,7 +68,7 @@ class Group:
         """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
         old, rule = rule, override(rule, changes, f"group {self.label!r}")
         for tensor in self.tensors if rule.structure != old.structure else ():
-            slots = tensor.slots, new_slots(rule, tensor.name, tensor.array)
+            slots = tensor.slots, tensor.fresh(rule)
             now, then = ({name: dtype_name(x) for name, x in made.items()} for made in slots)
             if list(now.items()) != list(then.items()):
                 shown = (list(now), list(then)) if list(now) != list(then) else (now, then)

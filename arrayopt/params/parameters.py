@@ -1,23 +1,27 @@
 """The parameters of an optimizer: the tree that they were given in, their tensors, and the groups that these are in."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from arrayopt.arrays import Array, detached, look
+from arrayopt.arrays import Array, look
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.kinds import plain
+from arrayopt.params.parts import has_parts, local, localized
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Tensor, new_slots
+from arrayopt.state.tensors import Block, Tensor
 
 __all__ = ["Parameters"]
 
 _ARRAY = operator.attrgetter("array")
+
+Divide = Callable[[list[Group]], None]
+"""What gives the tensors of new groups their shares among ranks."""
 
 
 class Parameters:
@@ -33,8 +37,13 @@ class Parameters:
         How often a tensor's dtype, shape or device became another: a version of these.
     """
 
-    def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run) -> None:
-        self._run = run
+    def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run, divide: Divide) -> None:
+        self._run, self._divide = run, divide
+        self._parted = has_parts(params)
+        given, blocks = params, dict[int, Block]()
+        if self._parted:
+            given = as_tree("Optimizer", params)
+            params, blocks = localized(given)
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
@@ -46,28 +55,37 @@ class Parameters:
             tree = as_tree("Optimizer", params)
             named = named_params(tree)
             made = assign(rule, groups, named)
-        tensors = {name: Tensor(name, leaf) for name, leaf in named}
-        self._tree, self.all = tree, list(tensors.values())
+        tensors = {name: Tensor(name, leaf, block=blocks.get(id(leaf))) for name, leaf in named}
+        self._tree, self.all = given if self._parted and not self._by_position else tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
         self._begun, self.kinds = False, 0
         self._lent: Lent | None = None
         self._expect()
-        for group in self.groups:
-            _start(group)
+        self._prepare(self.groups)
         self._join(self.all)
 
-    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> Group:
-        """Take more parameters in, as a new group."""
+    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
+        """Take more parameters in, as a new group, once all ranks `agree`."""
         self.take_up()
+        if has_parts(params):
+            raise ValueError("Optimizer.add_group: parts of larger tensors must be there from the start")
         tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
         group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
-        _start(group)
+        self._prepare([group])
+        agree(group)
         self._join(group.tensors)
         self.groups.append(group)
         self.all += group.tensors
         self._tree = tree
         self._expect()
         return group
+
+    def _prepare(self, groups: list[Group]) -> None:
+        """Divide the tensors of groups among ranks, and give them their first state."""
+        self._divide(groups)
+        for group in groups:
+            for tensor in group.tensors:
+                tensor.slots = tensor.fresh(group.rule)
 
     def _join(self, tensors: list[Tensor]) -> None:
         """Give tensors places among the numbers of the run."""
@@ -93,6 +111,8 @@ class Parameters:
     def match(self, grads: Any) -> list[Array | None]:
         """The tensors' gradients, checked."""
         self.take_up()
+        if self._parted:
+            grads = rebuild(grads, local)
         given = leaves(self._template, grads)
         if given is None:
             given = leaves(self._flat, grads)
@@ -141,14 +161,19 @@ class Parameters:
 
     def _hold(self, tree: Any) -> None:
         """Have a tree as the parameters' own, and take down which arrays it holds, under which names."""
-        pairs, tensors = flatten(tree), iter(self.all)
+        pairs, tensors = flatten(self._local(tree)), iter(self.all)
         self._tree, self._held = tree, [leaf for _, leaf in pairs]
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
 
+    def _local(self, tree: Any) -> Any:
+        """A tree of what this rank has of its leaves."""
+        return rebuild(tree, local) if self._parted else tree
+
     def _found(self, tree: Any) -> list[Any]:
         """The leaves of a tree, in the order of the parameters' where it has their structure."""
+        tree = self._local(tree)
         found = leaves(self._template, tree)
         return [leaf for _, leaf in flatten(tree)] if found is None else found
 
@@ -185,8 +210,9 @@ class Parameters:
         tree = as_tree(who, tree)
         if self._by_position and is_group_list(tree):
             tree = [leaf for _, leaf in parse_group_list(tree)[0]]
-        found = leaves(self._template, tree)
-        pairs = flatten(tree) if found is None else zip(self._names, found, strict=True)
+        own = self._local(tree)
+        found = leaves(self._template, own)
+        pairs = flatten(own) if found is None else zip(self._names, found, strict=True)
         named = [(name, leaf) for name, leaf in pairs if leaf is not None]
         rules = None if self._begun else {x.name: group.rule for group in self.groups for x in group.tensors}
         if exchange(who, self.all, self._looks, named, rules):
@@ -206,9 +232,3 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lent": None, "_kind": None, "_forms": []}
-
-
-def _start(group: Group) -> None:
-    """Give a group's tensors their first state."""
-    for tensor in group.tensors:
-        tensor.slots = new_slots(group.rule, tensor.name, detached(tensor.array))

@@ -4,11 +4,11 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, detached, is_array, library, look
+from arrayopt.arrays import Array, array_namespace, is_array, library, look
 from arrayopt.params.given import check_params
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
-from arrayopt.state.tensors import Tensor, new_slots
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Lent", "exchange", "form"]
 
@@ -73,8 +73,9 @@ def exchange(
             f"{who}: {names} must stay what it was: {listed}; put an array there that fits, or make a new Optimizer"
         )
     check_params(named, who, arrays)
-    for name in anew:
-        anew[name] = new_slots((rules or {})[name], name, detached(arrays[name]))
+    for tensor in tensors:
+        if tensor.name in anew:
+            anew[tensor.name] = tensor.fresh((rules or {})[tensor.name], arrays[tensor.name])
     for tensor in tensors:
         tensor.take(arrays[tensor.name], anew.get(tensor.name))
     return bool(anew)

@@ -9,7 +9,7 @@ beside its fields; ``$function``, the name of another function, which the optimi
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -17,8 +17,8 @@ import numpy as np
 from arrayopt import schedules
 from arrayopt._version import __version__
 from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, to_host
-from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Listed
+from arrayopt.ranks.scattered import Scattered
 from arrayopt.saving.paths import checked_path, refuse_others
 from arrayopt.saving.words import (
     ARRAY,
@@ -37,9 +37,8 @@ from arrayopt.saving.words import (
     shown,
     stored,
 )
-from arrayopt.state.tensors import Tensor
 
-__all__ = ["FORMAT", "load", "save"]
+__all__ = ["FORMAT", "File", "load"]
 
 FORMAT = 1
 """The version of the document described above."""
@@ -53,32 +52,59 @@ LONGEST = 100_000_000
 # ---- saving ---------------------------------------------------------------------------------------------------------
 
 
-def save(
-    path: str | os.PathLike[str],
-    state: dict[str, Any],
-    tensors: list[Tensor] | None,
-) -> None:
-    """Write a state dict, and the tensors' parameters where given; see `Optimizer.save`."""
-    path = checked_path("Optimizer.save", path)
-    document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
-    if tensors is not None:
-        document["params"] = {tensor.name: tensor.array for tensor in tensors}
-    arrays: list[tuple[dict[str, Any], Array]] = []
-    described = _encode(document, (), arrays)
-    arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # so that each lies at a multiple of its items' size
-    head = _header(described, [about for about, _ in arrays])
-    if len(head) > LONGEST:
-        raise ValueError(f"Optimizer.save: names and hyper-parameters must fit in {LONGEST} bytes; got {len(head)}")
-    from arrayopt.saving.atomic import replacing  # for POSIX systems only
+class File:
+    """A checkpoint that is to be written: a state dict, and the tensors' parameters where given; see `Optimizer.save`.
 
-    with replacing("Optimizer.save", path) as file:
-        file.write(head)
-        for about, array in arrays:
-            about["blake2b"], written = _write(file, array)
-            if written != length(about):
-                raise _torn()
-        file.seek(0)
-        file.write(_header(described, [about for about, _ in arrays]))  # as long as before, now with the checksums
+    Attributes
+    ----------
+    head : bytes
+        The file up to the first tensor's bytes, but for the checksums.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
+        self._path = checked_path("Optimizer.save", path)
+        document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
+        if params is not None:
+            document["params"] = params
+        self._arrays: list[tuple[dict[str, Any], Any]] = []
+        self._described = _encode(document, (), self._arrays)
+        self._arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # each lies at a multiple of its items' size
+        self.head = _header(self._described, [about for about, _ in self._arrays])
+        if len(self.head) > LONGEST:
+            raise ValueError(
+                f"Optimizer.save: names and hyper-parameters must fit in {LONGEST} bytes; got {len(self.head)}"
+            )
+
+    def write(self, rank: int) -> BaseException | None:
+        """Write the file, on rank 0; the others hand their parts over. What went wrong, for all ranks to know of it."""
+        values = self._values()
+        try:
+            if rank == 0:
+                self._write(values)
+        except BaseException as error:
+            return error
+        finally:
+            for _ in values:  # others wait to hand over what is left
+                pass
+        return None
+
+    def _values(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The arrays with their descriptions; what is scattered over ranks comes to rank 0."""
+        for about, array in self._arrays:
+            yield about, array.collect() if isinstance(array, Scattered) else array
+
+    def _write(self, values: Iterable[tuple[dict[str, Any], Any]]) -> None:
+        """See `write`."""
+        from arrayopt.saving.atomic import replacing  # for POSIX systems only
+
+        with replacing("Optimizer.save", self._path) as file:
+            file.write(self.head)
+            for about, array in values:
+                about["blake2b"], written = _write(file, array)
+                if written != length(about):
+                    raise _torn()
+            file.seek(0)
+            file.write(_header(self._described, [about for about, _ in self._arrays]))  # as long as before
 
 
 def _write(file: IO[bytes], array: Array) -> tuple[str, int]:
@@ -101,7 +127,7 @@ def _torn() -> RuntimeError:
 
 def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
     """A part of the document as what JSON knows; its arrays are described, and added to `arrays`."""
-    if is_array(node):
+    if is_array(node) or isinstance(node, Scattered):
         if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
             raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
         key = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)  # as in JSON pointers, RFC 6901
@@ -148,20 +174,19 @@ def _bytes(x: Array) -> memoryview:
 
 
 def load(
-    path: str | os.PathLike[str], live: dict[str, Any], tensors: list[Tensor], restore: Callable[..., None]
-) -> None:
-    """Hand a saved state dict to `restore`, and give tensors the parameters saved; see `Optimizer.load`.
+    path: str | os.PathLike[str], live: dict[str, Any], params: dict[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Array], list[str]]:
+    """Read a file: what errors begin with, the state dict, the parameters, and what is known not to fit.
 
     Parameters
     ----------
     path
-        The file.
+        The file; see `Optimizer.load`.
     live
-        The state dict of the optimizer, without copies: it says which library each array goes to.
-    tensors
-        The tensors.
-    restore
-        Called as `arrayopt.saving.state_dict.load` is; raises where the state does not fit.
+        The state dict of the optimizer, without copies: it says which library each array goes to, and which part of it
+        this rank takes.
+    params
+        The parameters, in the same way.
     """
     try:
         import safetensors
@@ -174,18 +199,11 @@ def load(
         pass
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            state, params, wrong = _read(file, live, {tensor.name: tensor.array for tensor in tensors})
+            return who, *_read(file, live, params)
     except (ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{who}: is damaged, or no checkpoint: {error}") from error
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"{who}: is made by another program: {error!r}") from error
-    try:
-        with uninterrupted():  # all of it, or nothing
-            restore(state, who=who, wrong=wrong, copies=False)
-            for tensor in tensors if params else ():
-                tensor.put(None, params[tensor.name])
-    except TypeError as error:
-        raise ValueError(str(error)) from error
 
 
 def _read(
@@ -211,7 +229,8 @@ def _read(
     if params and params.keys() != live_params.keys():
         wrong.append(f"saved parameters {list(params)}, here {list(live_params)}")
     for name in live_params.keys() & params.keys():
-        was, now = shown(params[name]), shown(live_params[name])
+        was, mine = shown(params[name]), live_params[name]
+        now = shown(mine.mine if isinstance(mine, Scattered) else mine)
         if was != now:
             wrong.append(f"parameter {name!r} is {was}, expected {now}")
     return state, params, wrong
@@ -235,7 +254,9 @@ class _Decoder:
             return node
         if ARRAY in node:
             x = self._tensor(node)
-            return like(live, x) if shown(live) == shown(x) else x
+            if shown(live) != shown(x):
+                return x
+            return live.own(x) if isinstance(live, Scattered) else like(live, x)
         if VALUES in node:
             return node[VALUES]
         if FUNCTION in node:

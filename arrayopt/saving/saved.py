@@ -1,31 +1,39 @@
 """Saving: what an Optimizer is, as a dict or a file, and how it goes on from there."""
 
 import os
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Parameters
+from arrayopt.ranks.scattered import slot_of
+from arrayopt.ranks.team import Alone
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
-from arrayopt.saving.state_dict import dump, load
+from arrayopt.saving.state_dict import copy_of, dump, load
 from arrayopt.state.run import Run
+from arrayopt.state.tensors import Tensor
 from arrayopt.step.guard import Guard
 from arrayopt.step.step import Step
 
 __all__ = ["Saved"]
 
+T = TypeVar("T")
+
 
 class Saved:
     """What can be saved; the base of `Optimizer`."""
 
-    __slots__ = ("_guard", "_parameters", "_rule", "_run", "_step", "clip_norm")
+    __slots__ = ("_guard", "_parameters", "_rule", "_run", "_step", "_team", "clip_norm")
 
     _guard: Guard
     _rule: Rule
     _run: Run
     _parameters: Parameters
     _step: Step
+    _team: Alone
     clip_norm: Hyper | None
 
     @property
@@ -41,20 +49,44 @@ class Saved:
         dict
             Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
         """
-        return self._dump()
-
-    def _dump(self, *, copies: bool = True) -> dict[str, Any]:
-        """What there is to save; see `arrayopt.saving.state_dict.dump`."""
-        self._parameters.take_up()
-        return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, copies=copies)
-
-    def _restore(self, saved: dict[str, Any], **options: Any) -> None:
-        """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
-        self._parameters.take_up()
-        with uninterrupted():
-            self.clip_norm, self._rule = load(
-                saved, self._run, self._rule, self._parameters.groups, self._step, **options
+        with self._guard("Optimizer.state_dict"):
+            return self._together(
+                "Optimizer.state_dict", lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)))
             )
+
+    def _dump(self, slots: Callable[[Tensor, str], Any]) -> dict[str, Any]:
+        """What there is to save; see `arrayopt.saving.state_dict.dump`."""
+        return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, slots)
+
+    def _params(self) -> dict[str, Any]:
+        """The parameters by name, or what stands for them where ranks have parts of them."""
+        return {tensor.name: slot_of(self._team, tensor, "p") for tensor in self._parameters.all}
+
+    def _together(self, what: str, call: Callable[[], T]) -> T:
+        """Call something that all ranks call, once all are known to be here."""
+        with self._team.warned(what):
+            self._parameters.take_up()
+            self._whole_sums(what)
+        self._team.agree(what)
+        return call()
+
+    def _whole_sums(self, what: str) -> None:
+        """Raise where there are sums of gradients that are not the same on all ranks."""
+        own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
+        if own and self._step.accumulator.done:
+            raise RuntimeError(
+                f"{what}: each rank has gradients of its own, of {self._step.accumulator.done} micro-steps; save after"
+                " the last one, when the step is made"
+            )
+
+    def _restore(self, saved: dict[str, Any], what: str = "Optimizer.load_state_dict", **options: Any) -> None:
+        """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
+        with self._team.warned(what):
+            self._parameters.take_up()
+            put = load(saved, self._run, self._rule, self._parameters.groups, self._step, who=what, **options)
+        self._team.agree(what)
+        with uninterrupted():
+            self.clip_norm, self._rule = put()
             self._parameters.begin()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -117,7 +149,13 @@ class Saved:
         if not isinstance(params, bool):
             raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
         with self._guard("Optimizer.save"):
-            checkpoint.save(path, self._dump(copies=False), self._parameters.all if params else None)
+            with self._team.warned("Optimizer.save"):
+                self._parameters.take_up()
+                self._whole_sums("Optimizer.save")
+                state = self._dump(partial(slot_of, self._team))
+                file = checkpoint.File(path, state, self._params() if params else None)
+            self._team.agree("Optimizer.save", lambda: {"what there is to save": file.head})
+            self._team.agree("Optimizer.save", dict, file.write(self._team.rank))
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
@@ -144,6 +182,25 @@ class Saved:
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
         with self._guard("Optimizer.load"):
-            checkpoint.load(path, self._dump(copies=False), self._parameters.all, self._restore)
-            self._parameters.settle()
+            self._team.renew()
+            with self._team.warned("Optimizer.load"):
+                self._parameters.take_up()
+                live, groups, tensors = (
+                    self._dump(partial(slot_of, self._team)),
+                    self._parameters.groups,
+                    self._parameters.all,
+                )
+                who, state, params, wrong = checkpoint.load(path, live, self._params())
+                try:
+                    put = load(state, self._run, self._rule, groups, self._step, who=who, wrong=wrong, copies=False)
+                except TypeError as error:
+                    raise ValueError(str(error)) from error
+            self._team.agree("Optimizer.load", lambda: {"the file": {k: x for k, x in state.items() if k != "tensors"}})
+            with uninterrupted():  # all of it, or nothing
+                self.clip_norm, self._rule = put()
+                self._parameters.begin()
+                for tensor in tensors if params else ():
+                    tensor.put(None, params[tensor.name])
+                self._parameters.settle()
+            self._team.mend()
             return self.params

@@ -1,7 +1,7 @@
 """The state of an optimizer as a plain dict, and back."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from arrayopt.arrays import (
@@ -24,7 +24,7 @@ from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.step import Step
 
-__all__ = ["dump", "load"]
+__all__ = ["copy_of", "dump", "load"]
 
 FORMAT = 1
 
@@ -33,9 +33,9 @@ ACCUMULATED = "accumulated"
 
 
 def dump(
-    run: Run, clip_norm: Any, rule: Rule, groups: list[Group], step: Step, *, copies: bool = True
+    run: Run, clip_norm: Any, rule: Rule, groups: list[Group], step: Step, slot_of: Callable[[Tensor, str], Any]
 ) -> dict[str, Any]:
-    """See `Optimizer.state_dict`; without `copies` the arrays are the optimizer's own.
+    """See `Optimizer.state_dict`; `slot_of` gives what stands there for a tensor's slot of some name.
 
     A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
     """
@@ -58,9 +58,9 @@ def dump(
         "tensors": {
             tensor.name: {
                 "t": tensor.t,
-                "shape": tuple(tensor.array.shape),
+                "shape": tensor.shape,
                 "dtype": dtype_name(tensor.array),
-                "slots": {name: _copy(x) if copies else x for name, x in _with_sum(tensor, sums).items()},
+                "slots": {slot: slot_of(tensor, slot) for slot in tensor.slots} | _sum_of(tensor, sums),
             }
             for group in groups
             for tensor in group.tensors
@@ -102,9 +102,9 @@ def _number_differences(was: dict[str, Any], step: Step) -> list[str]:
     return wrong
 
 
-def _with_sum(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
-    """A tensor's slots, and the sum of its gradients so far."""
-    return {**tensor.slots, **({ACCUMULATED: sums[tensor.name]} if tensor.name in sums else {})}
+def _sum_of(tensor: Tensor, sums: dict[str, Any]) -> dict[str, Any]:
+    """The sum of a tensor's gradients so far, where there is one, as a slot."""
+    return {ACCUMULATED: sums[tensor.name]} if tensor.name in sums else {}
 
 
 def load(
@@ -117,8 +117,8 @@ def load(
     who: str = "Optimizer.load_state_dict",
     wrong: Iterable[str] = (),
     copies: bool = True,
-) -> tuple[Any, Rule]:
-    """Bring groups, tensors and numbers to the saved state, once it is checked; see `Optimizer.load_state_dict`.
+) -> Callable[[], tuple[Any, Rule]]:
+    """Check a saved state; what is returned brings groups, tensors and numbers to it. See `Optimizer.load_state_dict`.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def load(
         raise ValueError(f"{who}: format must be {FORMAT}; got {saved['format']!r}")
     try:
         sums = {name: x["slots"][ACCUMULATED] for name, x in saved["tensors"].items() if ACCUMULATED in x["slots"]}
-        wrong = [*_differences(saved, rule, groups), *_number_differences(saved["extra"], step), *wrong]
+        wrong = [*_differences(saved, rule, groups, whole=copies), *_number_differences(saved["extra"], step), *wrong]
         clip_norm = saved["clip_norm"]
     except (AttributeError, KeyError, TypeError, IndexError, ValueError, RuntimeError) as error:
         raise TypeError(f"{who}: needs what state_dict() returned; {error!r}") from error
@@ -154,22 +154,27 @@ def load(
     ]
     new_slots = {
         name: {
-            slot: like(mine, saved["tensors"][name]["slots"][slot]) if copies else saved["tensors"][name]["slots"][slot]
+            slot: like(mine, tensor.own(slot, x)) if copies else x
             for slot, mine in tensor.slots.items()
+            for x in (saved["tensors"][name]["slots"][slot],)
         }
         for name, tensor in tensors.items()
     }
     new_sums = {name: _like_sum(tensors[name].array, x) for name, x in sums.items()}
-    for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
-        group.replace_rule(grouped, frozenset(was["own"]))
-    for name, tensor in tensors.items():
-        tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
-    extra = saved["extra"]
-    run.steps, run.arrays = saved["step"], run.arrays + 1
-    run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
-    step.accumulator.load(new_sums, list(tensors.values()))
-    step.accumulator.done, step.accumulator.scaled = extra["micro_steps"], extra["scaled"]
-    return clip_norm, new_rule
+
+    def put() -> tuple[Any, Rule]:
+        for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
+            group.replace_rule(grouped, frozenset(was["own"]))
+        for name, tensor in tensors.items():
+            tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
+        extra = saved["extra"]
+        run.steps, run.arrays = saved["step"], run.arrays + 1
+        run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
+        step.accumulator.load(new_sums, list(tensors.values()))
+        step.accumulator.done, step.accumulator.scaled = extra["micro_steps"], extra["scaled"]
+        return clip_norm, new_rule
+
+    return put
 
 
 def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
@@ -180,8 +185,8 @@ def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
     return new
 
 
-def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list[str]:
-    """In what a snapshot does not fit."""
+def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group], *, whole: bool) -> list[str]:
+    """In what a snapshot does not fit; `whole` where its slots are, and this rank may have parts of them."""
     wrong = _count_differences("step", saved["step"])
     wrong += _rule_differences("rule", saved["rule"], rule)
     if len(saved["groups"]) != len(groups):
@@ -197,7 +202,7 @@ def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group]) -> list
     wrong += [f"unexpected {name!r}" for name in saved["tensors"] if name not in tensors]
     for name, was in saved["tensors"].items():
         if name in tensors:
-            wrong += _tensor_differences(tensors[name], was)
+            wrong += _tensor_differences(tensors[name], was, whole=whole)
     return wrong
 
 
@@ -232,12 +237,12 @@ def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
     ]
 
 
-def _tensor_differences(tensor: Tensor, was: dict[str, Any]) -> list[str]:
+def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> list[str]:
     """What is different between a saved tensor's state and what this tensor needs."""
     who = repr(tensor.name)
     wrong = _count_differences(f"t of {who}", was["t"])
-    if tuple(was["shape"]) != tuple(tensor.array.shape):
-        wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tuple(tensor.array.shape)}")
+    if tuple(was["shape"]) != tensor.shape:
+        wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tensor.shape}")
     if was["dtype"] != dtype_name(tensor.array):
         wrong.append(f"dtype {was['dtype']} at {who}, expected {dtype_name(tensor.array)}")
     slots = [slot for slot in was["slots"] if slot != ACCUMULATED]
@@ -250,14 +255,16 @@ def _tensor_differences(tensor: Tensor, was: dict[str, Any]) -> list[str]:
         x = was["slots"][slot]
         if not is_array(x):
             wrong.append(f"{type(x).__name__} as {slot} of {who}, expected an array")
-        elif tuple(x.shape) != tuple(mine.shape) or dtype_name(x) != dtype_name(mine):
+            continue
+        shape = tensor.whole[slot] if whole else tuple(mine.shape)
+        if tuple(x.shape) != shape or dtype_name(x) != dtype_name(mine):
             wrong.append(
-                f"{slot} of {who} is {dtype_name(x)} {tuple(x.shape)}, expected {dtype_name(mine)} {tuple(mine.shape)}"
+                f"{slot} of {who} is {dtype_name(x)} {tuple(x.shape)}, expected {dtype_name(mine)} {tensor.whole[slot]}"
             )
     return wrong
 
 
-def _copy(x: Any) -> Any:
+def copy_of(x: Any) -> Any:
     """A copy of an array, of the same library and on the same device."""
     return array_namespace(x).asarray(detached(x), copy=True)
 
@@ -265,5 +272,5 @@ def _copy(x: Any) -> Any:
 def _like_sum(p: Any, x: Any) -> Any:
     """A copy of an accumulated gradient, of p's library and on its device, in the dtype of arithmetic."""
     xp, device = place(p)
-    own = _copy(x) if array_namespace(x) is xp else to_host(x)
+    own = copy_of(x) if array_namespace(x) is xp else to_host(x)
     return xp.asarray(own, dtype=working_dtype(xp, p), device=device)

@@ -9,6 +9,7 @@ import numpy as np
 
 from arrayopt import schedules
 from arrayopt.arrays import REAL, dtype_name, is_array
+from arrayopt.ranks.scattered import Scattered
 
 __all__ = [
     "ARRAY",
@@ -69,7 +70,7 @@ def length(about: dict[str, Any]) -> int:
 
 def shown(x: Any) -> str:
     """What kind of array it is."""
-    return f"{dtype_name(x)} {tuple(x.shape)}" if is_array(x) else type(x).__name__
+    return f"{dtype_name(x)} {tuple(x.shape)}" if is_array(x) or isinstance(x, Scattered) else type(x).__name__
 
 
 def digest(data: bytes | memoryview) -> str:

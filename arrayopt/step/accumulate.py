@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, detached
+from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
-from arrayopt.engines.table import select
+from arrayopt.ranks.team import Alone
 from arrayopt.rules.gradients import Accumulate
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Tensor, new_slots
+from arrayopt.state.tensors import Tensor
+from arrayopt.step.ready import Ready
 
 __all__ = ["Accumulator"]
 
@@ -42,16 +43,20 @@ class Accumulator:
         self.begun: set[int] = set()
         self._engine, self._run = engine, Run()
 
-    def add(self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> None:
-        """Take in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
+    @property
+    def last(self) -> bool:
+        """Whether the next micro-step is the last of a step."""
+        return self.done + 1 == self.every
+
+    def ready(self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> Ready:
+        """Taking in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
         rule = Accumulate(factor=1.0 / self.every, master_weights=False)
-        launches = []
-        for bucket in buckets:
-            mine = beside(bucket, rule, partial(self._tensor, rule), self._run)
-            chosen, _ = select(self._engine, mine)
-            launches.append(chosen.prepare(mine, Asked(mine.own(grads), [rule.at(0)], factor)))
-        for launch in launches:
-            launch()
+        mine = [beside(bucket, rule, partial(self._tensor, rule), self._run) for bucket in buckets]
+        return Ready(self._engine, [(x, Asked(x.own(grads), [rule.at(0)], factor)) for x in mine])
+
+    def add(self, ready: Ready, grads: list[Array | None], factor: Any) -> None:
+        """Take in gradients that were made ready."""
+        ready.run(Alone())
         self.begun.update(i for i, g in enumerate(grads) if g is not None)
         self.done, self.scaled = self.done + 1, self.scaled or factor is not None
 
@@ -85,7 +90,7 @@ class Accumulator:
         """The tensor that holds the sum for a parameter."""
         mine = self.tensors.get(tensor.name)
         if mine is None:
-            slots = new_slots(rule, tensor.name, detached(tensor.array))
             self._run.extend(max(0, tensor.place + 1 - self._run.size))
-            mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
+            mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, {}, self._run, tensor.place)
+            mine.slots = mine.fresh(rule)  # whole on each rank
         return mine

@@ -9,6 +9,7 @@ from arrayopt.engines.base import Judge
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
 from arrayopt.hyper import scalar
+from arrayopt.ranks.team import Alone
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict, joint_norm, judge
@@ -49,10 +50,10 @@ class Judging:
         Whether steps with a non-finite gradient are skipped without a loss scale too.
     """
 
-    def __init__(self, engine: str, run: Run, loss_scale: Any, skip_nonfinite: Any) -> None:
+    def __init__(self, engine: str, run: Run, loss_scale: Any, skip_nonfinite: Any, team: Alone) -> None:
         if not isinstance(skip_nonfinite, bool):
             raise TypeError(f"Optimizer: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
-        self._engine, self._run = engine, run
+        self._engine, self._run, self._team = engine, run, team
         self.skip_nonfinite, self.scaling = skip_nonfinite, as_loss_scale("Optimizer", loss_scale)
         if self.scaling is not None:
             run.loss = self.scaling.start()
@@ -77,7 +78,7 @@ class Judging:
         if self._judge[0] != version:
             engines = [select(self._engine, bucket)[0] for bucket in [*buckets, *measured(buckets)]]
             one = len({x.name for x in engines}) == 1
-            self._judge = version, engines[0].judge(buckets) if one else None
+            self._judge = version, engines[0].judge(buckets) if one and self._team.size == 1 else None
         return Known(given, limit, check, self._judge[1])
 
     def inverse(self, known: Known) -> Any:
@@ -111,7 +112,7 @@ class Judging:
             )
             self._norms = known.judge.each_norm
             return found
-        norms = gradient_norms(self._engine, buckets, grads)
+        norms = gradient_norms(self._engine, buckets, grads, self._team)
         self._norms = lambda: norms
         held = self._run.peek("scale") if own else known.scale
         found = judge(

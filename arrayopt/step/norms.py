@@ -6,24 +6,35 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
-from arrayopt.engines.table import select
+from arrayopt.ranks.team import Alone
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
+from arrayopt.step.ready import Ready
 
-__all__ = ["gradient_norms", "measured"]
+__all__ = ["gradient_norms", "measured", "measuring"]
 
 
-def gradient_norms(engine: str, buckets: Sequence[Bucket], grads: list[Array | None]) -> dict[str, Any]:
-    """The norm of each tensor's gradient by name, in one pass of the engines over all of them."""
-    found: dict[str, Any] = {}
-    for bucket in measured(buckets):
-        asked = Asked(bucket.own(grads), [bucket.rule.at(0)], stats=True)
-        launch = select(engine, bucket)[0].prepare(bucket, asked)
-        found |= {name: report["grad_norm"] for name, report in launch().items() if report}
-    return found
+def gradient_norms(
+    engine: str, buckets: Sequence[Bucket], grads: list[Array | None], team: Alone | None = None
+) -> dict[str, Any]:
+    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all of them."""
+    team = team or Alone()
+    found = {
+        name: report["grad_norm"] for name, report in measuring(engine, buckets, grads).run(team).items() if report
+    }
+    tensors = [tensor for bucket in buckets for tensor in bucket.tensors]
+    if len(buckets) > 1:
+        tensors.sort(key=lambda tensor: tensor.place)
+    took = [tensor for tensor in tensors if grads[tensor.place] is not None and 0 not in tensor.shape]
+    return team.norms({tensor.name: found[tensor.name] for tensor in took if tensor.name in found}, took)
+
+
+def measuring(engine: str, buckets: Sequence[Bucket], grads: list[Array | None]) -> Ready:
+    """Measuring all gradients, made ready."""
+    return Ready(engine, [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in measured(buckets)])
 
 
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Buckets of the same parameters under the rule that measures their gradients."""
     rule = GradientNorms(master_weights=False)
-    return [beside(bucket, rule, lambda tensor: Tensor(tensor.name, tensor.array)) for bucket in buckets]
+    return [beside(bucket, rule, lambda x: Tensor(x.name, x.array, share=x.share, block=x.block)) for bucket in buckets]

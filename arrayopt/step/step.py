@@ -1,18 +1,22 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, dtype_name
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket, Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.parameters import Parameters
+from arrayopt.ranks.team import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
 from arrayopt.step.judging import Judging, Known
+from arrayopt.step.norms import measuring
+from arrayopt.step.ready import Ready
 
 __all__ = ["Step"]
 
@@ -21,12 +25,36 @@ class Coming(NamedTuple):
     """What the host knows of a step before its gradients, such as the hyper-parameters of each bucket's groups."""
 
     version: int
+    step: int
     buckets: list[Bucket]
     hypers: list[list[dict[str, Any]]]
     known: Known
 
 
-Launch = Callable[[], dict[str, Report]]
+class Begun(NamedTuple):
+    """What has been made ready of a step.
+
+    Attributes
+    ----------
+    grads : list of array or None
+        The gradients.
+    rooms : list of array or None, optional
+        Where those go that ranks add up; where they do not, the gradients themselves.
+    ready : Ready, optional
+        All of it, where there is nothing else to be known of the gradients.
+    adding : tuple, optional
+        What `Accumulator.add` takes.
+    """
+
+    grads: list[Array | None]
+    rooms: list[Array | None] | None = None
+    ready: Ready | None = None
+    adding: tuple[Ready, list[Array | None], Any] | None = None
+
+    @property
+    def given(self) -> list[Array | None]:
+        """The gradients of this call."""
+        return self.grads if self.adding is None else self.adding[1]
 
 
 class Step:
@@ -41,10 +69,17 @@ class Step:
     """
 
     def __init__(
-        self, engine: str, parameters: Parameters, run: Run, loss_scale: Any, skip_nonfinite: Any, accumulate: Any
+        self,
+        engine: str,
+        parameters: Parameters,
+        run: Run,
+        team: Alone,
+        loss_scale: Any,
+        skip_nonfinite: Any,
+        accumulate: Any,
     ) -> None:
-        self._engine, self._run, self._parameters = engine, run, parameters
-        self.judging = Judging(engine, run, loss_scale, skip_nonfinite)
+        self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
+        self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
@@ -62,52 +97,91 @@ class Step:
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
         hypers = [[group.rule.at(step) for group in bucket.groups] for bucket in buckets]
-        return Coming(version, buckets, hypers, known)
+        return Coming(version, step, buckets, hypers, known)
+
+    def begin(self, coming: Coming, grads: list[Array | None], *, stats: bool) -> Begun:
+        """Let all that may fail do so, before anything is written, or said to other ranks."""
+        accumulator, known, team = self.accumulator, coming.known, self._team
+        adding, at_once = None, accumulator.every == 1
+        if not at_once:
+            factor = self.judging.inverse(known)
+            adding = accumulator.ready(coming.buckets, grads, factor), grads, factor
+            if not accumulator.last:
+                return Begun([], adding=adding)
+            grads = accumulator.means(coming.buckets, len(grads))
+        elif team.size == 1:
+            return Begun(grads)
+        rooms = team.rooms(self._parameters.all, grads)
+        judged = known.check or known.limit is not None
+        if judged and team.size > 1:
+            measuring(self._engine, coming.buckets, rooms)
+        scaled = at_once and (known.scale is not None or self.judging.scaling is not None)
+        factor = 1.0 if scaled or known.limit is not None else None
+        ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
+        return Begun(grads, rooms, None if judged or not at_once else ready, adding)
 
     def make(
-        self, coming: Coming, grads: list[Array | None], *, stats: bool, counted: bool = False
+        self, coming: Coming, begun: Begun, *, stats: bool, counted: bool = False
     ) -> tuple[dict[str, Report], Any] | None:
-        """Make a step by all gradients; `counted` where `advance` has counted it.
+        """Make a step that has begun; `counted` where `advance` has counted it.
 
         Returns
         -------
         reports, norm
             What is reported, by tensor name, and the joint norm of all gradients; None for a micro-step.
         """
-        accumulator, known, at_once = self.accumulator, coming.known, self.accumulator.every == 1
-        if not at_once:
-            last = accumulator.done + 1 == accumulator.every
-            if last:  # let what may fail do so before the last gradients are taken in
-                self._prepare(coming, accumulator.means(coming.buckets, len(grads)), Verdict(), stats=stats)
+        team, accumulator, known = self._team, self.accumulator, coming.known
+        wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
+        with team.unbroken("a step"):
+            grads, rooms = begun.grads, begun.rooms
+            if begun.adding is not None:
+                with uninterrupted():
+                    accumulator.add(*begun.adding)
+                if accumulator.done < accumulator.every:
+                    return None
+                grads = accumulator.means(coming.buckets, len(begun.given))
+                rooms = team.rooms(self._parameters.all, grads)
+            if rooms is not None:
+                team.reduce(self._parameters.all, grads, rooms)
+                grads = rooms
+            verdict = self.judging.judge(coming.buckets, grads, known, scaled=begun.adding is None)
+            ready = begun.ready
+            if ready is None or wanted != stats:
+                ready = self._prepare(coming, grads, verdict, stats=wanted)
             with uninterrupted():
-                accumulator.add(coming.buckets, grads, self.judging.inverse(known))
-            if not last:
-                return None
-            grads = accumulator.means(coming.buckets, len(grads))
-        verdict = self.judging.judge(coming.buckets, grads, known, scaled=at_once)
-        launches = self._prepare(coming, grads, verdict, stats=stats)
-        reports: dict[str, Report] = {}
-        with uninterrupted():
-            for launch in launches:
-                reports |= launch()
-            accumulator.clear()
-            self.judging.end(verdict, known)
-            self._run.steps += not counted
-            self._parameters.settle()
-        return reports, verdict.norm
+                reports = ready.run(team)
+                accumulator.clear()
+                self.judging.end(verdict, known)
+                self._run.steps += not counted
+                if verdict.skip is not True:
+                    team.gather([x for x in self._parameters.all if grads[x.place] is not None])
+                self._parameters.settle()
+            return team.reports(reports) if wanted else reports, verdict.norm
 
-    def _prepare(self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool) -> list[Launch]:
+    def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
+        """What of a step must be the same on all ranks."""
+        known, dtypes = coming.known, [None if g is None else dtype_name(g) for g in grads]
+        lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=True) if kind is None]
+        return {
+            "the number of steps": (self._run.steps, self.accumulator.done),
+            "the list of tensors without a gradient": lacking,
+            "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
+            "clip_norm": known.limit,
+            "the loss scale": self._run.peek("scale") if known.scale is None else known.scale,
+            **{
+                f"`{name}` of group {group.label!r}": value
+                for group in self._parameters.groups
+                for name, value in group.rule.at(coming.step).items()
+            },
+        }
+
+    def _prepare(self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool) -> Ready:
         """Make all buckets ready, raising what there is to raise; none for a step that the host skips."""
-        deferred = not isinstance(verdict.skip, bool)
         if verdict.skip is True:
-            return []
-        skip = verdict.skip if deferred else None
-        return [
-            select(self._engine, bucket)[0].prepare(
-                bucket, Asked(bucket.own(grads), values, verdict.factor, stats, skip)
-            )
-            for bucket, values in zip(coming.buckets, coming.hypers, strict=True)
-        ]
+            return Ready(self._engine)
+        skip = None if verdict.skip is False else verdict.skip
+        pairs = zip(coming.buckets, coming.hypers, strict=True)
+        return Ready(self._engine, ((x, Asked(x.own(grads), h, verdict.factor, stats, skip)) for x, h in pairs))
 
     # ---- in two halves, so that the second can be captured ----------------------------------------------------------
 
@@ -123,12 +197,13 @@ class Step:
         self._run.steps += 1
         self._parameters.begin()
 
-    def launch(self, grads: list[Array | None]) -> None:
-        """See `Optimizer.launch`."""
+    def launched(self, grads: list[Array | None]) -> Callable[[], Any]:
+        """See `Optimizer.launch`; what is returned does it."""
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
             raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
-        self.make(self._coming, grads, stats=False, counted=True)
+        begun = self.begin(self._coming, grads, stats=False)
+        return partial(self.make, self._coming, begun, stats=False, counted=True)
 
     # ---- around -----------------------------------------------------------------------------------------------------
 

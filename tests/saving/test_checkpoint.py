@@ -154,7 +154,7 @@ def test_arrays_are_fetched_from_a_device_explicitly_and_once(monkeypatch, tmp_p
     for about in state["tensors"].values():
         about["slots"] = {name: x.view(OnDevice) for name, x in about["slots"].items()}
     monkeypatch.setattr("array_api_compat.is_cupy_array", lambda x: isinstance(x, OnDevice))
-    checkpoint.save(tmp_path / "y", state, None)
+    assert checkpoint.File(tmp_path / "y", state, None).write(0) is None
     assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
     assert OnDevice.fetched == 2
 
@@ -163,9 +163,9 @@ def test_whatever_a_state_dict_holds_comes_back(tmp_path):
     """Plain values, arrays and schedules anywhere in it, in the order given."""
     extra = {"scale": 65536.0, "good": [3, None, True, "x"], "$array": {"$values": 1}, "lr": S.Constant(0.5)}
     given = {"z": 1, "extra": {**extra, "found": np.arange(3, dtype="int32"), "c": np.asarray(1j)}, "a": {}}
-    checkpoint.save(tmp_path / "x", given, None)
-    found = {}
-    checkpoint.load(tmp_path / "x", {}, [], lambda state, **options: found.update(state))
+    assert checkpoint.File(tmp_path / "x", given, None).write(0) is None
+    _, found, params, wrong = checkpoint.load(tmp_path / "x", {}, {})
+    assert (params, wrong) == ({}, [])
     assert list(found) == ["z", "extra", "a"]
     assert {k: x for k, x in found["extra"].items() if k in extra} == extra
     assert (found["extra"]["found"].dtype, found["extra"]["c"].shape) == ("int32", ())
@@ -175,7 +175,7 @@ def test_whatever_a_state_dict_holds_comes_back(tmp_path):
 @pytest.mark.parametrize(("value", "words"), [(object(), "extra.0 is a object"), (np.zeros(1, "S3"), "of dtype |S3")])
 def test_what_is_no_plain_value_cannot_be_saved(value, words, tmp_path):
     with pytest.raises(ValueError, match=re.escape(words)):
-        checkpoint.save(tmp_path / "x", {"extra": [value]}, None)
+        checkpoint.File(tmp_path / "x", {"extra": [value]}, None)
     assert os.listdir(tmp_path) == []
 
 

@@ -149,7 +149,8 @@ def _entry(m: Text, count: int, before: Iterable[int]) -> None:
     """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
     rest = "table, scalars, values, work, part"
     m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
-    m.put(2, "n = table[row, IN_UNITS]", "lo, hi = n * thread // threads, n * (thread + 1) // threads")
+    m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
+    m.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
     m.put(2, "for stage in range(max(0, first), last):")
     for k in range(count + 1):

@@ -1,18 +1,20 @@
 """The Numba engine: a plan as fused loops in machine code, over tables of tensors, on all cores."""
 
+import contextlib
 import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numba.core.errors import NumbaError
 
 from arrayopt.arrays import Array, Ints, dtype_name, memory
-from arrayopt.engines.base import Asked
+from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numba.compiled import converts_float16, load
+from arrayopt.engines.numba.cut import Cut, number_units
 from arrayopt.engines.numba.emit import emit
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.lanes import Lanes
@@ -39,21 +41,27 @@ class _Table(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.module = load(emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
+        if bucket.kind == "cut":
+            number_units(self.geo, self.tensors)
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
-        self.table: Ints = np.zeros((len(members), len(GEOMETRY) + len(names) + lengths.shape[1] + 1), np.int64)
+        self.table: Ints = np.zeros((len(members), len(GEOMETRY) + len(names) + lengths.shape[1] + 3), np.int64)
         self.table[:, : len(GEOMETRY)] = self.geo
         self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
-        for j, kind in enumerate([*("row" for _ in self.where.vectors), *self.where.partials.values()]):
-            room = self.room["work" if kind in ("row", "column") else "part"]
-            self.table[:, len(GEOMETRY) + len(names) + j] = room
-            room += lengths[:, j]
-        self.table[:, -1] = self.room["work"]
+        first = len(GEOMETRY) + len(names)
+        kinds = [*("row" for _ in self.where.vectors), *self.where.partials.values()]
+        self.offsets = [(first + j, "work" if kind in ("row", "column") else "part") for j, kind in enumerate(kinds)]
+        for j, (column, room) in enumerate(self.offsets):
+            self.table[:, column] = self.room[room]
+            self.room[room] += lengths[:, j]
+        self.table[:, -3], self.table[:, -1] = self.room["work"], self.geo[:, GEOMETRY.index("UNITS")]
+        self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
+        self.cut = Cut(self) if bucket.kind == "cut" else None
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
         if split is not None:
-            column = dict(zip(GEOMETRY, self.geo.T, strict=True))
-            self.own += column["G"] * self.module.planes(column["R"], column["C"])
+            extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
+            self.own += extents["G"] * self.module.planes(extents["R"], extents["C"])
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         count = len(plan.passes if split is None else split.segments)
@@ -79,22 +87,40 @@ class _Table(Batch):
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
         super().prepare(rows, grads, asked)
-        self.alive = self._bind_grads(rows.full, grads) if len(rows.full) else []
+        full = rows.full if self.cut is None else self.held(rows).full
+        self.alive = self._bind_grads(full, grads) if len(full) else []
+        if self.cut is not None:
+            self.cut.shift_grads(full, grads)
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
         if not len(rows.full):
             return
+        with self.copied(rows):
+            self._loop(rows, threads)
+        self.alive = []
+
+    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        assert self.cut is not None
+        if len(rows.full):
+            yield from self.cut.passes(rows, threads)
+        self.alive = []
+
+    @contextlib.contextmanager
+    def copied(self, rows: Rows) -> Iterator[None]:
+        """Have copies of what does not lie in memory as it must in its place, which is written back from them."""
         chosen, copies = set(rows.full.tolist()) if self.staged else set(), []
         for row, name in self.staged:
             if row in chosen:
-                copies.append((row, name, np.array(memory(self.stored(row, name)), order="C", copy=True)))
-                self.table[row, self.at[name]] = copies[-1][2].ctypes.data
-        self._loop(rows, threads)
+                copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
+                copies.append((row, name, copy))
+                before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
+                self.table[row, self.at[name]] = copy.ctypes.data - before
+        yield
         for row, name, copy in copies:
             if name in self.plan.written:
                 self.replace(row, name, copy)
-        self.alive = []
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -106,6 +132,8 @@ class _Table(Batch):
                     self.table[row, self.at[name]] = memory(x).ctypes.data
                 else:
                     self.staged.append((row, name))
+        if self.cut is not None:
+            self.cut.shift()
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
@@ -198,6 +226,7 @@ class Numba(Fused):
 
     name = "numba"
     batch = _Table
+    cuts = True
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""

@@ -15,8 +15,9 @@ HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
 `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per tensor; `work` and `part`,
-values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin. Stage -1
-puts the address of a gradient's elements in the place of that of the NumPy array.
+values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin; FIRST and
+LAST are the units to run: all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
+elements in the place of that of the NumPy array.
 """
 import math
 
@@ -124,7 +125,7 @@ class Text(Written):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns.append("OWN")
+        self.columns += ["OWN", "FIRST", "LAST"]
         self.seen: dict[Node, None] | None = None
 
     def name(self, n: Node) -> str:

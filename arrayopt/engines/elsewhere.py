@@ -1,0 +1,40 @@
+"""The engine for tensors that other ranks update: here they are counted, and nothing else."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from arrayopt.engines.base import Asked, Report
+from arrayopt.engines.bucket import Bucket
+
+__all__ = ["Elsewhere"]
+
+
+class Elsewhere:
+    """Counts updates, so that all ranks know how often each tensor was updated."""
+
+    name = "none"
+
+    def check(self, bucket: Bucket) -> None:
+        """Any bucket is for this engine."""
+
+    def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
+        """See `Engine.prepare`."""
+        took = np.flatnonzero([g is not None for g in asked.grads])
+
+        def launch() -> dict[str, Report]:
+            bucket.count(took)
+            return {}
+
+        return launch
+
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+        """Nothing is captured."""
+
+    def judge(self, buckets: Sequence[Bucket]) -> None:
+        """The host decides."""
+
+    def explain(self, bucket: Bucket) -> str:
+        """See `Engine.explain`."""
+        return "their parameters come from there after each step"

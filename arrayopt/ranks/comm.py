@@ -1,0 +1,67 @@
+"""What ranks need of a communicator: five calls that move bytes, each with a time limit."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Bytes", "Comm", "Pending", "RankError", "as_bytes"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+"""Memory, as bytes in a row."""
+
+Pending = Callable[[], list[Bytes]]
+"""Waits for what was begun, and returns what each rank has sent."""
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, has ended, or did not answer in time."""
+
+
+def as_bytes(x: "np.ndarray[Any, Any]") -> Bytes:
+    """A contiguous array's memory as bytes, without a copy."""
+    return x.reshape(-1).view(np.uint8)
+
+
+class Comm(ABC):
+    """A communicator of some library, as this package uses it.
+
+    All ranks make the same calls in the same order. A call that does not end within the time limit, or cannot, raises
+    `RankError`.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    timeout : float
+        Seconds that a call may take.
+    """
+
+    rank: int
+    size: int
+    timeout: float
+
+    @abstractmethod
+    def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
+        """Begin to give bytes to all ranks; `counts` says how many each of them sends."""
+
+    @abstractmethod
+    def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
+        """Copy each piece of memory from the rank given with it into the same piece of all others."""
+
+    @abstractmethod
+    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+        """Send pieces to ranks and receive pieces from ranks, none to itself; in one order between any two of them."""
+
+    def give_up(self) -> None:  # noqa: B027
+        """This rank will not go on: have the others fail soon rather than wait for it, where the library can."""
+
+    def renew(self) -> None:  # noqa: B027
+        """Forget messages that are on their way; all ranks call it."""
+
+    def words(self, mine: bytes) -> list[bytes]:
+        """Give all ranks some bytes, of any number; what each of them gave."""
+        lengths = self.allgather(as_bytes(np.array([len(mine)], np.int64)), [8] * self.size)()
+        counts = [int(x.view(np.int64)[0]) for x in lengths]
+        return [x.tobytes() for x in self.allgather(np.frombuffer(mine, np.uint8), counts)()]

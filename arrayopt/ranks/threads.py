@@ -1,0 +1,157 @@
+"""Ranks that are threads of one process: for tests, and to learn with."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
+
+__all__ = ["ThreadComm", "run", "threads"]
+
+T = TypeVar("T")
+
+TIMEOUT = 60.0
+"""Seconds that a call may take, where nothing else is said."""
+
+
+class _Meeting:
+    """Where threads put down what others take."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.lock = threading.Barrier(size), threading.Lock()
+        self.box: list[Any] = [None] * size
+
+
+class ThreadComm(Comm):
+    """A communicator whose ranks are threads of this process; see `threads`."""
+
+    def __init__(self, meeting: _Meeting, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+        self._meeting, self.rank, self.size, self.timeout = meeting, rank, size, timeout
+
+    def __repr__(self) -> str:
+        return f"<thread {self.rank} of {self.size}>"
+
+    def limited(self, timeout: float) -> "ThreadComm":
+        """The same ranks with another time limit."""
+        return ThreadComm(self._meeting, self.rank, self.size, timeout)
+
+    def _meet(self) -> None:
+        try:
+            self._meeting.barrier.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            raise RankError(f"another rank has failed, or did not come within {self.timeout:g} s") from None
+
+    def _swap(self, mine: Any) -> list[Any]:
+        """Show all ranks an object; what each shows. They may read it until `_meet` is called once more."""
+        self._meeting.box[self.rank] = mine
+        self._meet()
+        return list(self._meeting.box)
+
+    def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
+        mine = sent.copy()
+
+        def finish() -> list[Bytes]:
+            got = [x.copy() for x in self._swap(mine)]
+            self._meet()
+            return got
+
+        return finish
+
+    def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
+        every = self._swap(pieces)
+        for i, (root, piece) in enumerate(pieces):
+            if root != self.rank:
+                piece[:] = every[root][i][1]
+        self._meet()
+
+    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+        every = [iter([x for to, x in there if to == self.rank]) for there in self._swap(sent)]
+        for source, room in received:
+            room[:] = next(every[source])
+        self._meet()
+
+    def renew(self) -> None:
+        with self._meeting.lock:
+            if self._meeting.barrier.broken:
+                self._meeting.barrier.reset()
+
+    def give_up(self) -> None:
+        self._meeting.barrier.abort()
+
+
+def threads(n: int) -> list[ThreadComm]:
+    """Communicators of n ranks, each to be used by a thread of its own; see `run`.
+
+    Parameters
+    ----------
+    n : int
+        How many ranks, at least 1.
+
+    Returns
+    -------
+    list of communicators
+        That of rank 0, of rank 1, ...
+
+    Raises
+    ------
+    TypeError, ValueError
+        If n is no such number.
+    """
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"ranks.threads: `n` must be an integer; got {n!r}")
+    if n < 1:
+        raise ValueError(f"ranks.threads: `n` must be at least 1; got {n}")
+    meeting = _Meeting(n)
+    return [ThreadComm(meeting, rank, n) for rank in range(n)]
+
+
+def run(n: int, f: Callable[[Any], T]) -> list[T]:
+    """Call ``f(comm)`` in n threads, each with the communicator of one rank, and wait for all.
+
+    Parameters
+    ----------
+    n : int
+        How many ranks, at least 1.
+    f : callable
+        What each rank does.
+
+    Returns
+    -------
+    list
+        What f returned on rank 0, on rank 1, ...
+
+    Raises
+    ------
+    Exception
+        What f raised, of the lowest rank that raised by itself. The other ranks get a `RankError` where they wait.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> def train(comm):
+    ...     opt = ao.Optimizer({"w": np.ones(4)}, ao.SGD(lr=0.5), comm=comm)
+    ...     return opt.step({"w": np.ones(4)})["w"].tolist()
+    >>> ao.ranks.run(2, train)
+    [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5]]
+    """
+    comms = threads(n)
+    results: list[Any] = [None] * n
+    errors: list[BaseException | None] = [None] * n
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = f(comms[rank])
+        except BaseException as error:
+            errors[rank] = error
+            comms[rank].give_up()
+
+    every = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    for thread in every:
+        thread.start()
+    for thread in every:
+        thread.join()
+    raised = [error for error in errors if error is not None]
+    first = [error for error in raised if not isinstance(error, RankError)]
+    if raised:
+        raise (first or raised)[0]
+    return results

@@ -1,0 +1,47 @@
+"""A step that is ready: what each bucket's engine has prepared, and how that is run."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from arrayopt.engines.base import Asked, Partials, Report, abreast
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.fused import Fused
+from arrayopt.engines.table import select
+from arrayopt.ranks.team import Alone
+
+__all__ = ["Ready"]
+
+
+class Ready:
+    """Launches of all buckets.
+
+    Parameters
+    ----------
+    engine : str
+        The engine that the user asked for.
+    asked : iterable of (Bucket, Asked)
+        What is asked for each bucket. Its engine prepares it, and raises what there is to raise.
+    """
+
+    def __init__(self, engine: str, asked: Iterable[tuple[Bucket, Asked]] = ()) -> None:
+        self._reports: dict[str, Report] = {}
+        self._launches: list[Callable[[], dict[str, Report]]] = []
+        self._cut: list[Iterator[list[Partials]]] = []
+        for bucket, wanted in asked:
+            chosen = select(engine, bucket)[0]
+            if isinstance(chosen, Fused) and bucket.kind == "cut":
+                self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
+            else:
+                self._launches.append(chosen.prepare(bucket, wanted))
+
+    def run(self, team: Alone) -> dict[str, Report]:
+        """Run everything, once: what ranks share, and what is whole while they wait for each other; the reports."""
+        rounds = abreast(self._cut) if self._cut else iter(())
+        wanted = next(rounds, None)
+        ended = None if wanted is None else team.swap(wanted)
+        for launch in self._launches:
+            self._reports |= launch()
+        while ended is not None:
+            ended()
+            wanted = next(rounds, None)
+            ended = None if wanted is None else team.swap(wanted)
+        return self._reports

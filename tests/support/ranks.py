@@ -1,0 +1,62 @@
+"""One process and many ranks over the same problem: what must be equal, bit for bit."""
+
+import numpy as np
+
+import arrayopt as ao
+
+SHAPES = {
+    "words": (3000, 64),
+    "bias": (64,),
+    "scalar": (),
+    "empty": (0, 7),
+    "square": (128, 128),
+    "wide": (9, 20001),
+    "kernels": (16, 8, 3, 3),  # small matrices, which engines lay side by side
+    "heads": (7, 40, 300),
+    "long": (100_001,),
+}
+
+
+def parameters(shapes=SHAPES, dtype=np.float32, seed=0):
+    """Random parameters."""
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.standard_normal(shape), np.float32).astype(dtype) for name, shape in shapes.items()}
+
+
+def gradients(step, shapes=SHAPES, dtype=np.float32, seed=1, without=(), bad=()):
+    """Random gradients of a step; None for some tensors, and infinite in some."""
+    rng = np.random.default_rng([seed, step])
+    made = {name: np.asarray(0.01 * rng.standard_normal(shape), np.float32) for name, shape in shapes.items()}
+    for name in bad:
+        made[name].reshape(-1)[-3] = np.inf
+    return {name: None if name in without else x.astype(dtype) for name, x in made.items()}
+
+
+def train(params, rule, every, comm=None, **options):
+    """An optimizer after some steps."""
+    opt = ao.Optimizer(params, rule, comm=comm, **options)
+    for grads in every:
+        opt.step(grads)
+    return opt
+
+
+def contents(opt):
+    """All numbers of an optimizer, as bytes; ranks call it together."""
+    saved = opt.state_dict()
+    held = {name: np.asarray(x).tobytes() for name, x in opt.params.items()}
+    for name, about in saved["tensors"].items():
+        held |= {(name, slot): np.asarray(x).tobytes() for slot, x in about["slots"].items()}
+        held[name, "t"] = about["t"]
+    held["step"], held["extra"] = saved["step"], saved["extra"]
+    return held
+
+
+def differing(one, many):
+    """What is not the same in two of `contents`."""
+    return [key for key in one if one[key] != many.get(key)] + [key for key in many if key not in one]
+
+
+def kinds(opt):
+    """Of how many tensors this rank has all, a part, and nothing."""
+    held = [tensor.kind for tensor in opt._parameters.all]
+    return {kind: held.count(kind) for kind in ("whole", "cut", "none")}
