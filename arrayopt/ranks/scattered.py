@@ -3,7 +3,7 @@
 from typing import Any
 
 from arrayopt.arrays import Array, like
-from arrayopt.ranks.team import Alone
+from arrayopt.ranks.alone import Alone
 from arrayopt.state.tensors import Shards, Tensor
 
 __all__ = ["Scattered", "slot_of"]

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Parameters
+from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.scattered import slot_of
-from arrayopt.ranks.team import Alone
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
 from arrayopt.saving.state_dict import copy_of, dump, load

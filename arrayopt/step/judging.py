@@ -9,7 +9,7 @@ from arrayopt.engines.base import Judge
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
 from arrayopt.hyper import scalar
-from arrayopt.ranks.team import Alone
+from arrayopt.ranks.alone import Alone
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict, joint_norm, judge

@@ -6,7 +6,7 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
-from arrayopt.ranks.team import Alone
+from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.ready import Ready

@@ -6,7 +6,7 @@ from arrayopt.engines.base import Asked, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
-from arrayopt.ranks.team import Alone
+from arrayopt.ranks.alone import Alone
 
 __all__ = ["Ready"]
 

@@ -10,7 +10,7 @@ from arrayopt.engines.bucket import Bucket, Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.parameters import Parameters
-from arrayopt.ranks.team import Alone
+from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator

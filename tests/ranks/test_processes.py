@@ -40,6 +40,27 @@ def test_all_processes_compute_what_one_does(label, n, tmp_path):
     assert said.count(f"of {n}: equal, ") == n
 
 
+def test_the_transformer_has_the_same_losses_on_two_ranks():
+    example = ["docs/examples/transformer.py", "--steps", "4", "--batch", "8"]
+    env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1"}
+    if not Path(MPICH[0]).exists():
+        pytest.skip("mpich is not installed: make test installs it")
+    said = [
+        subprocess.run(
+            [*start, sys.executable, *example],
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for start in ([], [*MPICH, "2"])
+    ]
+    assert said[0] == said[1]
+    assert "step    3  loss " in said[0]
+
+
 @pytest.mark.parametrize("n", [2, 4])
 def test_sharded_parameters_of_pytorch(n):
     """FSDP2, tensor parallel, both, and DDP."""

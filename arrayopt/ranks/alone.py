@@ -1,0 +1,88 @@
+"""One process, as if it were ranks: what is asked of them, and what it answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from arrayopt.arrays import Array
+from arrayopt.engines.base import Partials, Report
+from arrayopt.params.groups import Group
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["Alone", "Said"]
+
+Said = Callable[[], Mapping[str, Any]]
+"""What ranks must have in common, by what it is called."""
+
+_NOTHING = nullcontext()
+
+
+class Alone:
+    """One process: it agrees with itself, and has everything."""
+
+    size, rank = 1, 0
+    torn: str | None = None
+    sums = False
+    """Whether each rank has gradients of its own, which are added up."""
+
+    def agree(self, what: str, said: Said = dict, error: BaseException | None = None, *, wish: bool = False) -> bool:
+        """Have all ranks raise if one has an error, or says something else than the others; whether one has a wish."""
+        if error is not None:
+            raise error
+        return wish
+
+    def warn(self, what: str, error: BaseException) -> None:
+        """Have all ranks raise, for this one has an error."""
+
+    def warned(self, what: str) -> AbstractContextManager[None]:
+        """A section of which an error is one of all ranks."""
+        return _NOTHING
+
+    def unbroken(self, what: str) -> AbstractContextManager[None]:
+        """A section that all ranks must get through, for they write in it."""
+        return _NOTHING
+
+    def divide(self, groups: list[Group]) -> None:
+        """Give tensors of new groups their shares."""
+        for tensor in (tensor for group in groups for tensor in group.tensors):
+            if tensor.block is not None and tensor.shape != tuple(tensor.array.shape):
+                raise ValueError(
+                    f"Optimizer: {tensor.name!r} is a part of a tensor of shape {tensor.shape}: give `comm`, the ranks"
+                    " that have the others"
+                )
+
+    def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
+        """What `reduce` will fill."""
+        return grads
+
+    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
+        """Put the gradients that a step takes into their rooms."""
+
+    def swap(self, wanted: list[Partials]) -> Callable[[], None]:
+        """Begin to fill in partial results of other ranks; what is returned ends it."""
+        raise AssertionError("one process has all partial results")
+
+    def norms(self, own: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """The norms of all gradients, from those that this rank has measured."""
+        return own
+
+    def reports(self, own: dict[str, Report]) -> dict[str, Report]:
+        """The reports of all tensors."""
+        return own
+
+    def gather(self, tensors: Sequence[Tensor]) -> None:
+        """Bring parameters that other ranks have updated here."""
+
+    def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
+        """A slot, whole, on one rank or on all."""
+        return tensor.slots[slot]
+
+    def renew(self) -> None:
+        """Forget messages that were on their way when ranks were torn apart."""
+
+    def mend(self) -> None:
+        """Go on after ranks were torn apart, for all of them have loaded the same state."""
+
+    def explain(self, tensors: Sequence[Tensor]) -> list[str]:
+        """What there is to say of the ranks."""
+        return []
