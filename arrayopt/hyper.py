@@ -42,8 +42,8 @@ class Listed:
     Raises
     ------
     ValueError
-        When called with a step beyond the last value. (With a traced step, as under `jax.jit`, nothing can be raised:
-        the value is NaN there.)
+        If called with a step beyond the last value. (A traced step, as under `jax.jit`, cannot raise an error. The
+        value is then NaN.)
 
     Examples
     --------
@@ -74,19 +74,19 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
     default : float or None, optional
         None makes the field optional. Without a default the field must be given.
     optional : bool, default False
-        Whether None, "off", may be given although it is not the default.
+        Whether None, which means off, is allowed although it is not the default.
     zero_is_off : bool, default False
-        Whether the plain number 0 changes the computation or the state kept, as no momentum does.
+        Whether the plain number 0 changes what is computed or stored, as for a momentum.
 
     Returns
     -------
     dataclasses.Field
-        To be used as the class-level value of a dataclass field.
+        Assign it to a field of the dataclass.
 
     Raises
     ------
     ValueError
-        If that is no interval.
+        If `interval` is not an interval.
     """
     if not isinstance(interval, str) or not re.fullmatch(r"[\[(]\S+, \S+[\])]", interval):
         raise ValueError(f"real: `interval` must be such as '[0, 1)'; got {interval!r}")
@@ -102,12 +102,12 @@ def flag(default: bool) -> Any:
     Parameters
     ----------
     default : bool
-        The value where none is given.
+        The value if none is given.
 
     Returns
     -------
     dataclasses.Field
-        To be used as the class-level value of a dataclass field.
+        Assign it to a field of the dataclass.
     """
     made: Any = field(default=default, metadata={"flag": True})
     return made

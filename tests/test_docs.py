@@ -71,7 +71,7 @@ def test_a_page_lists_every_option_with_its_default_and_range(rule):
         field = fields[name]
         assert interval == (field.metadata.get("interval") or ""), name
         if field.default is dataclasses.MISSING:
-            assert default == "to be given", name
+            assert default == "required", name
         else:
             own = re.search(rf"{rule} `([^`]+)`", default) or re.search(r"`([^`]+)`", default)
             assert ast.literal_eval(own[1]) == field.default, name

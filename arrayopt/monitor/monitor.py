@@ -1,4 +1,4 @@
-"""What goes on in each layer while training: trust ratios, norms and learning rates, kept, written out and drawn."""
+"""Records of each layer during training: trust ratios, norms and learning rates, to read, write to files and draw."""
 
 import csv
 import json
@@ -22,35 +22,35 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Keeps what an optimizer reports of each tensor, at some of its steps.
+    """Records what an optimizer reports of each tensor, at some of its steps.
 
     Parameters
     ----------
     opt : Optimizer
-        What to watch. It need not have been made with ``stats=True``: statistics are collected at the chosen steps
-        only, and `Optimizer.stats` is as it would be without.
+        The optimizer to watch. It does not need ``stats=True``: statistics are collected only at the chosen steps, and
+        `Optimizer.stats` is the same as without a monitor.
     every : int, default 1
-        Keep every so many steps, at least 1, beginning with the first.
+        Record one step in this many, at least 1, starting with the first.
     steps : callable, optional
-        Instead of `every`: ``steps(step)`` says whether to keep a step, counted from 0.
+        Instead of `every`: ``steps(step)`` says whether to record a step. Steps count from 0.
     keep : int, optional
-        How many steps to hold, at least 1; the oldest are dropped. By default all.
+        How many steps to keep, at least 1; the oldest are dropped. By default all.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as said above.
+        If an argument is not as described above.
 
     Notes
     -----
-    The optimizer does not hold the monitor: who lets it go has stopped watching.
+    The optimizer holds no reference to the monitor. If you keep none either, the recording ends.
 
-    A step leaves 0-d arrays on the parameters' device, some for each tensor. Nothing waits for them before one of
-    `read`, `series`, `send`, `to_csv`, `to_jsonl` or `plot` is called.
+    A recorded step leaves a few 0-d arrays for each tensor on the parameters' device. Nothing waits for the device
+    until you call `read`, `series`, `send`, `to_csv`, `to_jsonl` or `plot`.
 
-    The quantities, as far as there are: ``lr``, and ``param_norm``, ``grad_norm``, ``update_norm``, ``trust_ratio``
-    and whatever else the rule reports (see `Optimizer.stats`), and ``update_ratio``, which is update_norm / param_norm:
-    NaN where both are zero, infinite where only param_norm is.
+    The quantities are ``lr``, ``param_norm``, ``grad_norm``, ``update_norm``, ``trust_ratio`` and other values that the
+    rule reports (see `Optimizer.stats`), and ``update_ratio``, which is update_norm / param_norm: NaN if both are zero,
+    infinite if only param_norm is zero. A quantity that a tensor does not have is left out.
 
     Examples
     --------
@@ -83,11 +83,11 @@ class Monitor:
         self._remove = opt.before_step(_Watching(self))
 
     def close(self) -> None:
-        """Stop watching; what has been kept stays."""
+        """Stop recording. What was recorded stays."""
         self._remove()
 
     def __len__(self) -> int:
-        """How many steps are held."""
+        """The number of recorded steps."""
         return len(self._records)
 
     # ---- while training ---------------------------------------------------------------------------------------------
@@ -109,12 +109,13 @@ class Monitor:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> list[dict[str, Any]]:
-        """What is held, as plain values; waits for the device.
+        """The records as plain values; waits for the device.
 
         Returns
         -------
         list of dict
-            A row for each step and tensor, in that order: ``step``, from 0, ``tensor``, and the quantities as floats.
+            A row for each step and tensor, in that order: ``step``, which counts from 0, ``tensor``, and the quantities
+            as floats.
         """
         return [
             {"step": record.step, "tensor": name, **x} for record in self._records for name, x in record.read().items()
@@ -131,12 +132,12 @@ class Monitor:
         Returns
         -------
         dict of str to (list of int, list of float)
-            By tensor name the steps and the values.
+            For each tensor name, the steps and the values.
 
         Raises
         ------
         TypeError, ValueError
-            If it is not a string; if no tensor has the quantity.
+            If it is not a string, or no tensor has the quantity.
         """
         if not isinstance(quantity, str):
             raise TypeError(f"Monitor: a quantity must be a string; got {quantity!r}")
@@ -154,18 +155,18 @@ class Monitor:
     # ---- giving away ------------------------------------------------------------------------------------------------
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write what is held as a table: step, tensor and a column for each quantity, empty where there is none.
+        """Write the records as a table: step, tensor and a column for each quantity, empty if there is no value.
 
         Parameters
         ----------
         path : path-like
-            The file, which is replaced. Numbers can be read back without loss; ``nan`` and ``inf`` are written so.
+            The file, which is replaced. Numbers can be read back without loss; ``nan`` and ``inf`` are written as such.
 
         Raises
         ------
         TypeError, ValueError, OSError
-            If it is no path, or that of something else than a file, or cannot be written. The old file is as it was
-            then.
+            If this is not a path, not the path of a regular file, or cannot be written. An old file then stays as it
+            is.
         """
         path, rows = checked_path("Monitor.to_csv", path), self.read()
         with replacing_text("Monitor.to_csv", path, newline="") as file:
@@ -174,18 +175,18 @@ class Monitor:
             writer.writerows(rows)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
-        """Write what is held as JSON, one object a line for each row of `read`.
+        """Write the records as JSON: one object in each line, for each row of `read`.
 
         Parameters
         ----------
         path : path-like
-            The file, which is replaced. Values that are not finite are null, for JSON has no others.
+            The file, which is replaced. Values that are not finite are null, because JSON has no such numbers.
 
         Raises
         ------
         TypeError, ValueError, OSError
-            If it is no path, or that of something else than a file, or cannot be written. The old file is as it was
-            then.
+            If this is not a path, not the path of a regular file, or cannot be written. An old file then stays as it
+            is.
         """
         path, rows = checked_path("Monitor.to_jsonl", path), self.read()
         with replacing_text("Monitor.to_jsonl", path) as file:
@@ -215,26 +216,26 @@ class Monitor:
                 self._sent = record.step
 
     def plot(self, quantities: str | Iterable[str] | None = None, *, path: Any = None) -> Any:
-        """Draw layers by steps, a heat map for each quantity; waits for the device.
+        """Draw a heat map for each quantity, with layers as rows and steps as columns; waits for the device.
 
         Parameters
         ----------
         quantities : str or iterable of str, optional
-            What to draw; by default all that there are.
+            What to draw; by default all quantities.
         path : path-like, optional
-            Where to save the figure; the suffix says in which format.
+            Where to save the figure. The suffix gives the format.
 
         Returns
         -------
         matplotlib.figure.Figure
-            The figure. Colours are logarithmic where values are positive and span more than a factor of ten.
+            The figure. Colours are logarithmic if values are positive and span more than a factor of ten.
 
         Raises
         ------
         ImportError
             If Matplotlib is missing.
         TypeError, ValueError
-            If there is nothing of such a quantity, or a name or the path is none.
+            If there are no values of a quantity, or a name or the path is not valid.
         """
         from arrayopt.monitor.figure import heat_maps
 

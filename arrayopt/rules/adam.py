@@ -73,15 +73,15 @@ class AdamW(_Adam):
     weight_decay : number, schedule or sequence, default 0.01
         Decoupled weight decay λ, in [0, inf), scaled by the learning rate.
     bias_correction : bool, default True
-        Divide the moments by c₁ and c₂; without, c₁ = c₂ = 1 (MindSpore's ``AdamWeightDecay``).
+        Divide the moments by c₁ and c₂. With False, c₁ = c₂ = 1 (MindSpore's ``AdamWeightDecay``).
     amsgrad : bool, default False
         Use the running maximum of v (Reddi et al., arXiv:1904.09237).
     nesterov : bool, default False
-        Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ takes the place of m / c₁ (optax's ``nesterov``).
+        Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax's ``nesterov``).
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax's ``eps_root``).
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
@@ -90,7 +90,8 @@ class AdamW(_Adam):
 
     Notes
     -----
-    As in PyTorch, amsgrad's maximum is taken before the bias correction, and decay is multiplied by the learning rate.
+    As in PyTorch, the maximum of amsgrad is taken before the bias correction, and decay is multiplied by the learning
+    rate.
 
     References
     ----------
@@ -124,7 +125,7 @@ class Adam(_Adam):
     lr, beta1, beta2, eps, bias_correction, amsgrad, nesterov, eps_root, grad_centralization
         As in `AdamW`, with the same defaults and ranges.
     weight_decay : number, schedule or sequence, default 0
-        λ, in [0, inf); L2 regularization, so the moments see it.
+        λ, in [0, inf). L2 regularization: the moments include it.
 
     Raises
     ------
@@ -133,8 +134,8 @@ class Adam(_Adam):
 
     Notes
     -----
-    MindSpore's and TensorFlow's Adam add eps to √v before the correction c₂; theirs is ``eps/√c₂`` here, which a
-    schedule for eps gives exactly.
+    MindSpore's and TensorFlow's Adam add eps to √v before the correction by c₂. To get the same numbers, give a
+    schedule for eps here: ``eps/√c₂``.
 
     References
     ----------

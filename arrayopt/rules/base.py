@@ -1,4 +1,4 @@
-"""What every update rule is: a frozen, validated set of hyper-parameters with an update of one tensor."""
+"""The base of all update rules: a frozen, validated set of hyper-parameters with an update of one tensor."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -29,11 +29,11 @@ class Rule(ABC):
     Parameters
     ----------
     grad_centralization : bool, default False
-        Subtract from each gradient of rank ≥ 2 its mean over all axes but the first, before all else
+        Subtract from each gradient of rank ≥ 2 its mean over all axes but the first. This comes before everything else
         (Yong et al., arXiv:2004.01461).
     clip_value : number, schedule or sequence, optional
-        Limit each element of the gradient to ±clip_value, in (0, inf); of complex ones the magnitude. (`LANS` limits
-        its normalized gradient; `LARS` may do it after its ratio.)
+        Limit each element of the gradient to ±clip_value, in (0, inf). For complex elements, limit the magnitude.
+        (`LANS` limits its normalized gradient; `LARS` can do it after its ratio.)
     clip_tensor_norm : number, schedule or sequence, optional
         The largest Euclidean norm of each tensor's gradient, in (0, inf). A larger gradient is scaled down.
     clip_unit_ratio : number, schedule or sequence, optional
@@ -44,17 +44,17 @@ class Rule(ABC):
         After this number of updates of a tensor, a whole number, slow weights move towards the parameter, and the
         parameter is set to them (Zhang et al., arXiv:1907.08610). The slow weights are the slot ``slow``.
     lookahead_alpha : number, schedule or sequence, default 0.5
-        The part of the way that the slow weights move, in (0, 1].
+        How far the slow weights move towards the parameter, in (0, 1]; 1 is all the way.
     ema_decay : number, schedule or sequence, optional
-        Keep the exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``, which
-        begins as the parameter; see `Optimizer.averaged`.
+        Keep an exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``. It starts
+        as the parameter. See `Optimizer.averaged`.
     master_weights : {"auto", True, False}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
         steps below its precision are lost. True, unlike "auto", refuses wider parameters.
     state_dtype : {None, "float16", "bfloat16"}
-        Store slots with a value for each element in this dtype. They are widened for arithmetic and rounded once a
-        step. Of second moments, the roots are stored. Smaller slots stay wide.
+        Store slots that have a value for each element in this dtype. They are widened for arithmetic and rounded once a
+        step. For second moments, the root is stored. Smaller slots stay wide.
 
     Raises
     ------
@@ -110,7 +110,7 @@ class Rule(ABC):
         return False
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
-        """Raise ValueError or TypeError where fields that are each valid do not go together."""
+        """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
 
     @abstractmethod
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
@@ -127,7 +127,7 @@ class Rule(ABC):
         p, g : array
             Parameter and gradient, of one shape, in at least float32.
         s : dict of str to array
-            The slots, as `slots` made them or as the last update returned them, in at least float32.
+            The slots, as `slots` or the last update returned them, in at least float32.
         h : namespace
             This step's hyper-parameters as scalars, by field name (None where off), and `h.t`, the number of updates of
             this tensor, counting this one.
@@ -135,7 +135,7 @@ class Rule(ABC):
         Returns
         -------
         array, dict of str to array
-            The new parameter; and the new slots, with whatever else is worth reporting (see `Optimizer.stats`).
+            The new parameter; and the new slots, with other values to report (see `Optimizer.stats`).
         """
 
     def all_slots(self, xp: Any, p: Array, dtype: str) -> dict[str, Array]:

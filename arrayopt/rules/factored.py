@@ -83,7 +83,7 @@ def _averages(xp: Any, q: Array, r: Array, c: Array, beta: Any) -> tuple[Array, 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Adafactor(_Factored):
-    r"""Adam's adaptation at sublinear memory (Shazeer and Stern 2018).
+    r"""Adam's scaling of each element, with sublinear memory (Shazeer and Stern 2018).
 
     .. math::
 
@@ -97,15 +97,15 @@ class Adafactor(_Factored):
     Parameters
     ----------
     lr : number, schedule or sequence, optional
-        The learning rate, in [0, inf); given exactly when `relative_step` is False.
+        The learning rate, in [0, inf). Required with ``relative_step=False``, otherwise not allowed.
     beta1 : number, schedule or sequence, optional
-        Decay of a moving average of u that then takes u's place, in [0, 1).
+        Decay of a moving average of u, in [0, 1). The average then replaces u.
     decay_rate : number, schedule or sequence, default 0.8
         In [0, 1].
     eps1 : number, schedule or sequence, default 1e-30
         Added to \|g\|², in [0, inf).
     eps_scale : number, schedule or sequence, default 1e-3
-        Least RMS of a parameter that `scale_parameter` takes, in [0, inf).
+        Lower limit of RMS(p) in `scale_parameter`, in [0, inf).
     clip_threshold : number, schedule or sequence, or None, default 1.0
         Largest RMS of u, in (0, inf); None: no limit.
     weight_decay : number, schedule or sequence, default 0
@@ -117,18 +117,18 @@ class Adafactor(_Factored):
     warmup_init : bool, default False
         With `relative_step`: min(1e-6·t, 1/√t).
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
     TypeError, ValueError
-        For a value of the wrong kind or outside its interval; `lr` with `relative_step`, neither of them, or
-        `warmup_init` alone.
+        For a value of the wrong kind or outside its interval; for both `lr` and `relative_step`, or neither; for
+        `warmup_init` without `relative_step`.
 
     Notes
     -----
-    Tensors of rank < 2 keep the whole second moment. Of higher ranks the last two axes are factored, and those before
-    them are a batch; the RMS is over the whole tensor. `beta1` averages u before the learning rate is applied.
+    Tensors of rank < 2 keep the full second moment. For higher ranks, the last two axes are factored, and the axes
+    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is applied.
 
     References
     ----------
@@ -163,7 +163,7 @@ class Adafactor(_Factored):
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CAME(_Factored):
-    r"""Adafactor with momentum, its steps weighed by how far they can be trusted (Luo et al. 2023).
+    r"""Adafactor with momentum, and a confidence in each step (Luo et al. 2023).
 
     .. math::
 
@@ -177,25 +177,25 @@ class CAME(_Factored):
     Parameters
     ----------
     lr : number, schedule or sequence
-        The learning rate, in [0, inf); to be given, unless `relative_step` is True.
+        The learning rate, in [0, inf). Required, unless `relative_step` is True.
     beta1, beta2, beta3 : number, schedule or sequence, default 0.9, 0.999, 0.9999
         Decay of the momentum, of the second moment and of the instability, in [0, 1).
     eps1, eps2 : number, schedule or sequence, default 1e-30, 1e-16
         Added to \|g\|² and to the instability, in [0, inf).
     eps_scale : number, schedule or sequence, default 1e-3
-        Least RMS of a parameter that `scale_parameter` takes, in [0, inf).
+        Lower limit of RMS(p) in `scale_parameter`, in [0, inf).
     clip_threshold : number, schedule or sequence, or None, default 1.0
         Largest RMS of u, in (0, inf); None: no limit.
     weight_decay : number, schedule or sequence, default 0
         Decoupled weight decay λ, in [0, inf).
     decay_rate : number, schedule or sequence, optional
-        In [0, 1]. Where given, the second moment's decay is 1 - t^(-decay_rate), and `beta2` is not used.
+        In [0, 1]. If given, the decay of the second moment is 1 - t^(-decay_rate), and `beta2` is not used.
     scale_parameter : bool, default False
         Multiply the learning rate by max(eps_scale, RMS(p)).
     relative_step, warmup_init : bool, default False
         As in `Adafactor`.
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
@@ -204,8 +204,8 @@ class CAME(_Factored):
 
     Notes
     -----
-    No bias correction. The new m enters the instability i. Tensors of rank < 2 keep the whole second moment and step by
-    m itself. MindFormers is ``decay_rate=0.8, beta3=0.99``.
+    There is no bias correction. The instability i uses the new m. Tensors of rank < 2 keep the full second moment, and
+    step by m itself. For MindFormers, set ``decay_rate=0.8, beta3=0.99``.
 
     References
     ----------

@@ -83,23 +83,23 @@ class LAMB(_LayerwiseAdam):
     eps : number, schedule or sequence, default 1e-6
         Added to the root of the second moment, in (0, inf).
     weight_decay : number, schedule or sequence, default 0.01
-        Decoupled weight decay λ, in [0, inf); inside u, so the trust ratio sees it.
+        Decoupled weight decay λ, in [0, inf). It is part of u, so it changes the trust ratio.
     bias_correction : bool, default True
-        Divide the moments by c₁ and c₂; without, c₁ = c₂ = 1.
+        Divide the moments by c₁ and c₂. With False, c₁ = c₂ = 1.
     adapt : bool, default True
-        Use the trust ratio; without, it is 1.
+        Use the trust ratio. With False it is 1.
     clip_value : number, schedule or sequence, optional
-        Limit each element of the gradient to ±clip_value first, in (0, inf). Complex: its magnitude.
+        First limit each element of the gradient to ±clip_value, in (0, inf). Complex: its magnitude.
     min_norm, max_norm : number, schedule or sequence, optional
-        φ limits ‖p‖ to [min_norm, max_norm], before the test for zero.
+        φ limits ‖p‖ to [min_norm, max_norm]. This happens before the test for zero.
     min_ratio, max_ratio : number, schedule or sequence, optional
         Limits of the trust ratio.
     grad_averaging : bool, default True
-        Multiply the gradient by 1-β₁ in the first moment; without, m ← β₁ m + g (apex, timm).
+        Multiply the gradient by 1-β₁ in the first moment. With False, m ← β₁ m + g (apex, timm).
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax).
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
@@ -108,9 +108,9 @@ class LAMB(_LayerwiseAdam):
 
     Notes
     -----
-    The ratio is 1 where φ(‖p‖) or ‖u‖ is zero, so zero tensors train on. Norms are over the whole tensor. Weight decay
-    is part of u (the paper's form); global gradient clipping is the Optimizer's `clip_norm`, not part of the rule.
-    `clip_value` makes infinite elements finite, as clipping does; NaN stays.
+    The ratio is 1 if φ(‖p‖) or ‖u‖ is zero, so tensors of zeros can still train. Norms are over the whole tensor.
+    Weight decay is part of u, as in the paper. Clipping by the global norm is the Optimizer's `clip_norm`, not part of
+    the rule. `clip_value` makes infinite elements finite; NaN stays.
 
     References
     ----------
@@ -159,9 +159,9 @@ class LANS(_LayerwiseAdam):
     clip_value : number, schedule or sequence, optional
         Limit each element of the *normalized* gradient to ±clip_value, in (0, inf).
     sequential : bool, default False
-        Apply the u_m part first; u_g then decays the updated parameter, with ‖p‖ still the old one.
+        Apply the u_m part first. The decay in u_g then uses the updated parameter, but ‖p‖ is still the old norm.
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
@@ -170,8 +170,8 @@ class LANS(_LayerwiseAdam):
 
     Notes
     -----
-    A zero gradient stays zero (MXNet's gives NaN). `sequential=True` is what MXNet's unfused ``step()`` computes, the
-    default what its ``fused_step()`` does and the paper says.
+    A zero gradient stays zero (in MXNet it gives NaN). `sequential=True` computes what MXNet's unfused ``step()`` does.
+    The default computes what its ``fused_step()`` does, as in the paper.
 
     References
     ----------

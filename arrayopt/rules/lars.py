@@ -1,4 +1,4 @@
-"""LARS: momentum SGD with a step per layer in proportion to ‖p‖ / ‖g‖."""
+"""LARS: momentum SGD with a step for each layer, proportional to ‖p‖ / ‖g‖."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -25,7 +25,7 @@ class LARS(Rule):
     Parameters
     ----------
     lr : number, schedule or sequence
-        The learning rate η, in [0, inf); to be given.
+        The learning rate η, in [0, inf); required.
     momentum : number, schedule or sequence, default 0.9
         μ, in [0, 1).
     weight_decay : number, schedule or sequence, default 0
@@ -35,18 +35,18 @@ class LARS(Rule):
     eps : number, schedule or sequence, default 0
         In [0, inf).
     adapt : bool, default True
-        Use λ; without, it is 1.
+        Use λ. With False it is 1.
     decayed_norm : bool, default False
-        λ = c·‖p‖ / (‖g + w·p‖ + eps) instead: the norm of the decayed gradient, as in optax.
+        λ = c·‖p‖ / (‖g + w·p‖ + eps) instead, as in optax.
     nesterov : bool, default False
         Nesterov's momentum; needs `momentum`.
     trust_clip : bool, default False
-        min(λ/η, 1) takes the place of λ, so that the whole step is at most η (timm; this is LARC).
+        Use min(λ/η, 1) instead of λ, so that its product with η is at most η (timm; this is LARC).
     clip_after_ratio : bool, default False
-        Take ‖g‖ before the gradient is limited by `clip_value` and not after it (MXNet). Without `clip_value` it
-        makes no difference.
+        Compute λ before `clip_value` limits the gradient, not after it (MXNet). Without `clip_value` this makes no
+        difference.
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
@@ -55,8 +55,8 @@ class LARS(Rule):
 
     Notes
     -----
-    λ is 1 where ‖p‖ or the gradient's norm is zero. The learning rate is applied outside the momentum; MXNet and optax
-    have it inside, which differs only where lr changes.
+    λ is 1 if ‖p‖ or the gradient's norm is zero. The learning rate is applied outside the momentum. MXNet and optax
+    apply it inside; the results differ only if lr changes.
 
     References
     ----------

@@ -14,7 +14,7 @@ __all__ = ["SGD"]
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SGD(Rule):
-    r"""Stochastic gradient descent, with momentum where asked.
+    r"""Stochastic gradient descent, optionally with momentum.
 
     .. math::
 
@@ -25,7 +25,7 @@ class SGD(Rule):
     Parameters
     ----------
     lr : number, schedule or sequence
-        The learning rate η, in [0, inf); to be given.
+        The learning rate η, in [0, inf); required.
     momentum : number, schedule or sequence, default 0
         μ, in [0, 1]. The number 0 means no momentum and keeps no state.
     dampening : number, schedule or sequence, default 0
@@ -35,7 +35,7 @@ class SGD(Rule):
     weight_decay : number, schedule or sequence, default 0
         w, in [0, inf); added to the gradient (L2).
     grad_centralization : bool, default False
-        See `Rule`, for this and for what else every rule has.
+        See `Rule`, for this and the other options of every rule.
 
     Raises
     ------
@@ -44,8 +44,8 @@ class SGD(Rule):
 
     Notes
     -----
-    As in PyTorch, the first buffer is the gradient itself, whatever the dampening. Without momentum the formula stays
-    as it is (PyTorch ignores `dampening` then). MindSpore's ``Momentum`` is dampening = 0.
+    As in PyTorch, the first buffer is the gradient itself, whatever the dampening. Without momentum the formula still
+    holds, while PyTorch ignores `dampening` then. MindSpore's ``Momentum`` is dampening = 0.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""The words that update rules are written in: averages, norms, ratios, in plain array API.
+"""The functions that update rules are made of: averages, norms, ratios, in plain array API.
 
 ``x``, ``g``, ``p`` are whole arrays of one tensor; ``beta``, ``t`` and other scalars are Python numbers, or 0-d arrays
 where a library traces them. Nothing here writes an input or decides by an array's value in Python.

@@ -1,7 +1,8 @@
 """Schedules: numbers that change with the step, for any hyper-parameter of a rule.
 
-A schedule is called with the step, from 0. Steps are ``int`` and values ``float``; or steps are integer arrays of any
-array-API library, traced ones under ``jax.jit`` included, and values arrays of that library.
+A schedule is called with the step, which counts from 0. If the step is an ``int``, the value is a ``float``. If the
+step is an integer array of any array-API library, also a traced one under ``jax.jit``, the value is an array of that
+library.
 
 >>> from arrayopt.schedules import Cosine, Join, Warmup
 >>> schedule = Join([Warmup(0.1, warmup_steps=10), Cosine(0.1, decay_steps=90)], boundaries=[10])

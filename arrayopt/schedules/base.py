@@ -21,15 +21,16 @@ Array = Any
 class Schedule(ABC):
     """A number for every step of training: ``schedule(step)``, where the first step is 0.
 
-    The step is an ``int``, and the value then a ``float`` computed in double precision; or it is an integer array, such
-    as a JAX tracer under ``jax.jit``, and the value an array of the same library and shape, of that library's default
-    floating dtype. Schedules are immutable, and can be printed, compared, hashed and pickled. Where one of a and b is a
-    schedule, and the other too, or a number or any function of the step, ``a * b`` and ``a + b`` are schedules.
+    If the step is an ``int``, the value is a ``float``, computed in double precision. If the step is an integer array,
+    such as a JAX tracer under ``jax.jit``, the value is an array of the same library and shape, of the library's
+    default floating dtype. Schedules are immutable, and can be printed, compared, hashed and pickled. If a is a
+    schedule, and b a schedule, a number or any function of the step, then ``a * b``, ``b * a``, ``a + b`` and ``b + a``
+    are schedules.
 
     Notes
     -----
-    Not for deriving from: any function of the step can stand where a schedule can. The sign of a step given
-    as an array is not checked, as that would mean to wait for the device.
+    Do not derive from this class: any function of the step can be used instead of a schedule. If the step is an array,
+    its sign is not checked, because that would wait for the device.
 
     Examples
     --------
@@ -59,7 +60,7 @@ class Schedule(ABC):
     @overload
     def __call__(self, step: Array) -> Array: ...
     def __call__(self, step: Any) -> Any:
-        """The value at ``step``: a float for an int of at least 0, an array for an integer array."""
+        """The value at ``step``: a float for an int (0 or more), an array for an integer array."""
         who = f"{type(self).__name__}: `step`"
         if isinstance(step, int | np.integer) and not isinstance(step, bool):
             if step < 0:
@@ -119,7 +120,7 @@ def at(part: Operand, xp: Any, s: Array) -> Any:
 @final
 @dataclass(frozen=True, repr=False)
 class Product(Schedule):
-    """``a(s) * b(s)``, as written by ``a * b``: one is a schedule, the other any function of the step or a number.
+    """``a(s) * b(s)``, made by ``a * b``. One is a schedule; the other is any function of the step, or a number.
 
     Examples
     --------
@@ -141,7 +142,7 @@ class Product(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class Sum(Schedule):
-    """``a(s) + b(s)``, as written by ``a + b``: one is a schedule, the other any function of the step or a number.
+    """``a(s) + b(s)``, made by ``a + b``. One is a schedule; the other is any function of the step, or a number.
 
     Examples
     --------

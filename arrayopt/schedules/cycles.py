@@ -16,7 +16,7 @@ __all__ = ["CosineRestarts", "InverseSqrt", "OneCycle", "Warmup"]
 @final
 @dataclass(frozen=True, repr=False)
 class Warmup(Schedule):
-    """A straight line from 0 to the peak, which then holds: ``peak * min(e, W) / W``.
+    """A straight line from 0 to the peak, then constant: ``peak * min(e, W) / W``.
 
     Here ``W = warmup_steps`` and ``e = s // steps_per_epoch``. The value is 0 in the very first step.
 
@@ -25,7 +25,7 @@ class Warmup(Schedule):
     peak_value : float
         Value from step `warmup_steps` on.
     warmup_steps : int
-        Length in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        Length in steps (in epochs if `steps_per_epoch` is given), at least 1.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 
@@ -38,7 +38,7 @@ class Warmup(Schedule):
     -----
     The same as MindSpore's ``WarmUpLR(lr, warmup_steps)`` and ``warmup_lr``, and
     ``optax.linear_schedule(0, peak_value, warmup_steps)``. PyTorch's ``LinearLR`` cannot start at 0; `Linear` can start
-    anywhere. To go on with another schedule, see `Join`, or multiply both: ``Warmup(1.0, 100) * Cosine(0.1, 1000)``.
+    anywhere. To continue with another schedule, use `Join`, or multiply both: ``Warmup(1.0, 100) * Cosine(0.1, 1000)``.
 
     Examples
     --------
@@ -76,8 +76,8 @@ class InverseSqrt(Schedule):
 
     Notes
     -----
-    The Transformer's schedule [1]_, where ``peak_value = (d_model * warmup_steps) ** -0.5`` and steps count from 1; the
-    same as ``inverse_sqrt`` of fairseq and of Transformers. PyTorch and Optax have none.
+    This is the Transformer's schedule [1]_, where ``peak_value = (d_model * warmup_steps) ** -0.5`` and steps count
+    from 1. It is the same as ``inverse_sqrt`` of fairseq and of Transformers. PyTorch and Optax do not have it.
 
     References
     ----------
@@ -104,8 +104,8 @@ class InverseSqrt(Schedule):
 class OneCycle(Schedule):
     """Up to the peak and down again over the whole run, along half cosines or straight lines [1]_.
 
-    The turn is at step ``pct_start * total_steps - 1``, the end at step ``total_steps - 1``, and the value then holds.
-    For momentum, which goes the other way, the peak is the lowest value:
+    The turn is at step ``pct_start * total_steps - 1``, and the end at step ``total_steps - 1``. After that the value
+    stays the same. Momentum goes the other way, so its peak is the lowest value:
     ``OneCycle(0.85, total_steps, init_value=0.95, end_value=0.95)``.
 
     Parameters
@@ -115,7 +115,7 @@ class OneCycle(Schedule):
     total_steps : int
         Length of the run.
     pct_start : float, default 0.3
-        Share of the run that leads to the peak, greater than ``1 / total_steps`` and below 1.
+        Share of the run before the peak, greater than ``1 / total_steps`` and below 1.
     init_value : float, optional
         First value; by default ``peak_value / 25``.
     end_value : float, optional
@@ -123,8 +123,8 @@ class OneCycle(Schedule):
     anneal_strategy : {"cos", "linear"}, default "cos"
         Shape of both slopes.
     three_phase : bool, default False
-        Whether to go back to `init_value` as fast as up (``pct_start`` is then at most 0.5), and to `end_value` in the
-        rest of the run.
+        Whether to go down to `init_value` as fast as up, and to `end_value` in the rest of the run. ``pct_start`` must
+        then be at most 0.5.
 
     Raises
     ------
@@ -133,8 +133,9 @@ class OneCycle(Schedule):
 
     Notes
     -----
-    The same as PyTorch's ``OneCycleLR(max_lr, total_steps)``, also in its defaults: its ``div_factor`` is
-    ``peak_value / init_value``, its ``final_div_factor`` is ``init_value / end_value``. It raises after `total_steps`.
+    The same as PyTorch's ``OneCycleLR(max_lr, total_steps)``, with the same defaults: its ``div_factor`` is
+    ``peak_value / init_value``, its ``final_div_factor`` is ``init_value / end_value``. PyTorch's raises an error after
+    `total_steps`.
     ``optax.cosine_onecycle_schedule`` turns one step later and ends at ``peak_value / final_div_factor``.
 
     References
@@ -193,7 +194,7 @@ class OneCycle(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class CosineRestarts(Schedule):
-    """Half a cosine from one value to another, then again from the first, each time over more steps if wanted [1]_.
+    """Half a cosine from one value to another, repeated; each cycle may be longer than the one before [1]_.
 
     ``end + (init - end) * (1 + cos(pi * i / T)) / 2``, where i counts the steps since the last restart and T is the
     length of this cycle: ``cycle_steps``, times ``cycle_multiplier`` after each restart. With `steps_per_epoch`, epochs
@@ -204,11 +205,11 @@ class CosineRestarts(Schedule):
     init_value : float
         Value at the start and after each restart.
     cycle_steps : int
-        Length of the first cycle in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        Length of the first cycle in steps (in epochs if `steps_per_epoch` is given), at least 1.
     cycle_multiplier : int, default 1
-        How many times as long each cycle is as the one before, at least 1.
+        Each cycle is this many times as long as the one before, at least 1.
     end_value : float, default 0
-        What a cycle goes down to; at the step that would reach it, the next cycle starts.
+        The value that a cycle goes down to. At the step that would reach it, the next cycle starts.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 

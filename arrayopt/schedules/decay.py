@@ -15,7 +15,7 @@ __all__ = ["Cosine", "Exponential", "InverseTime", "Linear", "NaturalExp", "Poly
 @final
 @dataclass(frozen=True, repr=False)
 class Linear(Schedule):
-    """A straight line from one value to another, which then holds.
+    """A straight line from one value to another, then constant.
 
     ``init + (end - init) * min(e, D) / D`` with ``D = decay_steps`` and ``e = s // steps_per_epoch``.
 
@@ -24,7 +24,7 @@ class Linear(Schedule):
     init_value, end_value : float
         First and last value, in any order.
     decay_steps : int
-        Length in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        Length in steps (in epochs if `steps_per_epoch` is given), at least 1.
     steps_per_epoch : int, default 1
         At least 1. The value then changes once an epoch.
 
@@ -68,9 +68,9 @@ class Exponential(Schedule):
     init_value : float
         First value.
     decay_rate : float
-        The factor, greater than 0; the value falls where it is below 1.
+        The factor, greater than 0. Below 1, the value falls.
     decay_steps : int
-        How often the factor applies, in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        How often the factor applies, in steps (in epochs if `steps_per_epoch` is given), at least 1.
     staircase : bool, default False
         Whether the value stays the same in between.
     steps_per_epoch : int, default 1
@@ -121,11 +121,11 @@ class NaturalExp(Schedule):
     init_value : float
         First value.
     decay_rate : float
-        Decay per step (per epoch where `steps_per_epoch` is given), greater than 0.
+        Decay per step (per epoch if `steps_per_epoch` is given), greater than 0.
     decay_steps : int, default 1
-        Length of a stair in the same unit, at least 1; it has no effect without `staircase`.
+        Length of a stair in the same unit, at least 1. It has no effect without `staircase`.
     staircase : bool, default False
-        Whether the value changes every `decay_steps` only.
+        Whether the value changes only every `decay_steps`.
     steps_per_epoch : int, default 1
         At least 1.
 
@@ -172,9 +172,9 @@ class InverseTime(Schedule):
     decay_rate : float
         Greater than 0; after `decay_steps` the value is ``init / (1 + decay_rate)``.
     decay_steps : int
-        Length in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        Length in steps (in epochs if `steps_per_epoch` is given), at least 1.
     staircase : bool, default False
-        Whether the value changes every `decay_steps` only.
+        Whether the value changes only every `decay_steps`.
     steps_per_epoch : int, default 1
         At least 1.
 
@@ -186,7 +186,7 @@ class InverseTime(Schedule):
     Notes
     -----
     The same as MindSpore's ``InverseDecayLR(lr, decay_rate, decay_steps, is_stair)`` and ``inverse_decay_lr``, and
-    Keras' ``InverseTimeDecay``. PyTorch and Optax have none.
+    Keras' ``InverseTimeDecay``. PyTorch and Optax do not have it.
 
     Examples
     --------
@@ -210,7 +210,7 @@ class InverseTime(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class Cosine(Schedule):
-    """Half a cosine from one value to another, which then holds.
+    """Half a cosine from one value to another, then constant.
 
     ``end + (init - end) * (1 + cos(pi * min(e, D) / D)) / 2``, ``D = decay_steps`` and ``e = s // steps_per_epoch``.
 
@@ -219,7 +219,7 @@ class Cosine(Schedule):
     init_value : float
         First value.
     decay_steps : int
-        Length in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        Length in steps (in epochs if `steps_per_epoch` is given), at least 1.
     end_value : float, default 0
         Last value.
     steps_per_epoch : int, default 1
@@ -234,7 +234,7 @@ class Cosine(Schedule):
     -----
     The same as MindSpore's ``CosineDecayLR(min_lr, max_lr, decay_steps)`` and ``cosine_decay_lr`` (mind the order),
     ``optax.cosine_decay_schedule(init_value, decay_steps, alpha)`` with ``end_value = alpha * init_value``, and
-    PyTorch's ``CosineAnnealingLR(T_max, eta_min)``, which rises again after T_max.
+    PyTorch's ``CosineAnnealingLR(T_max, eta_min)``, except that this rises again after T_max.
 
     Examples
     --------
@@ -258,18 +258,18 @@ class Cosine(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class Polynomial(Schedule):
-    """A power of the steps that are left: ``(init - end) * (1 - min(e, D) / D)**power + end``.
+    """A power of the remaining steps: ``(init - end) * (1 - min(e, D) / D)**power + end``.
 
-    Here ``D = decay_steps`` and ``e = s // steps_per_epoch``. With `cycle` the last value does not hold: D is then the
-    next multiple of `decay_steps`, ``decay_steps * max(ceil(e / decay_steps), 1)``, so that the value is `end_value` at
-    each multiple and jumps up after it, every time less.
+    Here ``D = decay_steps`` and ``e = s // steps_per_epoch``. With `cycle` the value goes on after `decay_steps`: D is
+    then the next multiple, ``decay_steps * max(ceil(e / decay_steps), 1)``. So the value is `end_value` at each
+    multiple, and jumps up after it, each time less.
 
     Parameters
     ----------
     init_value, end_value : float
         First and last value.
     decay_steps : int
-        Length in steps (in epochs where `steps_per_epoch` is given), at least 1.
+        Length in steps (in epochs if `steps_per_epoch` is given), at least 1.
     power : float, default 1
         Greater than 0; 1 is a straight line.
     cycle : bool, default False

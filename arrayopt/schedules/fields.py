@@ -1,4 +1,4 @@
-"""What the fields of a schedule may hold: the annotation of a field names the check that its value must pass."""
+"""Checks of the fields of schedules: the annotation of a field names the check that its value must pass."""
 
 from __future__ import annotations
 

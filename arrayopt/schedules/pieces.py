@@ -42,12 +42,12 @@ class Constant(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class PiecewiseConstant(Schedule):
-    """Stairs given one by one: ``values[k]`` for the first k with ``e < milestones[k]``, then the last value for good.
+    """Given values, one after the other: ``values[k]`` for the first k with ``e < milestones[k]``, then the last value.
 
     Parameters
     ----------
     milestones : sequence of int
-        Steps (epochs where `steps_per_epoch` is given) at which a value ends, at least 1 and strictly increasing.
+        Steps (epochs if `steps_per_epoch` is given) at which a value ends, at least 1 and strictly increasing.
     values : sequence of float
         As many as there are milestones, or one more.
     steps_per_epoch : int, default 1
@@ -60,8 +60,8 @@ class PiecewiseConstant(Schedule):
 
     Notes
     -----
-    The same as MindSpore's ``piecewise_constant_lr(milestone, learning_rates)``, which ends at the last milestone where
-    this goes on; PyTorch's ``MultiStepLR`` and ``optax.piecewise_constant_schedule`` take factors instead of values.
+    The same as MindSpore's ``piecewise_constant_lr(milestone, learning_rates)``, except that MindSpore's ends at the
+    last milestone. PyTorch's ``MultiStepLR`` and ``optax.piecewise_constant_schedule`` take factors instead of values.
 
     Examples
     --------
@@ -94,14 +94,14 @@ class PiecewiseConstant(Schedule):
 @final
 @dataclass(frozen=True, repr=False)
 class Join(Schedule):
-    """Schedules one after another, each seeing steps from 0: the first up to ``boundaries[0]``, the next from there on.
+    """Schedules one after the other: the first before step ``boundaries[0]``, the next from there. Each counts from 0.
 
     Parameters
     ----------
     schedules : sequence of schedules
-        One or more; other functions of the step will do as well. Each is asked about its own steps only.
+        One or more; other functions of the step work too. Each is called only with its own steps.
     boundaries : sequence of int
-        Steps at which the next one takes over, at least 1 and strictly increasing; one fewer than schedules.
+        Steps at which the next schedule begins, at least 1 and strictly increasing; one fewer than schedules.
 
     Raises
     ------

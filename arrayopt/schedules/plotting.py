@@ -21,25 +21,25 @@ def plot(
     Parameters
     ----------
     schedules : schedule or dict of str to schedule
-        What to draw, or several by their labels. Any function of the step will do.
+        What to draw; several as a dict of labels. Any function of the step works.
     steps : int
         How many, at least 1.
     ax : matplotlib.axes.Axes, optional
-        What to draw on; by default a new figure.
+        The axes to draw on; by default those of a new figure.
     path : path-like, optional
         Where to save the figure as a PNG.
 
     Returns
     -------
     matplotlib.axes.Axes
-        What has been drawn on.
+        The axes with the drawing.
 
     Raises
     ------
     ImportError
         If Matplotlib is missing.
     TypeError, ValueError
-        If an argument is not as said above.
+        If an argument is not as described above.
 
     Examples
     --------

@@ -66,6 +66,17 @@ def test_numpy_arrays_that_become_others_are_refused_by_name(way, engine, change
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_numpy_arrays_that_become_others_before_the_first_step_begin_anew(way, engine):
+    w = np.ones((2, 3))
+    opt = ao.Optimizer({"w": w}, ao.SGD(lr=0.5, momentum=0.5), engine=engine)
+    larger(w)
+    w[...] = 2.0
+    opt.step({"w": np.ones((6, 4))})
+    assert w.tolist() == [[1.5] * 4] * 6
+    assert opt.state["w"]["buf"].tolist() == [[1.0] * 4] * 6
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_numpy_arrays_that_moved_are_followed(way, engine):
     w, b = np.ones((2, 3)), np.ones((5, 5))
     opt = ao.Optimizer({"w": w, "b": b}, ao.SGD(lr=0.5, momentum=0.5), engine=engine)

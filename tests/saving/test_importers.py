@@ -1,10 +1,5 @@
 """State of PyTorch's optimizers goes on here as it would there."""
 
-import importlib.util
-import sys
-import types
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +7,7 @@ import torch
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support.checkpoints import contents
+from tests.support.timms import timms
 
 SHAPES = {"w": (4, 3), "b": (3,), "unused": (2,)}
 
@@ -108,14 +104,8 @@ class Lamb(torch.optim.Optimizer):
 
 
 def timm_lamb(params, **options):
-    """timm's own; the file is imported without the package, which wants torchvision."""
-    found = importlib.util.find_spec("timm")
-    if found is None:
-        pytest.skip("timm is not installed")
-    package = types.ModuleType("timm_optim")
-    package.__path__ = [str(Path(found.origin).parent / "optim")]
-    sys.modules["timm_optim"] = package
-    return importlib.import_module("timm_optim.lamb").Lamb(params, **options)
+    """timm's own."""
+    return timms("lamb").Lamb(params, **options)
 
 
 LAMBS = {

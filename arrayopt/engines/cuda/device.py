@@ -27,8 +27,6 @@ class Access:
         Where an array lies.
     contiguous : callable
         Whether its elements lie one after the other.
-    packed : callable
-        An array of the same values whose elements do.
     like : callable
         A new array like another, its elements one after the other.
     own : callable
@@ -39,7 +37,6 @@ class Access:
 
     address: Callable[[Array], int]
     contiguous: Callable[[Array], bool]
-    packed: Callable[[Array], Array]
     like: Callable[[Array], Array]
     own: Callable[[Any], Array]
     stream: Callable[[], AbstractContextManager[Any]]
@@ -55,7 +52,6 @@ def _torch() -> Access:
     return Access(
         address=lambda x: x.data_ptr(),
         contiguous=lambda x: x.is_contiguous(),
-        packed=lambda x: x.detach().contiguous(),
         like=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
         own=torch.utils.dlpack.from_dlpack,
         stream=stream,
@@ -69,7 +65,6 @@ def access(x: Array) -> tuple[Access, int]:
     made = Access(
         address=attrgetter("data.ptr"),
         contiguous=_CONTIGUOUS,
-        packed=cupy.ascontiguousarray,
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,
         stream=nullcontext,

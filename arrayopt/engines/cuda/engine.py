@@ -69,6 +69,7 @@ class _Table(Batch):
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.staged: dict[tuple[int, str], Any] = {}
+        self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
@@ -152,10 +153,17 @@ class _Table(Batch):
         address, contiguous = self.access.address, self.access.contiguous
         given: list[Any] = list(chosen(grads, rows))
         if not all(map(contiguous, given)):
-            given = [g if contiguous(g) else self.access.packed(g) for g in given]
+            given = [g if contiguous(g) else self._pack(row, g) for row, g in zip(rows.tolist(), given, strict=True)]
         self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
         self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
         return given
+
+    def _pack(self, row: int, g: Array) -> Any:
+        """A gradient's values one after the other, in memory of the table's own."""
+        if row not in self.packed:
+            self.packed[row] = self.access.like(g)
+        self.packed[row][...] = detached(g)
+        return self.packed[row]
 
     def queue(self, rows: Rows) -> Any:
         """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""

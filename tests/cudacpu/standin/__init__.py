@@ -28,6 +28,7 @@ _away = {}  # the modules that are not in sys.modules now: ours, or those that o
 
 BOUND = (
     "arrayopt.engines.cuda.engine",
+    "arrayopt.engines.cuda.counts",
     "arrayopt.engines.cuda.device",
     "arrayopt.engines.cuda.judge",
     "arrayopt.engines.cuda.upload",

@@ -197,6 +197,38 @@ def test_a_captured_step_replays_with_new_learning_rates_and_counts(cupy):
     compare(opts)
 
 
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5, "loss_scale": 4.0}], ids=["plain", "judged"])
+def test_gradients_that_are_not_contiguous_can_be_captured(cupy, options):
+    """The graph has the addresses of their packed copies: these must stay in place, and belong to nobody else."""
+    shapes = {"w": (40, 130), "b": (130,)}
+    opts = pair(cupy, ao.LAMB(lr=0.1), shapes, **options)
+    grads = [trees(shapes, "float32", 10 * k) for k in range(4)]
+    there = {"w": cupy.empty((130, 40), "float32").T, "b": cupy.empty((260,), "float32")[::2]}
+    host = {name: cupy.empty(shape, "float32") for name, shape in shapes.items()}
+    stream, graph = cupy.cuda.Stream(non_blocking=True), None
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        for k, given in enumerate(grads):
+            for name, g in given.items():
+                host[name].set(g)
+                there[name][...] = host[name]
+            if k == 0:
+                opts[1].step(there)
+                continue
+            opts[1].advance()
+            if graph is None:
+                stream.begin_capture()
+                opts[1].launch(there)
+                graph = stream.end_capture()
+                others = [cupy.full(n, 7.0, "float32") for n in (40 * 130, 130) for _ in range(9)]
+            graph.launch(stream)
+    stream.synchronize()
+    for given in grads:
+        opts[0].step(given)
+    compare(opts)
+    assert all((x.get() == 7.0).all() for x in others)
+
+
 def test_an_array_that_has_moved_since_the_capture_is_refused(cupy):
     opt = pair(cupy, ao.LAMB(), LITTLE)[1]
     grads = {name: cupy.asarray(g) for name, g in trees(LITTLE, "float32", 1).items()}

@@ -1,0 +1,19 @@
+"""timm's optimizers, where timm is installed."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+
+def timms(module):
+    """A module of timm.optim, imported without the package, which wants torchvision; skips the test without timm."""
+    found = importlib.util.find_spec("timm")
+    if found is None:
+        pytest.skip("timm is not installed")
+    package = types.ModuleType("timm_optim")
+    package.__path__ = [str(Path(found.origin).parent / "optim")]
+    sys.modules["timm_optim"] = package
+    return importlib.import_module(f"timm_optim.{module}")
