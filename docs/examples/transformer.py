@@ -21,7 +21,7 @@ import arrayopt as ao
 
 WIDTH, HEADS, LAYERS, LENGTH = 64, 4, 2, 64
 PIECES = 15360  # of text, in each run of the picture
-COMPARED = [("AdamW", 0.006, 16), ("AdamW", 0.006, 256), ("LAMB", 0.02, 16), ("LAMB", 0.03, 256)]
+COMPARED = [("AdamW", 0.006, 16), ("AdamW", 0.006, 256), ("LAMB", 0.01, 16), ("LAMB", 0.03, 256)]
 """Rules, learning rates and batches of the picture. Each rate is the best of three or four that were tried."""
 
 
