@@ -259,6 +259,7 @@ def test_every_error_of_the_originals_has_an_answer(file):
     assert list(ANSWERS[file]) == list(json.loads((GOLDENS / file).read_text()))
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("file", "key"), KEYS, ids=[f"{file.partition('/')[0]} {key}" for file, key in KEYS])
 def test_what_the_originals_refuse(file, key):
     answer, theirs = ANSWERS[file][key], json.loads((GOLDENS / file).read_text())[key]

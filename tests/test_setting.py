@@ -120,6 +120,7 @@ ANOTHER_STATE = ("amsgrad", "lookahead_steps")
 SETTABLE = [row for row in SETTABLE if row[1] not in ANOTHER_STATE and row[:2] != ("Adafactor", "beta1")]
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("rule", "name", "value"), SETTABLE, ids=[f"{rule} {name}" for rule, name, _ in SETTABLE])
 def test_a_change_between_steps_is_as_if_it_had_been_a_schedule(rule, name, value):
     opt = ao.Optimizer(P.copy(), getattr(ao, rule)(**BASE[rule]))

@@ -157,7 +157,7 @@ def odd(xp, p, g, s, h):
     }
 
 
-@each_engine
+@slow_with_numba
 def test_a_slot_is_written_when_nothing_reads_its_old_value_any_more(engine):
     rule = made(
         odd, lambda xp, p: {"rows": xp.zeros_like(xp.sum(p, axis=-1)), "columns": xp.zeros_like(xp.sum(p, axis=-2))}
