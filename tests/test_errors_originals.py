@@ -29,6 +29,8 @@ from tests.support.originals import (
 )
 from tests.support.refusals import A, B, ones, optimizer
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 INT = "an int is a number"
 ONE_UNKNOWN = "there is no such option"
 LOSS_SCALE = "the scale of a loss is taken off before the rule sees gradients, so no rule has that option"
@@ -259,7 +261,6 @@ def test_every_error_of_the_originals_has_an_answer(file):
     assert list(ANSWERS[file]) == list(json.loads((GOLDENS / file).read_text()))
 
 
-@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("file", "key"), KEYS, ids=[f"{file.partition('/')[0]} {key}" for file, key in KEYS])
 def test_what_the_originals_refuse(file, key):
     answer, theirs = ANSWERS[file][key], json.loads((GOLDENS / file).read_text())[key]

@@ -12,6 +12,8 @@ import torch
 import arrayopt as ao
 from tests.support.optimizing import BASE, CONSTANTS, FIELDS, GRADS, HALF, OTHER, P, by_witness, ones
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 NUMBERS = [(rule, name) for rule, change in FIELDS[:-6] for name, x in change.items() if not isinstance(x, bool)]
 SEQUENCES = {
     "list": list,
@@ -120,7 +122,6 @@ ANOTHER_STATE = ("amsgrad", "lookahead_steps")
 SETTABLE = [row for row in SETTABLE if row[1] not in ANOTHER_STATE and row[:2] != ("Adafactor", "beta1")]
 
 
-@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("rule", "name", "value"), SETTABLE, ids=[f"{rule} {name}" for rule, name, _ in SETTABLE])
 def test_a_change_between_steps_is_as_if_it_had_been_a_schedule(rule, name, value):
     opt = ao.Optimizer(P.copy(), getattr(ao, rule)(**BASE[rule]))

@@ -18,7 +18,7 @@ TINY = Problem("tiny", "tiny shapes", ((7, 5), (5,), (1,)))
 DEEP = Problem("deep", "more axes", ((7, 5), (5,), (4, 3, 2, 2), (2, 3, 4), (1,)))
 FEW = replace(
     QUICK,
-    rules=("LAMB", "CAME"),
+    rules=("LAMB", "AdamW"),
     problems=(TINY,),
     rounds=2,
     seconds=0.0,

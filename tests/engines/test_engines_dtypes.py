@@ -40,7 +40,7 @@ NARROW = ("float16", "bfloat16")
 
 
 def placed(dtypes, *, narrow):
-    """(engine, row, dtype): all rows with NumPy, but in float16 the first alone; of some rules that with Numba."""
+    """(engine, row, dtype): all rows with NumPy, first rows of some rules with Numba; each run has first rows."""
     kinds = [dtype for dtype in dtypes if (dtype in NARROW) == narrow]
     made = [("numpy", row, dtype) for row in ROWS for dtype in kinds]
     made += [("numba", FIRST[name], dtype) for dtype in kinds for name in dtypes[dtype]]
@@ -48,7 +48,7 @@ def placed(dtypes, *, narrow):
     def quick(engine, row, dtype):
         if engine == "numba":
             return ALL[row][0] == dtypes[dtype][0]
-        return dtype != "float16" or row in FIRST.values()
+        return row in FIRST.values()
 
     return marked(made, quick, named)
 
@@ -94,12 +94,11 @@ COMPLEX_CASES = [
     *(("numba", IDS.index(name), "complex64") for name in ("LAMB-0", "LAMB-2", "AdamW-2")),
     ("numba", IDS.index("LAMB-1"), "complex128"),
 ]
-EACH_COMPLEX = ("numpy", "complex64")  # in which each run has all rows
 
 
 @pytest.mark.parametrize(
     ("engine", "row", "dtype"),
-    marked(COMPLEX_CASES, lambda engine, row, dtype: IDS[row] == "LAMB-0" or (engine, dtype) == EACH_COMPLEX, named),
+    marked(COMPLEX_CASES, lambda engine, row, dtype: row in FIRST.values(), named),
 )
 def test_complex(engine, row, dtype):
     opt, history = run(engine, make(*ALL[row]), *problem(shapes_of(WIDE_NAMES), dtype), **options_of(row))

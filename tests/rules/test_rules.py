@@ -262,7 +262,7 @@ def test_rules_that_do_not_say_so_refuse_complex_parameters(backend, dtype):
         ao.Optimizer(params, Signs())
 
 
-@pytest.mark.parametrize("rule_name", CASES)
+@pytest.mark.parametrize("rule_name", marked([(name,) for name in CASES], lambda name: name in ("LAMB", "CAME")))
 def test_a_dask_run_equals_the_witness(rule_name):
     row = FIRST_OF_RULE[rule_name] + 2  # a row with several options
     names = ("scalar", "empty", "blocks.0.bias", "head.0")

@@ -81,6 +81,7 @@ def test_a_new_process_goes_on_bit_for_bit(which, tmp_path):
 DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
 def test_arrays_go_from_library_to_library(source, target, tmp_path):
@@ -184,6 +185,7 @@ def test_what_is_no_plain_value_cannot_be_saved(value, words, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.usefixtures("auto")
 def test_without_parameters(tmp_path):
     opt = ao.Optimizer({"w": np.ones(3)}, ao.LAMB())
     opt.step({"w": np.ones(3)})

@@ -13,6 +13,8 @@ import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support.checkpoints import contents
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 SHAPES = {"w": (4, 3), "b": (3,), "unused": (2,)}
 
 
