@@ -10,11 +10,11 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
 
 test: check docs
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --durations=15
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 
 # Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random examples.
 test-all: check docs
-	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --durations=15 -m ''
+	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --dist worksteal --durations=15 -m ''
 
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench

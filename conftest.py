@@ -1,8 +1,13 @@
-"""Runs the examples in README.md, in docs/ and in docstrings: those of one file, from top to bottom, are one test."""
+"""Runs the examples in README.md, in docs/ and in docstrings: those of one file, from top to bottom, are one test.
+
+As a user has them, Numba runs all that names no engine, and compiles it: `make test-all` has them so, and `make test`
+with NumPy in its place.
+"""
 
 import contextlib
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from sybil import Sybil
@@ -10,6 +15,8 @@ from sybil.document import PythonDocStringDocument
 from sybil.example import SybilFailure
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.parsers.rest import DocTestParser
+
+from arrayopt.engines import table as engines
 
 ROOT = Path(__file__).parent
 PAGES = Sybil(parsers=[PythonCodeBlockParser()], path=str(ROOT), patterns=["README.md", "docs/*.md", "docs/*/*.md"])
@@ -36,28 +43,31 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 class ExampleFile(pytest.File):
-    """A page or a module: one test where it has examples, which build on each other and so are not to be split."""
+    """A page or a module: where it has examples, one test of them all, which build on each other, for each engine."""
 
     def __init__(self, *, sybil, **options):
         super().__init__(**options)
         self.sybil = sybil
 
     def collect(self):
-        examples = list(self.sybil.parse(self.path))
-        if examples:
-            yield Examples.from_parent(self, name="examples", examples=examples)
+        if any(True for _ in self.sybil.parse(self.path)):
+            yield Examples.from_parent(self, name="examples[numpy]", first="numpy")
+            compiled = Examples.from_parent(self, name="examples[numba]", first="numba")
+            compiled.add_marker("slow")
+            yield compiled
 
 
 class Examples(pytest.Item):
     """The examples of one file, run in one namespace and in an empty working directory."""
 
-    def __init__(self, *, examples, **options):
+    def __init__(self, *, first, **options):
         super().__init__(**options)
-        self.examples = examples
+        self.fused = {of: tuple(sorted(found, key=lambda x: x != first)) for of, found in engines.FUSED.items()}
 
     def runtest(self):
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            for example in self.examples:
+        chosen = mock.patch.dict(engines.FUSED, self.fused)
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), chosen:
+            for example in self.parent.sybil.parse(self.path):
                 example.evaluate()
 
     def repr_failure(self, excinfo):

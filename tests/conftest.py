@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import signal
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -33,6 +34,20 @@ def pytest_collection_modifyitems(config, items):
 def cases(request):
     """Each test that was collected: of each of its cases, whether it is slow."""
     return request.config.stash[CASES]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Where SIGINT is ignored, as shells have it for what runs in the background, Python's own handler, as elsewhere.
+
+    Processes that tests start then have it too: they inherit that a signal is ignored, but no handler.
+    """
+    former = signal.getsignal(signal.SIGINT)
+    if former is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if former is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, former)
 
 
 class Backend(SimpleNamespace):

@@ -29,6 +29,8 @@ from tests.support.originals import (
 )
 from tests.support.refusals import A, B, ones, optimizer
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 INT = "an int is a number"
 ONE_UNKNOWN = "there is no such option"
 LOSS_SCALE = "the scale of a loss is taken off before the rule sees gradients, so no rule has that option"

@@ -23,6 +23,8 @@ from tests.support.refusals import (
     raises,
 )
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 NOT_MATCHING = "Optimizer.step: grads do not match params: "
 GRADS = {
     "missing": (lambda g: {"w": g["w"]}, ["missing 'b'"]),

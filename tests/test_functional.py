@@ -17,6 +17,7 @@ import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support import witness
 from tests.support.cases import ALL, CASES, IDS, make
+from tests.support.slow import marked
 from tests.support.tolerances import TOLERANCES
 
 SHAPES = {"w": (3, 4), "b": (4,), "zero": (), "empty": (0, 2)}
@@ -24,20 +25,23 @@ NEAR = TOLERANCES["float64"].relative
 each_rule = pytest.mark.parametrize(("name", "options"), ALL, ids=IDS)
 
 
-def first_quick(rows):
-    """Rows for tests in which JAX compiles each: the first of each rule in each run."""
+def quick_of(rows, names=tuple(CASES)):
+    """Rows for tests in which JAX compiles each: the first of some rules in each run."""
     return pytest.mark.parametrize(
         ("name", "options"),
         [
-            pytest.param(*row, id=IDS[ALL.index(row)], marks=() if row[1] is CASES[row[0]][0] else pytest.mark.slow)
+            pytest.param(
+                *row,
+                id=IDS[ALL.index(row)],
+                marks=() if row[1] is CASES[row[0]][0] and row[0] in names else pytest.mark.slow,
+            )
             for row in rows
         ],
     )
 
 
-one_of_each = pytest.mark.parametrize(
-    ("name", "options"), [(name, rows[0]) for name, rows in CASES.items()], ids=list(CASES)
-)
+FEW = ("LAMB", "SGD")
+few_of_each = quick_of([(name, rows[0]) for name, rows in CASES.items()], FEW)
 
 
 class Layer(NamedTuple):
@@ -212,7 +216,7 @@ def test_groups():
 # ---- JAX: jit and scan ----------------------------------------------------------------------------------------------
 
 
-@first_quick(ALL)
+@quick_of(ALL)
 def test_one_compilation_serves_all_steps(name, options):
     rule, traces = make(name, options), []
 
@@ -274,7 +278,7 @@ def test_a_sequence_that_runs_out_gives_nan_where_nothing_can_be_raised():
         np.testing.assert_array_equal(p, [expected] * 2)
 
 
-@one_of_each
+@few_of_each
 def test_scan_over_steps(name, options):
     rule, params = make(name, options), to_jax(tree())
     stacked = to_jax({k: np.stack([tree(seed)[k] for seed in (1, 2, 3)]) for k in params})
@@ -339,7 +343,7 @@ def difference(f, x, h=1e-6):
     return float((f(x + h) - f(x - h)) / (2 * h))
 
 
-@first_quick(SMOOTH)
+@quick_of(SMOOTH, FEW)
 def test_jax_differentiates_through_steps(name, options):
     rule, p, g = make(name, options), tree(shapes=DERIVED), tree(1, DERIVED)
 
@@ -387,7 +391,7 @@ FIELDS = {
 HYPERS = [(name, field) for name, fields in FIELDS.items() for field in fields]
 
 
-@pytest.mark.parametrize(("name", "field"), HYPERS, ids=[f"{name} {field}" for name, field in HYPERS])
+@pytest.mark.parametrize(("name", "field"), marked(HYPERS, lambda name, field: name in FEW or field == "lr"))
 def test_hypergradients(name, field):
     """The derivative by a hyper-parameter over three unrolled steps: by JAX, by PyTorch, by differences."""
     fixed = {"relative_step": False} if name == "Adafactor" else {}
@@ -427,7 +431,7 @@ def test_hypergradients_of_a_learning_rate_that_trains():
 
 
 @pytest.mark.parametrize("library", ["jax", "torch"])
-@first_quick(ALL)
+@quick_of(ALL, FEW)
 def test_zeros_differentiate_to_finite_values(name, options, library):
     """In float32, whose range ends at 1e-38."""
     rule = make(name, options)
@@ -458,7 +462,7 @@ def test_pytorch_parameters_with_gradients_stay_in_the_graph():
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-@one_of_each
+@few_of_each
 def test_vmap_over_an_ensemble(name, options):
     rule, members = make(name, options), 4
     params, grads = (

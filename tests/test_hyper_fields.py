@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.conftest import CHOICES
+from tests.support.slow import marked
 from tests.support.tolerances import TOLERANCES
 
 # ---- declaring fields -----------------------------------------------------------------------------------------------
@@ -191,8 +193,15 @@ def by_hand(plain, h, grads=GRADS):
     return p
 
 
-@pytest.mark.parametrize(("plain", "rule", "h"), OWN.values(), ids=OWN)
-def test_a_rule_of_ones_own_runs_on_every_library(backend, plain, rule, h):
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    marked(
+        ((place, name) for name in OWN for place in CHOICES), lambda place, name: "numba" not in place or name == "Lion"
+    ),
+    indirect=["backend"],
+)
+def test_a_rule_of_ones_own_runs_on_every_library(backend, name):
+    plain, rule, h = OWN[name]
     opt = ao.Optimizer(backend.array(P.reshape(2, 3), "float64"), rule, stats=True)
     for g in GRADS:
         opt.step(backend.array(g.reshape(2, 3), "float64"))
@@ -202,6 +211,7 @@ def test_a_rule_of_ones_own_runs_on_every_library(backend, plain, rule, h):
     )
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("plain", "rule", "h"), OWN.values(), ids=OWN)
 def test_a_rule_of_ones_own_has_all_that_others_have(plain, rule, h):
     p, state = jnp.asarray(P), rule.init(jnp.asarray(P))

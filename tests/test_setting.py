@@ -12,6 +12,8 @@ import torch
 import arrayopt as ao
 from tests.support.optimizing import BASE, CONSTANTS, FIELDS, GRADS, HALF, OTHER, P, by_witness, ones
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 NUMBERS = [(rule, name) for rule, change in FIELDS[:-6] for name, x in change.items() if not isinstance(x, bool)]
 SEQUENCES = {
     "list": list,

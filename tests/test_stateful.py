@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import arrayopt as ao
 from tests.support.model import Model
+from tests.support.slow import PROFILE
 from tests.test_random import frozen, settled
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (0, 2), "n0": (2, 3), "n1": (4,)}
@@ -21,6 +22,10 @@ RULES = {
     "AdamW": {"lr": 0.01, "lookahead_steps": 2, "clip_value": 1.0},
 }
 """Few structures of rules, for each takes a module with Numba."""
+
+PLACES = [(engine, name) for engine in ("array_api", "numpy", "numba") for name in sorted(RULES)]
+if PROFILE == "quick":
+    PLACES = [(engine, name) for engine, name in PLACES if engine != "numba" or name == "SGD"]
 
 SEEDS = st.integers(0, 99)
 
@@ -33,14 +38,14 @@ class Training(RuleBasedStateMachine):
     """An optimizer, and the model that it has to agree with; what changes something goes on with a step."""
 
     @initialize(
-        engine=st.sampled_from(["array_api", "numpy", "numba"]),
-        name=st.sampled_from(sorted(RULES)),
+        place=st.sampled_from(PLACES),
         accumulate=st.sampled_from([1, 1, 3]),
         scale=st.sampled_from([None, 4.0, ao.LossScale(init=8.0, window=2)]),
         skip=st.booleans(),
         clip=st.sampled_from([None, 0.5]),
     )
-    def make(self, engine, name, accumulate, scale, skip, clip):
+    def make(self, place, accumulate, scale, skip, clip):
+        engine, name = place
         self.folder = tempfile.TemporaryDirectory()
         self.made = {"engine": engine, "accumulate": accumulate, "loss_scale": scale, "skip_nonfinite": skip}
         self.rule, self.added = getattr(ao, name)(**RULES[name]), []

@@ -8,16 +8,18 @@ import pytest
 import arrayopt as ao
 from tests.support.cases import ALL, make
 from tests.support.engine_runs import (
+    ALL_AND_FIRST,
+    FIRST,
     LITTLE,
     REFERENCE,
     SHAPES,
     agree,
-    all_and_first,
     all_rows_of_each_engine,
     contents,
     copied,
     each_engine,
     every_row,
+    named,
     names_for,
     options_of,
     problem,
@@ -27,6 +29,7 @@ from tests.support.engine_runs import (
     same_reports,
     shapes_of,
 )
+from tests.support.slow import marked
 
 # ---- every row and shape --------------------------------------------------------------------------------------------
 
@@ -83,7 +86,7 @@ def test_gradients_that_are_scalars_not_in_order_or_not_aligned(engine):
 
 
 @each_engine
-@pytest.mark.parametrize("absent", [False, True], ids=["all", "some at a time"])
+@pytest.mark.parametrize("absent", marked([(False,), (True,)], bool, {False: "all", True: "some at a time"}.get))
 def test_thousands_of_tiny_tensors(engine, absent):
     rng = np.random.default_rng(1)
     shapes = tuple((f"layers.{i}", tuple(rng.integers(1, 5, rng.integers(0, 4)).tolist())) for i in range(1500))
@@ -98,7 +101,10 @@ def test_thousands_of_tiny_tensors(engine, absent):
 SHARED = (("shared", (601, 1009)), ("b", (40009,)), ("c", (70001,)), *((f"tiny.{i}", (i,)) for i in range(1, 40)))
 
 
-@all_and_first
+@pytest.mark.parametrize(
+    ("engine", "row"),
+    marked(ALL_AND_FIRST, lambda engine, row: row in FIRST.values(), named),
+)
 def test_the_number_of_threads_changes_no_bit(engine, row, monkeypatch):
     rule, (params, grads) = make(*ALL[row]), problem(SHARED, steps=2)
     runs = {}

@@ -8,21 +8,23 @@ import pytest
 import arrayopt as ao
 from tests.support.cases import ALL, IDS, make
 from tests.support.engine_runs import (
+    ALL_AND_FIRST,
     FIRST,
     LITTLE,
     REFERENCE,
     agree,
-    all_and_first,
     contents,
     copied,
     drawn,
     each_engine,
     first_rows,
+    named,
     problem,
     run,
     same,
     shapes_of,
 )
+from tests.support.slow import marked
 
 # ---- layouts in memory ----------------------------------------------------------------------------------------------
 
@@ -211,8 +213,14 @@ def test_awkward_values_pass_through_as_in_the_reference(engine, row, kind, in_p
             assert np.array_equal(np.isinf(a[key]), np.isinf(b[key])), key
 
 
-@all_and_first
-@pytest.mark.parametrize("what", ["parameters", "gradients", "both"])
+@pytest.mark.parametrize(
+    ("engine", "row", "what"),
+    marked(
+        ((*place, what) for place in ALL_AND_FIRST for what in ("parameters", "gradients", "both")),
+        lambda engine, row, what: row in FIRST.values() or what == "both",
+        named,
+    ),
+)
 def test_zero_tensors(engine, row, what):
     params, grads = problem(shapes_of(("scalar", "prime", "matrix", "several chunks")))
     params = {name: p * 0 for name, p in params.items()} if what != "gradients" else params

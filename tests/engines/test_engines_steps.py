@@ -23,6 +23,7 @@ from tests.support.engine_runs import (
     same,
     shapes_of,
 )
+from tests.support.slow import marked
 from tests.support.tracing import made
 
 # ---- steps that leave tensors out, resuming, groups -----------------------------------------------------------------
@@ -300,7 +301,7 @@ def test_an_optimizer_explains_itself(asked, engine, why, monkeypatch):
     assert opt.explain() == EXPLAINED.format(engine=engine, why=why, how=HOW[engine])
 
 
-@each_engine
+@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
 def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     params = {"w": np.ones((3, 4)), "b": np.ones(4), "k": np.ones((2, 2, 2))}
     text = ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()

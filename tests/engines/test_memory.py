@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.support.slow import marked
 
+KERNELS = marked([((1024, 512, 3, 3),), ((2048, 1024, 1, 1),), ((100, 9000, 1, 5),)], lambda shape: shape[-1] == 3)
 SHAPES = {
     "embedding": (1500, 1000),
     "batches": (9, 4, 160, 160),
@@ -70,19 +72,25 @@ def test_clipping_by_the_global_norm_allocates_little(engine):
     assert peak_of_a_step(opt, grads) < 0.05 * total
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+AROUND = {"loss scale": {"loss_scale": ao.LossScale(init=1.0)}, "accumulation": {"accumulate": 2}}
+
+
 @pytest.mark.parametrize(
-    "options", [{"loss_scale": ao.LossScale(init=1.0)}, {"accumulate": 2}], ids=["loss scale", "accumulation"]
+    ("engine", "what"),
+    marked(
+        ((engine, what) for engine in ("numpy", "numba") for what in AROUND),
+        lambda engine, what: (engine, what) != ("numba", "loss scale"),
+    ),
 )
-def test_mixed_precision_with_all_around_it_allocates_little(engine, options, monkeypatch):
+def test_mixed_precision_with_all_around_it_allocates_little(engine, what, monkeypatch):
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "1")
     rule = ao.LAMB(ema_decay=0.9, lookahead_steps=2, clip_tensor_norm=1.0, clip_value=1.0, state_dtype="float16")
-    opt, grads, total = made(engine, rule, "float16", **options)
+    opt, grads, total = made(engine, rule, "float16", **AROUND[what])
     assert peak_of_a_step(opt, grads) < 0.1 * total
 
 
 @pytest.mark.parametrize("engine", ["numpy", "numba"])
-@pytest.mark.parametrize("shape", [(1024, 512, 3, 3), (2048, 1024, 1, 1), (100, 9000, 1, 5)])
+@pytest.mark.parametrize("shape", KERNELS)
 def test_small_kernels_allocate_little(engine, shape, monkeypatch):
     """Their rows and columns are as many as their elements, or nearly; what is kept of them is state alone.
 

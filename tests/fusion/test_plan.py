@@ -308,13 +308,21 @@ def complex_values_of_rows(xp, p, g, s, h):
     return p - h.lr * (g * turned + row * column) + xp.mean(xp.sum(p, axis=-1)), {}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+COMPLEX_VALUES = {
+    "of a tensor": (projected, ((3, 4), (20011,), (7,), ())),
+    "of rows and columns": (complex_values_of_rows, ((3, 4), (300, 257))),
+}
+
+
 @pytest.mark.parametrize(
-    ("update", "shapes"),
-    [(projected, ((3, 4), (20011,), (7,), ())), (complex_values_of_rows, ((3, 4), (300, 257)))],
-    ids=["of a tensor", "of rows and columns"],
+    ("engine", "name"),
+    marked(
+        ((engine, name) for engine in ("numpy", "numba") for name in COMPLEX_VALUES),
+        lambda engine, name: engine == "numpy" or name == "of a tensor",
+    ),
 )
-def test_complex_values_over_fewer_axes(update, shapes, engine):
+def test_complex_values_over_fewer_axes(name, engine):
+    update, shapes = COMPLEX_VALUES[name]
     rule = made(update, complex_ok=True)()
     check(plan_for(rule, 2, "complex64"))
     agree(rule, shapes, engine, "complex64", steps=2, relative=1e-5)

@@ -198,7 +198,6 @@ def held(engine, attach, *, fails):
 @pytest.mark.parametrize("attach", [lambda opt: None, ao.Monitor], ids=["alone", "watched"])
 def test_who_is_let_go_is_free_at_once(engine, attach, fails):
     """Without the garbage collector, which may come late, while a device's memory is full."""
-    gc.collect()
     gc.disable()
     try:
         assert [x() for x in held(engine, attach, fails=fails)] == [None] * (1 + (attach is ao.Monitor))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from tests.conftest import BACKENDS
-from tests.support.cases import ALL, CASES, ENGINES, IDS, PLACES, REFERENCE, make
-from tests.support.slow import PROFILE
+from tests.support.cases import ALL, CASES, ENGINES, IDS, PLACES, REFERENCE, each_run, make
+from tests.support.slow import PROFILE, marked
 from tests.support.tolerances import TOLERANCES
 
 # The same examples in each run, more in `make test-all`; HYPOTHESIS_PROFILE=search looks for new ones.
@@ -25,7 +25,14 @@ settings.register_profile("search", deadline=None, database=None, max_examples=2
 settings.load_profile(PROFILE)
 
 ROWS = range(len(ALL))
-every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
+
+
+def quick_of(rows):
+    """Rows, of which each run has the first three of each rule."""
+    return marked(((row,) for row in rows), lambda row: int(IDS[row][-1]) < 3, lambda row: IDS[row])
+
+
+every_row = pytest.mark.parametrize("row", quick_of(ROWS))
 every_place = pytest.mark.parametrize(("engine", "library"), PLACES)
 every_engine = pytest.mark.parametrize("engine", [name for name, libraries in ENGINES.items() if "numpy" in libraries])
 SHAPES = [(), (1,), (5,), (3, 2), (1, 1), (5, 1), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0)]
@@ -269,9 +276,7 @@ def test_the_functional_form_equals_the_optimizer(engine, row, problem, data):
 
 # ---- hyper-parameters -----------------------------------------------------------------------------------------------
 
-with_lr = pytest.mark.parametrize(
-    "row", [row for row in ROWS if make(*ALL[row]).lr is not None], ids=lambda row: IDS[row]
-)
+with_lr = pytest.mark.parametrize("row", quick_of(row for row in ROWS if make(*ALL[row]).lr is not None))
 
 
 @with_lr
@@ -421,19 +426,25 @@ def test_zeros_train_on_or_stand_still_whatever_is_switched(engine, name):
             assert all(np.all(p == 1) for p in resting.params.values()), rule
 
 
+def each_of(rows):
+    """Rows on each engine and library, of which each run has some."""
+    cases = ((*place, row) for place in PLACES for row in rows)
+    name = lambda x: IDS[x] if isinstance(x, int) else x  # noqa: E731
+    quick = marked(cases, lambda engine, library, row: each_run(library, row, "float32"), name)
+    return pytest.mark.parametrize(("engine", "library", "row"), quick)
+
+
 # clip_value limits an infinity as it does any magnitude, before the rule sees it: that is what it is for
 SHOWS = [row for row in ROWS if not (ALL[row][0] != "LANS" and "clip_value" in ALL[row][1])]
 
 
-@every_row
-@every_place
+@each_of(ROWS)
 @pytest.mark.parametrize("shape", [(5,), (3, 2)])
 def test_nan_reaches_the_parameter(engine, library, row, shape):
     reaches(engine, BACKENDS[library], row, shape, np.nan)
 
 
-@pytest.mark.parametrize("row", SHOWS, ids=[IDS[row] for row in SHOWS])
-@every_place
+@each_of(SHOWS)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf])
 def test_infinity_reaches_the_parameter(engine, library, row, bad):
     reaches(engine, BACKENDS[library], row, (3, 2), bad)

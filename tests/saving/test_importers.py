@@ -9,6 +9,8 @@ from tests.conftest import BACKENDS
 from tests.support.checkpoints import contents
 from tests.support.timms import timms
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 SHAPES = {"w": (4, 3), "b": (3,), "unused": (2,)}
 
 

@@ -12,6 +12,8 @@ import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support.optimizing import GRADS, P, more, ones, values
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 
 def trained(array=np.asarray, dtype="float64", steps=2, rule=None, groups=None, **options):
     """An optimizer over two tensors that has made some steps, the second tensor one fewer."""

@@ -83,6 +83,7 @@ def test_clip_norm_hides_no_nan_or_infinity(backend, bad):
     assert second[0] == (0 if math.isnan(bad) else 1), "a norm that is NaN clips nothing; one that is infinite, all"
 
 
+@pytest.mark.usefixtures("auto")
 def test_clip_norm_takes_the_norm_over_libraries_and_dtypes_together():
     arrays = [
         np.zeros(1),
@@ -103,6 +104,7 @@ def test_clip_norm_takes_the_norm_over_libraries_and_dtypes_together():
     assert float(opt.stats.global_norm) == pytest.approx(math.sqrt(28), rel=1e-6)
 
 
+@pytest.mark.usefixtures("auto")
 def test_clip_norm_of_complex_gradients_is_that_of_their_magnitudes():
     opt = ao.Optimizer(np.zeros(2, "complex128"), ao.AdamW(), clip_norm=1.0, stats=True)
     opt.step(np.asarray([3.0, 4.0j]))

@@ -263,8 +263,13 @@ def test_the_norm_is_over_all_buckets(engine):
 # ---- accumulation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    marked(
+        ((engine, dtype) for engine in ENGINES for dtype in ("float16", "float32", "float64")),
+        lambda engine, dtype: engine != "numba" or dtype == "float32",
+    ),
+)
 def test_micro_steps_are_one_step_by_their_mean(engine, dtype):
     micro, whole = made(engine, dtype, accumulate=4, clip_norm=1.5), made(engine, dtype, clip_norm=1.5)
     for _ in range(2):

@@ -11,6 +11,8 @@ import torch
 import arrayopt as ao
 from tests.support.optimizing import BASE, GRADS, HALF, P, drawn, norm, ones
 
+pytestmark = pytest.mark.usefixtures("auto")
+
 
 def test_hooks_before_and_after_a_step():
     calls = []

@@ -13,12 +13,14 @@ import arrayopt as ao
 from arrayopt.engines import fused
 
 SHAPES = {"w": (40, 30), "b": (30,), "h": (7,)}
+DTYPES = {"w": "f4", "b": "f8", "h": "f2"}
 
 
 def made(engine):
     """An optimizer of several batches, and gradients."""
-    params = {name: np.ones(shape, "f2" if name == "h" else "f4") for name, shape in SHAPES.items()}
-    opt = ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine, loss_scale=ao.LossScale(init=4.0, window=1))
+    params = {name: np.ones(shape, DTYPES[name]) for name, shape in SHAPES.items()}
+    rule = ao.CAME(lr=0.1) if engine == "numpy" else ao.AdamW(lr=0.1)
+    opt = ao.Optimizer(params, rule, engine=engine, loss_scale=ao.LossScale(init=4.0, window=1))
     return opt, {name: np.full_like(p, 2.0) for name, p in params.items()}
 
 

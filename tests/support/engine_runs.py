@@ -16,6 +16,7 @@ ROWS = list(range(len(ALL)))
 FIRST = {name: IDS.index(f"{name}-0") for name in CASES}
 WITH_REPORTS = {IDS.index(f"{name}-1") for name in CASES}  # these rows also clip gradients and collect reports
 FACTORED = ("CAME", "Adafactor")
+PLAIN = {name: row for name, row in FIRST.items() if name not in FACTORED}  # one module with Numba for all ranks
 COMPLEX = tuple(CASES)
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")  # averages of squares
 
@@ -55,15 +56,11 @@ all_rows_of_each_engine = pytest.mark.parametrize(
     ("engine", "row"),
     marked(
         ((engine, row) for engine in FUSED for row in ROWS),
-        lambda engine, row: engine == "numpy" or row in FIRST.values() or row == IDS.index("LAMB-1"),
+        lambda engine, row: engine == "numpy" or (row in PLAIN.values() or row == IDS.index("LAMB-1")),
         named,
     ),
 )
-all_and_first = pytest.mark.parametrize(
-    ("engine", "row"),
-    [*(("numpy", row) for row in ROWS), *(("numba", row) for row in FIRST.values())],
-    ids=named,
-)
+ALL_AND_FIRST = [*(("numpy", row) for row in ROWS), *(("numba", row) for row in FIRST.values())]
 first_rows = pytest.mark.parametrize("row", FIRST.values(), ids=FIRST)
 
 

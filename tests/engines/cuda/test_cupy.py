@@ -90,7 +90,7 @@ DTYPES = ("float64", "float16", "bfloat16", "complex64", "complex128")
     ("row", "dtype"),
     marked(
         ((row, dtype) for row in FIRST for dtype in DTYPES),
-        lambda row, dtype: row == "LAMB-0" or (row, dtype) == ("CAME-0", "bfloat16"),
+        lambda row, dtype: row == "LAMB-0",
     ),
 )
 def test_every_dtype(cupy, row, dtype, unchecked):
@@ -104,7 +104,7 @@ def test_every_dtype(cupy, row, dtype, unchecked):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("row", marked(((row,) for row in FIRST), lambda row: row in ("LAMB-0", "CAME-0")))
+@pytest.mark.parametrize("row", marked(((row,) for row in FIRST), lambda row: row == "CAME-0"))
 def test_no_races_and_no_access_out_of_bounds(cupy, row, seed):
     name, options = ROWS[row]
     with standin.checking(random=True, seed=seed, workers=3):
@@ -187,7 +187,7 @@ def bits(opt):
 SEVERAL = [(ao.LAMB(),), (ao.LANS(),), (ao.CAME(lr=0.01),), (ao.AdamW(),)]
 
 
-@pytest.mark.parametrize("rule", marked(SEVERAL, lambda r: type(r) in (ao.LAMB, ao.CAME), lambda r: type(r).__name__))
+@pytest.mark.parametrize("rule", marked(SEVERAL, lambda r: type(r) is ao.LAMB, lambda r: type(r).__name__))
 def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monkeypatch):
     from arrayopt.engines.cuda import engine
 

@@ -11,6 +11,7 @@ import torch
 import arrayopt as ao
 from tests.cudacpu import KernelError, standin
 from tests.support.cases import ALL, IDS, make
+from tests.support.slow import marked
 
 CODE = r"""
 struct Pair { float scale; long long count; };
@@ -73,9 +74,15 @@ def test_array_api_compat_takes_it_for_cupy(cupy):
     assert xp.sum(x).shape == ()
 
 
-@pytest.mark.parametrize("case", ALL, ids=IDS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_reference_engine_runs_on_it(cupy, case, dtype):
+@pytest.mark.parametrize(
+    ("row", "dtype"),
+    marked(
+        ((row, dtype) for row in IDS for dtype in ("float32", "float16", "bfloat16")),
+        lambda row, dtype: row.endswith("-0"),
+    ),
+)
+def test_the_reference_engine_runs_on_it(cupy, row, dtype):
+    case = ALL[IDS.index(row)]
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     shapes = {"w": (4, 3), "b": (3,), "t": (2, 2, 2)}
     values = {k: np.linspace(-1, 1, int(np.prod(shape))).reshape(shape).astype(kind) for k, shape in shapes.items()}

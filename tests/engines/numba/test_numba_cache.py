@@ -13,6 +13,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines.numba.kept import cache_folder
+from tests.support.slow import marked
 
 ROOT = Path(ao.__file__).parents[1]
 
@@ -136,10 +137,10 @@ os.environ.pop("HOME", None)
 """
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["no folder", "own folder"])
+@pytest.mark.parametrize("given", marked([("no folder",), ("own folder",)], lambda given: given == "no folder"))
 def test_a_user_without_a_home(given, tmp_path):
     """As in a container that runs under any user id."""
-    steps(tmp_path if given else None, before=NO_HOME, XDG_CACHE_HOME=None)
+    steps(tmp_path if given == "own folder" else None, before=NO_HOME, XDG_CACHE_HOME=None)
 
 
 def test_compiled_code_that_was_damaged_is_compiled_again(kept):
@@ -188,8 +189,10 @@ print("done")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("threads", "engine"),
+    marked([(1, "numpy"), (1, "numba"), (3, "numpy"), (3, "numba")], lambda threads, engine: threads == 3),
+)
 def test_a_fork_after_a_step(engine, threads):
     code = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n" + FORK.format(engine=engine)
     assert ended(start(code, ARRAYOPT_NUM_THREADS=threads)) == "done\n"
