@@ -230,7 +230,7 @@ def lars(h, shape, p, g, s, t):
     if h.adapt and p_norm != 0 and g_norm != 0:
         trust = h.trust_coefficient * p_norm / (g_norm + decay + h.eps)
     if h.adapt and h.trust_clip:
-        trust = min(trust / h.lr, 1.0)
+        trust = min(trust / h.lr, 1.0) if h.lr else 1.0
     if h.clip_after_ratio:
         g = clip(g, h.clip_value)
         g_decayed = [g[i] + h.weight_decay * p[i] for i in n]
