@@ -337,7 +337,9 @@ class Optimizer(Saved):
                 self._parameters.take_up()
             self._team.agree("Optimizer.averaged")
             now = [
-                (x.array, self._team.collect(x, "ema") if "ema" in x.slots else x.array) for x in self._parameters.all
+                (x.array, self._team.collect(x, name) if name in x.slots or x.block is not None else x.array)
+                for x in self._parameters.all
+                for name in ("ema" if "ema" in x.slots else "p",)
             ]
         return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
 

@@ -133,7 +133,7 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], ru
         The numbers of those tensors, where they have some; else they begin anew.
     """
     made = bucket.companions.get(type(rule))
-    if made is None:
+    if made is None or (run is not None and made.run is not run):  # as after a load
         mine = [tensor_of(tensor) for tensor in bucket.tensors]
         if run is None:
             run = Run(len(mine))

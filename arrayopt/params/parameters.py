@@ -214,7 +214,8 @@ class Parameters:
         found = leaves(self._template, own)
         pairs = flatten(own) if found is None else zip(self._names, found, strict=True)
         named = [(name, leaf) for name, leaf in pairs if leaf is not None]
-        rules = None if self._begun else {x.name: group.rule for group in self.groups for x in group.tensors}
+        fixed = self._begun or any(x.share is not None for x in self.all)  # which tensors were divided by
+        rules = None if fixed else {x.name: group.rule for group in self.groups for x in group.tensors}
         if exchange(who, self.all, self._looks, named, rules):
             self.kinds += 1
         alike = type(tree) is type(self._tree) and template(tree) == self._template

@@ -78,7 +78,7 @@ class Alone:
         return tensor.slots[slot]
 
     def renew(self) -> None:
-        """Forget messages that were on their way when ranks were torn apart."""
+        """Forget messages that were on their way when ranks were torn apart: not all of them need know of it."""
 
     def mend(self) -> None:
         """Go on after ranks were torn apart, for all of them have loaded the same state."""

@@ -60,7 +60,7 @@ class Comm(ABC):
         """This rank will not go on: have the others fail soon rather than wait for it, where the library can."""
 
     def renew(self) -> None:  # noqa: B027
-        """Forget messages that are on their way; all ranks call it."""
+        """Forget messages that are on their way; all ranks call it, whether their own calls have failed or not."""
 
     def words(self, mine: bytes) -> list[bytes]:
         """Give all ranks some bytes, of any number; what each of them gave."""

@@ -32,12 +32,17 @@ class MPIComm(Comm):
         from mpi4py import MPI
 
         self._mpi, self._given = MPI, comm
-        self._comm = comm.Dup()
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
+        self._left: list[Any] = []  # messages that nobody waits for any more: MPI may still write what they hold
+        self._comm: Any = None
+        self.renew()
 
     def renew(self) -> None:
-        self._comm, request = self._given.Idup()
+        old = self._comm
+        self._comm, request = self._given.Idup()  # Dup would wait without a limit
         self._wait([request])
+        if old is not None:
+            old.Free()
 
     def _wait(self, requests: list[Any]) -> None:
         """Wait for messages, up to the time limit."""
@@ -46,6 +51,7 @@ class MPIComm(Comm):
             while not self._mpi.Request.Testall(requests):
                 passed = time.monotonic() - began
                 if passed > self.timeout:
+                    self._left += requests
                     raise RankError(f"another rank did not answer within {self.timeout:g} s")
                 time.sleep(0.0 if passed < SPIN else 1e-4)
         except self._mpi.Exception as error:

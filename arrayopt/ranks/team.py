@@ -42,6 +42,7 @@ class Team(Alone):
         self._sums = Sums(self._comm, mean=ranks.grads == "mean")
         self.sums = ranks.grads != "reduced"
         self._told: BaseException | None = None  # an error that all ranks know of
+        self._inside = 0  # sections of `warned`, one in the other
 
     # ---- agreement --------------------------------------------------------------------------------------------------
 
@@ -51,11 +52,13 @@ class Team(Alone):
         words = {} if error is not None else said()
         digest = blake2b(_plain((what, words)).encode(), digest_size=14).digest()
         vote = np.frombuffer(bytes([error is not None, wish]) + digest, np.uint8)
-        votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
+        with self._answered(what):
+            votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
         if not votes[:, 0].any() and (votes[:, 2:] == votes[0, 2:]).all():
             return bool(votes[:, 1].any())
         mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": _texts(words)}
-        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        with self._answered(what):
+            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
         if error is not None:
             self._told = error
             raise error
@@ -67,17 +70,35 @@ class Team(Alone):
             self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
         raise self._told
 
-    def warn(self, what: str, error: BaseException) -> None:
-        if error is not self._told and not isinstance(error, RankError):
-            self.agree(what, dict, error)
-
     @contextmanager
-    def warned(self, what: str) -> Iterator[None]:
+    def _answered(self, what: str) -> Iterator[None]:
+        """A section of messages: what a rank leaves unread there, it would take for the answer to its next question."""
         try:
             yield
         except BaseException as error:
+            self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
+            self._comm.give_up()
+            raise
+
+    def warn(self, what: str, error: BaseException) -> None:
+        try:
+            if error is not self._told and not isinstance(error, RankError):
+                self.agree(what, dict, error)
+        finally:
+            if not self._inside:
+                self._told = None  # the same object may be raised once more
+
+    @contextmanager
+    def warned(self, what: str) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        except BaseException as error:
+            self._inside -= 1
             self.warn(what, error)
             raise
+        else:
+            self._inside -= 1
 
     @contextmanager
     def unbroken(self, what: str) -> Iterator[None]:
@@ -90,8 +111,7 @@ class Team(Alone):
             raise
 
     def renew(self) -> None:
-        if self.torn is not None:
-            self._comm.renew()
+        self._comm.renew()
 
     def mend(self) -> None:
         self.torn = None
@@ -103,7 +123,8 @@ class Team(Alone):
         mine = [(x.name, x.block.offset, x.shape, tuple(x.array.shape)) for x in tensors if x.block is not None]
         with self.warned("Optimizer"):
             check_parts(groups, self._engine)
-        self.agree("Optimizer", lambda: {"the list of parts": [(name, shape) for name, _, shape, _ in mine]})
+        settings = {"`grads`": self._ranks.grads, "`gather`": self._ranks.gather}
+        self.agree("Optimizer", lambda: {"the list of parts": [(name, shape) for name, _, shape, _ in mine]} | settings)
         if mine:
             every = [
                 json.loads(x) for x in self._comm.words(json.dumps([(at, here) for _, at, _, here in mine]).encode())
@@ -165,7 +186,8 @@ class Team(Alone):
     # ---- slots ------------------------------------------------------------------------------------------------------
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
-        return collect(self._comm, tensor, slot, root)
+        with self._answered(f"the collection of {slot!r} of {tensor.name!r}"):
+            return collect(self._comm, tensor, slot, root)
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         kinds = [x.kind for x in tensors]
@@ -198,7 +220,8 @@ def _differences(every: Sequence[dict[str, Any]]) -> list[str]:
     """What ranks say that is not what rank 0 says."""
     if any(x["what"] != every[0]["what"] for x in every):
         return [f"rank {r} is in {x['what']}" for r, x in enumerate(every)]
-    if [*every[0]["words"]] != [*every[-1]["words"]] and sorted(every[0]["words"]) == sorted(every[-1]["words"]):
+    orders = [[*x["words"]] for x in every]
+    if any(x != orders[0] for x in orders) and all(sorted(x) == sorted(orders[0]) for x in orders):
         return ["the order of the parameters is not the same"]
     found = []
     for name in dict.fromkeys(name for x in every for name in x["words"]):

@@ -18,7 +18,8 @@ class _Meeting:
     """Where threads put down what others take."""
 
     def __init__(self, size: int) -> None:
-        self.barrier, self.lock = threading.Barrier(size), threading.Lock()
+        self.barrier = threading.Barrier(size)
+        self.again = threading.Barrier(size, action=self.barrier.reset)  # nobody is at the other one, or will abort it
         self.box: list[Any] = [None] * size
 
 
@@ -71,9 +72,11 @@ class ThreadComm(Comm):
         self._meet()
 
     def renew(self) -> None:
-        with self._meeting.lock:
-            if self._meeting.barrier.broken:
-                self._meeting.barrier.reset()
+        try:
+            self._meeting.again.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            self._meeting.again.reset()
+            raise RankError(f"another rank did not come within {self.timeout:g} s") from None
 
     def give_up(self) -> None:
         self._meeting.barrier.abort()

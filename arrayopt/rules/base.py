@@ -206,9 +206,14 @@ class Rule(ABC):
         return given, [(name, f"{type(self).__name__}: `{name}`", intervals[name]) for name in scheduled]
 
     @cached_property
+    def switches(self) -> tuple[tuple[str, Any], ...]:
+        """The names and values of the fields that are no numbers."""
+        return tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if is_flag(f))
+
+    @cached_property
     def structure(self) -> tuple[Any, ...]:
         """What shapes the computation and the state: the class, the switches, and which numbers are off."""
-        switches = tuple(getattr(self, f.name) for f in dataclasses.fields(self) if is_flag(f))
+        switches = tuple(value for _, value in self.switches)
         off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 

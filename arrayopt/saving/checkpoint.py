@@ -175,8 +175,8 @@ def _bytes(x: Array) -> memoryview:
 
 def load(
     path: str | os.PathLike[str], live: dict[str, Any], params: dict[str, Any]
-) -> tuple[str, dict[str, Any], dict[str, Array], list[str]]:
-    """Read a file: what errors begin with, the state dict, the parameters, and what is known not to fit.
+) -> tuple[str, dict[str, Any], dict[str, Array], list[str], str]:
+    """Read a file: what errors begin with, the state dict, the parameters, what is known not to fit, and a checksum.
 
     Parameters
     ----------
@@ -208,8 +208,8 @@ def load(
 
 def _read(
     file: Any, live: dict[str, Any], live_params: dict[str, Array]
-) -> tuple[dict[str, Any], dict[str, Array], list[str]]:
-    """The state dict and the parameters of a file, and what is known not to fit."""
+) -> tuple[dict[str, Any], dict[str, Array], list[str], str]:
+    """The state dict and the parameters of a file, what is known not to fit, and the checksum of all checksums."""
     metadata = file.metadata() or {}
     text = metadata.get("arrayopt")
     if text is None:
@@ -233,7 +233,7 @@ def _read(
         now = shown(mine.mine if isinstance(mine, Scattered) else mine)
         if was != now:
             wrong.append(f"parameter {name!r} is {was}, expected {now}")
-    return state, params, wrong
+    return state, params, wrong, metadata["blake2b"]
 
 
 class _Decoder:

@@ -51,12 +51,12 @@ class Saved:
         """
         with self._guard("Optimizer.state_dict"):
             return self._together(
-                "Optimizer.state_dict", lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)))
+                "Optimizer.state_dict", lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of)
             )
 
-    def _dump(self, slots: Callable[[Tensor, str], Any]) -> dict[str, Any]:
+    def _dump(self, slots: Callable[[Tensor, str], Any], sums: Callable[[Any], Any] = lambda x: x) -> dict[str, Any]:
         """What there is to save; see `arrayopt.saving.state_dict.dump`."""
-        return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, slots)
+        return dump(self._run, self.clip_norm, self._rule, self._parameters.groups, self._step, slots, sums)
 
     def _params(self) -> dict[str, Any]:
         """The parameters by name, or what stands for them where ranks have parts of them."""
@@ -79,12 +79,21 @@ class Saved:
                 " the last one, when the step is made"
             )
 
+    def _no_sums(self, saved: dict[str, Any], what: str) -> None:
+        """Raise where a state has sums of gradients, which each rank would take for its own."""
+        if self._team.sums and saved["extra"]["micro_steps"]:
+            raise ValueError(
+                f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, and here each rank adds up gradients"
+                " of its own; save after the last one, when the step is made"
+            )
+
     def _restore(self, saved: dict[str, Any], what: str = "Optimizer.load_state_dict", **options: Any) -> None:
         """Go on from what `_dump` returned; see `arrayopt.saving.state_dict.load`."""
         with self._team.warned(what):
             self._parameters.take_up()
             put = load(saved, self._run, self._rule, self._parameters.groups, self._step, who=what, **options)
-        self._team.agree(what)
+            self._no_sums(saved, what)
+        self._team.agree(what, lambda: {"the state": {k: x for k, x in saved.items() if k != "tensors"}})
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.begin()
@@ -190,12 +199,21 @@ class Saved:
                     self._parameters.groups,
                     self._parameters.all,
                 )
-                who, state, params, wrong = checkpoint.load(path, live, self._params())
+                who, state, params, wrong, checksum = checkpoint.load(path, live, self._params())
                 try:
                     put = load(state, self._run, self._rule, groups, self._step, who=who, wrong=wrong, copies=False)
                 except TypeError as error:
                     raise ValueError(str(error)) from error
-            self._team.agree("Optimizer.load", lambda: {"the file": {k: x for k, x in state.items() if k != "tensors"}})
+                self._no_sums(state, who)
+                if self._team.torn is not None and not params:
+                    raise ValueError(f"{who}: holds no parameters, and those of the ranks may differ: {self._team.torn}")
+            self._team.agree(
+                "Optimizer.load",
+                lambda: {
+                    "the file": {k: x for k, x in state.items() if k != "tensors"},
+                    "the checksum of the file": checksum,
+                },
+            )
             with uninterrupted():  # all of it, or nothing
                 self.clip_norm, self._rule = put()
                 self._parameters.begin()

@@ -33,13 +33,19 @@ ACCUMULATED = "accumulated"
 
 
 def dump(
-    run: Run, clip_norm: Any, rule: Rule, groups: list[Group], step: Step, slot_of: Callable[[Tensor, str], Any]
+    run: Run,
+    clip_norm: Any,
+    rule: Rule,
+    groups: list[Group],
+    step: Step,
+    slot_of: Callable[[Tensor, str], Any],
+    sum_of: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """See `Optimizer.state_dict`; `slot_of` gives what stands there for a tensor's slot of some name.
+    """See `Optimizer.state_dict`; `slot_of` gives what stands there for a tensor's slot, `sum_of` for a sum.
 
     A checkpoint holds whatever this returns: dicts, lists, numbers, strings, None, schedules and arrays.
     """
-    sums = step.accumulator.sums()
+    sums = {name: sum_of(x) for name, x in step.accumulator.sums().items()}
     return {
         "format": FORMAT,
         "step": run.steps,

@@ -185,7 +185,7 @@ class Tensor:
     def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
         """Go on from another array as the parameter, or from the same one, which may be elsewhere; and from new slots.
 
-        A master that is no longer what the parameter is rounded from begins anew as its values.
+        What of a master is no longer what the parameter is rounded from begins anew as its values.
         """
         xp, new = array_namespace(array), array is not self.array
         self.array, self.slots = array, self.slots if slots is None else slots
@@ -193,8 +193,11 @@ class Tensor:
         if slots is None and "master" in self.slots:
             p, master = self.own("master", detached(array)), self.slots["master"]
             with on_its_device(array):
-                if new or bool(xp.any(xp.astype(master, p.dtype) != p)):
+                other = xp.astype(master, p.dtype) != p
+                if new:
                     self.put("master", xp.astype(p, master.dtype))
+                elif bool(xp.any(other)):  # each element by itself, for ranks see their own alone
+                    self.put("master", xp.where(other, xp.astype(p, master.dtype), master))
 
     def put(self, slot: str | None, value: Array) -> None:
         """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""

@@ -131,6 +131,15 @@ class Step:
         reports, norm
             What is reported, by tensor name, and the joint norm of all gradients; None for a micro-step.
         """
+        if self._team.size == 1:
+            return self._make(coming, begun, stats=stats, counted=counted)
+        with uninterrupted():  # once a rank has voted, the others take it to make the step
+            return self._make(coming, begun, stats=stats, counted=counted)
+
+    def _make(
+        self, coming: Coming, begun: Begun, *, stats: bool, counted: bool
+    ) -> tuple[dict[str, Report], Any] | None:
+        """See `make`."""
         team, accumulator, known = self._team, self.accumulator, coming.known
         wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
         with team.unbroken("a step"):
@@ -172,7 +181,7 @@ class Step:
             **{
                 f"`{name}` of group {group.label!r}": value
                 for group in self._parameters.groups
-                for name, value in group.rule.at(coming.step).items()
+                for name, value in [*group.rule.at(coming.step).items(), *group.rule.switches]
             },
         }
 

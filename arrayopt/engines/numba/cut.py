@@ -30,6 +30,14 @@ def number_units(geo: Ints, tensors: Sequence[Tensor]) -> None:
             geo[row, [SIZE, TILES, UNITS]] = tensor.share.last, *[-(-tensor.share.ends[-1] // CHUNK)] * 2
 
 
+def _unlike(tensor: Tensor) -> ValueError:
+    """What to raise where the fields of a rule have become others than those that a tensor was cut for."""
+    return ValueError(
+        f"Optimizer: ranks share {tensor.name!r}, and it was cut for sums over other axes than its rule has now, as after"
+        " `grad_centralization` or `clip_unit_ratio` was switched on; set the field back, or make a new Optimizer with it"
+    )
+
+
 class Cut:
     """What a table of such tensors has beside others.
 
@@ -57,16 +65,24 @@ class Cut:
     def _units(self, row: int) -> list[int]:
         """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
         share = self.shares[row]
+        axes = {name: x == self.of.plan.element for name, x in self.of.plan.slots.items()}
+        if any(name in share.undivided for name in axes if axes[name]) or self.of.split is not None:
+            raise _unlike(self.of.tensors[row])
         if isinstance(share, Shards):
+            if self.of.plan.element != "C":
+                raise _unlike(self.of.tensors[row])
             return [-(-end // CHUNK) for end in share.ends]
         units, elements = boundaries(self.of.geo[row], self.of.plan.element)
-        return [int(units[i]) for i in np.searchsorted(elements, share.ends)]
+        at = np.searchsorted(elements, share.ends)
+        if (elements[at] != share.ends).any():
+            raise _unlike(self.of.tensors[row])
+        return [int(units[i]) for i in at]
 
     # ---- addresses --------------------------------------------------------------------------------------------------
 
     def shift(self) -> None:
         """Put the addresses of this rank's parts of slots back."""
-        self.of.staged = [(row, name) for row, name in self.of.staged if name == "p"]
+        self.of.staged = [(i, name) for i, name in self.of.staged if name == "p" or name in self.shares[i].undivided]
         for row in range(len(self.shares)):
             for name in self.of.plan.touched:
                 x = memory(self.of.stored(row, name))
