@@ -46,7 +46,7 @@ def test_a_field_that_is_switched_on_cannot_move_the_cuts(field, value):
         opt = train(parameters(shapes), ao.LAMB(lr=0.1), [gradients(0, shapes)], comm, engine="numba")
         before = contents(opt)
         setattr(opt, field, value)
-        with pytest.raises((ValueError, ao.RankError), match="was cut for sums over other axes"):
+        with pytest.raises((ValueError, ao.RankError), match="was cut for other sums"):
             opt.step(gradients(1, shapes))
         setattr(opt, field, not value if value is True else None)
         found = differing(before, contents(opt))
@@ -71,7 +71,7 @@ def test_a_field_that_is_switched_on_over_parts():
         part = ao.Part(np.ones((4, 2)), (0, 2 * comm.rank), (4, 4))
         opt = ao.Optimizer({"a": part}, ao.SGD(lr=1.0), comm=comm)
         opt.grad_centralization = True
-        with pytest.raises((ValueError, ao.RankError), match="was cut for sums over other axes"):
+        with pytest.raises((ValueError, ao.RankError), match="was cut for other sums"):
             opt.step({"a": np.ones((4, 2))})
 
     ao.ranks.run(2, rank)
