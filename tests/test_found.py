@@ -92,3 +92,32 @@ def test_the_step_count_is_a_whole_number(value):
     assert opt.step_count == 0
     opt.step_count = 7
     assert opt.step_count == 7
+
+
+@every_engine
+@pytest.mark.parametrize("done", [0, 1])
+def test_sums_that_were_begun_give_way_to_those_that_are_loaded(engine, done):
+    """A snapshot of before, loaded in the middle of a step: what was added since is gone, and sums are those saved."""
+    opt, straight = (ao.Optimizer({"w": np.zeros(2)}, ao.SGD(lr=1.0), engine=engine, accumulate=3) for _ in range(2))
+    grads = [{"w": np.full(2, value)} for value in (3.0, 6.0, 12.0)]
+    for g in grads[:done]:
+        opt.step(g)
+    saved = opt.state_dict()
+    opt.step({"w": np.full(2, 99.0)})
+    opt.load_state_dict(saved)
+    for g in grads[done:]:
+        opt.step(g)
+    for g in grads:
+        straight.step(g)
+    assert frozen(opt) == frozen(straight)
+    assert opt.params["w"].tolist() == [-7.0, -7.0]
+
+
+@every_engine
+def test_a_snapshot_holds_sums_of_its_own(engine):
+    """Micro-steps add to them in place."""
+    opt = ao.Optimizer({"w": np.zeros(2)}, ao.SGD(lr=1.0), engine=engine, accumulate=3)
+    opt.step({"w": np.full(2, 3.0)})
+    saved = opt.state_dict()["tensors"]["w"]["slots"]["accumulated"]
+    opt.step({"w": np.full(2, 6.0)})
+    assert saved.tolist() == [1.0, 1.0]
