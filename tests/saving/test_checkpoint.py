@@ -164,7 +164,7 @@ def test_whatever_a_state_dict_holds_comes_back(tmp_path):
     extra = {"scale": 65536.0, "good": [3, None, True, "x"], "$array": {"$values": 1}, "lr": S.Constant(0.5)}
     given = {"z": 1, "extra": {**extra, "found": np.arange(3, dtype="int32"), "c": np.asarray(1j)}, "a": {}}
     assert checkpoint.File(tmp_path / "x", given, None).write(0) is None
-    _, found, params, wrong = checkpoint.load(tmp_path / "x", {}, {})
+    _, found, params, wrong, _ = checkpoint.load(tmp_path / "x", {}, {})
     assert (params, wrong) == ({}, [])
     assert list(found) == ["z", "extra", "a"]
     assert {k: x for k, x in found["extra"].items() if k in extra} == extra
