@@ -51,7 +51,8 @@ class Saved:
         """
         with self._guard("Optimizer.state_dict"):
             return self._together(
-                "Optimizer.state_dict", lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of)
+                "Optimizer.state_dict",
+                lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of),
             )
 
     def _dump(self, slots: Callable[[Tensor, str], Any], sums: Callable[[Any], Any] = lambda x: x) -> dict[str, Any]:
@@ -206,7 +207,9 @@ class Saved:
                     raise ValueError(str(error)) from error
                 self._no_sums(state, who)
                 if self._team.torn is not None and not params:
-                    raise ValueError(f"{who}: holds no parameters, and those of the ranks may differ: {self._team.torn}")
+                    raise ValueError(
+                        f"{who}: holds no parameters, and those of the ranks may differ: {self._team.torn}"
+                    )
             self._team.agree(
                 "Optimizer.load",
                 lambda: {
