@@ -84,8 +84,8 @@ class Saved:
         """Raise where a state has sums of gradients, which each rank would take for its own."""
         if self._team.sums and saved["extra"]["micro_steps"]:
             raise ValueError(
-                f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, and here each rank adds up gradients"
-                " of its own; save after the last one, when the step is made"
+                f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, and here each rank adds up"
+                " gradients of its own; save after the last one, when the step is made"
             )
 
     def _restore(self, saved: dict[str, Any], what: str = "Optimizer.load_state_dict", **options: Any) -> None:

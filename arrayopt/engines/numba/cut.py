@@ -33,8 +33,8 @@ def number_units(geo: Ints, tensors: Sequence[Tensor]) -> None:
 def _unlike(tensor: Tensor) -> ValueError:
     """What to raise where the fields of a rule have become others than those that a tensor was cut for."""
     return ValueError(
-        f"Optimizer: ranks share {tensor.name!r}, and it was cut for sums over other axes than its rule has now, as after"
-        " `grad_centralization` or `clip_unit_ratio` was switched on; set the field back, or make a new Optimizer with it"
+        f"Optimizer: ranks share {tensor.name!r}, and it was cut for sums over other axes than its rule has now, as"
+        " after `grad_centralization` or `clip_unit_ratio` was switched on; set the field back, or make a new Optimizer"
     )
 
 
