@@ -35,12 +35,15 @@ class MPIComm(Comm):
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
         self._left: list[Any] = []  # messages that nobody waits for any more: MPI may still write what they hold
         self._comm: Any = None
+        self._coming: Any = None
         self.renew()
 
     def renew(self) -> None:
-        old = self._comm
-        self._comm, request = self._given.Idup()  # Dup would wait without a limit
+        if self._coming is None:  # else others may have come to the one that this rank did not wait for
+            self._coming = self._given.Idup()  # Dup would wait without a limit
+        made, request = self._coming
         self._wait([request])
+        old, self._comm, self._coming = self._comm, made, None
         if old is not None:
             old.Free()
 
