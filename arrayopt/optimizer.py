@@ -214,7 +214,7 @@ class Optimizer(Saved):
         RuntimeError
             If the Optimizer accumulates gradients: only `step` can do that.
         """
-        with self._guard("Optimizer.advance"):
+        with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._parameters.take_up()
             self._step.advance(loss_scale, self._limit())
 

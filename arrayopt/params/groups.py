@@ -12,7 +12,7 @@ from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Group", "Groups", "assign", "fields_of", "override", "unknown_key"]
+__all__ = ["Group", "Groups", "assign", "fields_of", "labelled", "override", "unknown_key"]
 
 Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
 Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, Any]]]
@@ -93,6 +93,14 @@ class Group:
         own = ", ".join(f"{name}={getattr(self.rule, name)!r}" for name in sorted(self.overridden))
         total = sum(size(tensor.array) for tensor in self.tensors)
         return f"Group({self.label!r}, {len(self.tensors)} tensors, {total} parameters{', ' + own if own else ''})"
+
+
+def labelled(groups: Iterable[Group]) -> list[tuple[str, Group]]:
+    """Groups with their labels, quoted, and numbered where a label is that of an earlier one, too."""
+    found: dict[str, Group] = {}
+    for i, group in enumerate(groups):
+        found[repr(group.label) if repr(group.label) not in found else f"{group.label!r} ({i})"] = group
+    return list(found.items())
 
 
 def _public(x: Any) -> list[str]:

@@ -28,6 +28,7 @@ class ProcessGroup(Comm):
 
         self._torch, self._dist, self._group = torch, dist, group
         self.rank, self.size, self.timeout = dist.get_rank(group), dist.get_world_size(group), timeout
+        self._broken = False
         self._roots = dist.get_process_group_ranks(group)
         backend = dist.get_backend_config(group)
         self._device = "cuda" if "cpu:" not in str(backend) and str(backend) == "nccl" else "cpu"
@@ -44,8 +45,13 @@ class ProcessGroup(Comm):
                 if work is not None:
                     work.wait(limit)
         except RuntimeError as error:
+            self._broken = True
             first = str(error).partition("\n")[0]
             raise RankError(f"torch.distributed: {first} (the time limit is {self.timeout:g} s)") from error
+
+    def renew(self) -> None:
+        if self._broken:  # gloo ends the process where a message is of another size than was expected
+            raise RankError("torch.distributed: a group that has failed cannot go on; start the processes again")
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         most = max(counts)

@@ -14,7 +14,7 @@ from arrayopt._version import __version__
 from arrayopt.arrays import Array, dtype_name, library, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.params.groups import Group
+from arrayopt.params.groups import Group, labelled
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import RankError, as_bytes
 from arrayopt.ranks.cuts import divide
@@ -236,11 +236,11 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
     """What of an Optimizer must be the same on all ranks."""
     words: dict[str, Any] = {"the version of arrayopt": __version__}
     words |= {f"`{name}`": x for name, x in options.items()}
-    for group in groups:
-        words[f"the rule of group {group.label!r}"] = group.rule
+    for label, group in labelled(groups):
+        words[f"the rule of group {label}"] = group.rule
         for tensor in group.tensors:
             x = tensor.array
-            words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {group.label!r}"
+            words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {label}"
             if tensor.block is not None:
                 continue
             words[f"the checksum of {tensor.name!r}"] = zlib.crc32(as_bytes(np.ascontiguousarray(to_host(x))).data)

@@ -9,6 +9,7 @@ from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket, Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
+from arrayopt.params.groups import labelled
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
@@ -171,6 +172,11 @@ class Step:
     def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
         """What of a step must be the same on all ranks."""
         known, dtypes = coming.known, [None if g is None else dtype_name(g) for g in grads]
+        hypers = {
+            id(g): h
+            for bucket, own in zip(coming.buckets, coming.hypers, strict=True)
+            for g, h in zip(bucket.groups, own, strict=True)
+        }
         lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=True) if kind is None]
         return {
             "the number of steps": (self._run.steps, self.accumulator.done),
@@ -179,9 +185,9 @@ class Step:
             "clip_norm": known.limit,
             "the loss scale": self._run.peek("scale") if known.scale is None else known.scale,
             **{
-                f"`{name}` of group {group.label!r}": value
-                for group in self._parameters.groups
-                for name, value in [*group.rule.at(coming.step).items(), *group.rule.switches]
+                f"`{name}` of group {label}": value
+                for label, group in labelled(self._parameters.groups)
+                for name, value in [*hypers[id(group)].items(), *group.rule.switches]
             },
         }
 
@@ -200,6 +206,7 @@ class Step:
         if self.accumulator.every != 1:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         coming = self.coming(loss_scale, limit)
+        self._team.agree("Optimizer.advance")
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
