@@ -34,7 +34,7 @@ class Part:
     >>> import numpy as np, arrayopt as ao
     >>> def train(comm):  # the upper half on rank 0, the lower on rank 1
     ...     half = ao.Part(np.ones((2, 3)), offset=(2 * comm.rank, 0), shape=(4, 3))
-    ...     opt = ao.Optimizer({"w": half}, ao.LARS(lr=0.1), comm=comm)
+    ...     opt = ao.Optimizer({"w": half}, ao.LARS(lr=0.1), comm=comm, engine="numba")
     ...     opt.step({"w": np.ones((2, 3))})
     ...     return half.array.round(4)[0, 0]
     >>> [float(x) for x in ao.ranks.run(2, train)]

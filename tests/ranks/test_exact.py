@@ -13,7 +13,7 @@ from arrayopt.engines.numba.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
 from tests.support.ranks import SHAPES, contents, differing, gradients, kinds, parameters, train
-from tests.support.slow import marked
+from tests.support.slow import examples, marked
 
 RULES = {
     "LAMB": (ao.LAMB(lr=0.01), {}),
@@ -201,7 +201,7 @@ def problems(draw):
     return rule, named, absent, options, draw(st.integers(2, 6))
 
 
-@settings(max_examples=int(os.environ.get("EXAMPLES", "25")), deadline=None)
+@settings(max_examples=int(os.environ.get("EXAMPLES", examples(24))), deadline=None)
 @given(problems())
 def test_random_problems(problem):
     rule, shapes, absent, options, ranks = problem
