@@ -62,7 +62,10 @@ class Examples(pytest.Item):
 
     def __init__(self, *, first, **options):
         super().__init__(**options)
-        self.fused = {of: tuple(sorted(found, key=lambda x: x != first)) for of, found in engines.FUSED.items()}
+        self.fused = {
+            of: tuple(sorted(found, key=lambda x: x != first)) if first in found else ()
+            for of, found in engines.FUSED.items()
+        }
 
     def runtest(self):
         chosen = mock.patch.dict(engines.FUSED, self.fused)

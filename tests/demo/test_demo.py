@@ -126,6 +126,7 @@ def test_the_parts_are_disjoint_and_stratified(data):
     assert seen == {row.tobytes() for row in data.train_x}
 
 
+@pytest.mark.usefixtures("auto")
 def test_lamb_reaches_97_percent(data):
     (run,) = digits.compare(["LAMB"], data=data, backend=open_library("numpy"), steps=300, batch=512, seed=0)
     assert run.accuracies[-1] >= 0.97
@@ -193,6 +194,7 @@ def test_a_run_repeats(data):
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize("rules", [("LAMB", "SGD"), ("AdamW",)])
 def test_a_short_run_prints_a_table_and_draws(data, rules, tmp_path, capsys, monkeypatch):
     for variable in ("FORCE_COLOR", "TTY_COMPATIBLE"):

@@ -38,6 +38,7 @@ KERNELS = (
 
 
 RANK_FOUR = tuple((name, shape) for name, shape in KERNELS if len(shape) == 4)  # with Numba a module for each rank
+FULL = tuple((name, shape) for name, shape in RANK_FOUR if 0 not in shape)  # what is empty takes another
 
 
 def split(rule, rank=4):
@@ -97,7 +98,8 @@ RULES = {
     marked(((e, name) for e in ENGINES for name in RULES), lambda e, name: e == "numpy" or name == "Adafactor"),
 )
 def test_kernels_agree_with_the_reference(engine, name):
-    params, grads = problem(KERNELS if engine == "numpy" or name == "CAME, centralized" else RANK_FOUR)
+    shapes = KERNELS if engine == "numpy" or name == "CAME, centralized" else RANK_FOUR
+    params, grads = problem(shapes if (engine, name) != ("numba", "Adafactor") else FULL)
     agree(run(engine, RULES[name], params, grads)[1], run("array_api", RULES[name], params, grads)[1])
 
 
@@ -123,7 +125,7 @@ def test_reports_of_kernels(engine):
 @each_engine
 def test_arrays_that_do_not_lie_in_order(engine):
     rule = RULES["CAME" if engine == "numpy" else "Adafactor"]
-    params, grads = problem(RANK_FOUR, steps=2)
+    params, grads = problem(FULL, steps=2)
     turned = {name: np.asfortranarray(p) for name, p in params.items()}
     opts = [ao.Optimizer({k: p.copy("K") for k, p in x.items()}, rule, engine=engine) for x in (params, turned)]
     for g in grads:

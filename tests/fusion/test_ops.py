@@ -149,7 +149,7 @@ AXES = {"tensor": None, "row": -1, "column": -2, "matrix": (-2, -1)}
     ("name", "shapes"),
     marked(
         ((name, shapes) for name in AXES for shapes in (MATRICES, BATCHES)),
-        lambda name, shapes: (name == "column" and shapes is MATRICES) or (name != "column" and shapes is BATCHES),
+        lambda name, shapes: (name, shapes) in (("row", MATRICES), ("column", MATRICES), ("matrix", BATCHES)),
         lambda x: x if isinstance(x, str) else f"rank {len(x[0])}",
     ),
 )

@@ -11,7 +11,7 @@ import arrayopt as ao
 from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import Graph
 from arrayopt.fusion.plan import plan_for
-from tests.support.cases import ALL, IDS, make
+from tests.support.cases import ALL, QUICK_ROWS, make
 from tests.support.planning import agree, check, fused_and_written, zeros
 from tests.support.tracing import made
 
@@ -130,7 +130,7 @@ def test_a_parameter_of_few_bits_is_spilled_or_recomputed():
         assert list(plan_for(rule_of(name), 2, "float32").passes[-1].loads) == ["p"]
 
 
-@pytest.mark.parametrize("row", range(len(ALL)), ids=IDS)
+@pytest.mark.parametrize("row", QUICK_ROWS)
 def test_no_rule_that_is_shipped_needs_scratch_memory(row):
     for rank, dtype in itertools.product((1, 2, 3, 4), ("float32", "bfloat16")):
         assert plan_for(make(*ALL[row]), rank, dtype, clip=True, stats=True).spilled == {}

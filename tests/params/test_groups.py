@@ -103,6 +103,7 @@ def test_a_list_of_group_dicts(backend):
     assert [backend.numpy(x)[0, 0] for x in opt.params] == [1.0, 0.0, 2.5, 0.75]
 
 
+@pytest.mark.usefixtures("auto")
 def test_grad_centralization_of_a_group():
     opt = ao.Optimizer([{"params": [ones((2, 2))], "grad_centralization": True}, {"params": [ones((2, 2))]}], HALF)
     g = np.asarray([[1.0, 3.0], [2.0, 2.0]])

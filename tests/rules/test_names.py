@@ -13,6 +13,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.params.groups import Group
 from arrayopt.rules.names import RESERVED, check_slots
+from tests.support.slow import marked
 
 ENGINES = ["array_api", "numpy", "numba"]
 
@@ -135,7 +136,7 @@ FINE += [
 ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", marked([(engine,) for engine in ENGINES], lambda engine: engine != "numba"))
 def test_slots_with_other_names_work(engine):
     """All in one rule, so that they are beside each other, too."""
     check_slots("all words", [*keyword.kwlist, *keyword.softkwlist[1:], *FINE])

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.conftest import CHOICES
 from tests.support.optimizing import BASE, GRADS, HALF, P, drawn, norm, ones
+from tests.support.slow import marked
 
 pytestmark = pytest.mark.usefixtures("auto")
 
@@ -75,6 +77,9 @@ def test_stats_are_off_by_default():
             read()
 
 
+@pytest.mark.parametrize(
+    "backend", marked([(place,) for place in CHOICES], lambda place: "numba" not in place), indirect=True
+)
 def test_stats_are_the_norms_and_ratios_of_the_last_step(backend):
     p, g = {"w": drawn((3, 2), 1), "b": drawn((3,), 2)}, {"w": drawn((3, 2), 3), "b": drawn((3,), 4)}
     opt = ao.Optimizer(

@@ -1,6 +1,7 @@
 """A row per rule: the options that every common test runs it with. A new rule adds its rows here and no test."""
 
 import arrayopt as ao
+from tests.support.slow import marked
 
 CASES = {
     "LAMB": [
@@ -75,15 +76,19 @@ ALL = [(name, options) for name, rows in CASES.items() for options in rows]
 IDS = [f"{name}-{i}" for name, rows in CASES.items() for i in range(len(rows))]
 
 
+QUICK_ROWS = marked(((row,) for row in range(len(ALL))), lambda row: int(IDS[row][-1]) < 3, lambda row: IDS[row])
+"""All rows, of which each run has the first three of each rule: for tests that take long, if not to compile."""
+
+
 def each_run(library, row, dtype):
     """Whether `make test` has a row on a library: of each rule the first.
 
-    NumPy has all rows in some dtypes. JAX, which compiles, and array-api-strict have LAMB alone but in float32.
+    NumPy has all rows in float64. JAX, which compiles, and array-api-strict have LAMB alone but in float32.
     """
     name, options = ALL[row]
     if options is CASES[name][0]:
         return library in ("numpy", "torch") or dtype == "float32" or name == "LAMB"
-    return library == "numpy" and dtype in ("float64", "complex128", "bfloat16")
+    return library == "numpy" and dtype == "float64"
 
 
 def make(name, options):

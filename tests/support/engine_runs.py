@@ -61,7 +61,14 @@ all_rows_of_each_engine = pytest.mark.parametrize(
     ),
 )
 ALL_AND_FIRST = [*(("numpy", row) for row in ROWS), *(("numba", row) for row in FIRST.values())]
-first_rows = pytest.mark.parametrize("row", FIRST.values(), ids=FIRST)
+first_rows = pytest.mark.parametrize(
+    ("engine", "row"),
+    marked(
+        ((engine, row) for engine in FUSED for row in FIRST.values()),
+        lambda engine, row: engine == "numpy" or row != FIRST["Adafactor"],
+        named,
+    ),
+)
 
 
 def drawn(rng, shape, dtype):

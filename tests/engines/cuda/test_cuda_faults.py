@@ -35,7 +35,6 @@ EACH_RUN = {
     "beyond the end",
     "swapped moments",
     "columns overwritten while they are added up",
-    "a matrix too many for the last threads",
 }
 """One of each kind: the order of threads, of blocks and of tickets, what lies beyond an array, wrong numbers."""
 

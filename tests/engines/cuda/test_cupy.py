@@ -75,7 +75,7 @@ def compare(opts, dtype="float32", loose=1.0):
             assert np.abs(x - y).max() <= within * max(np.abs(x).max(), 1e-30), (name, slot)
 
 
-@pytest.mark.parametrize("row", marked(((row,) for row in ROWS), lambda row: row in FIRST))
+@pytest.mark.parametrize("row", marked(((row,) for row in ROWS), lambda row: row in FIRST and row != "Adafactor-0"))
 def test_every_option_of_every_rule(cupy, row, unchecked):
     opts = pair(cupy, make(*ROWS[row]), SHAPES)
     for k in range(3):
@@ -104,7 +104,7 @@ def test_every_dtype(cupy, row, dtype, unchecked):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("row", marked(((row,) for row in FIRST), lambda row: row == "CAME-0"))
+@pytest.mark.parametrize("row", marked(((row,) for row in FIRST), lambda row: row == "LAMB-0"))
 def test_no_races_and_no_access_out_of_bounds(cupy, row, seed):
     name, options = ROWS[row]
     with standin.checking(random=True, seed=seed, workers=3):
@@ -211,7 +211,10 @@ def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monke
 # ---- what a step does not do ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [ao.LAMB(lr=lambda s: 0.1 / (1 + s)), ao.CAME(lr=0.01)], ids=["LAMB", "CAME"])
+BOTH = [(ao.LAMB(lr=lambda s: 0.1 / (1 + s)),), (ao.CAME(lr=0.01),)]
+
+
+@pytest.mark.parametrize("rule", marked(BOTH, lambda r: type(r) is ao.LAMB, lambda r: type(r).__name__))
 def test_nothing_is_allocated_copied_back_or_waited_for(cupy, rule):
     opt = pair(cupy, rule, SHAPES)[1]
     grads = [{name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", seed).items()} for seed in range(3)]
