@@ -231,10 +231,11 @@ def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
     now = _describe(rule)
     if was["name"] != now["name"]:
         return [f"{who} was {was['name']}, here {now['name']}"]
+    off = {f.name: f.default for f in dataclasses.fields(rule)}  # what a rule did that had no such switch yet
     wrong = [
-        f"{who} had {k}={was['switches'].get(k)!r}, here {v!r}"
+        f"{who} had {k}={was['switches'].get(k, off[k])!r}, here {v!r}"
         for k, v in now["switches"].items()
-        if was["switches"].get(k) != v
+        if was["switches"].get(k, off[k]) != v
     ]
     return wrong + [
         f"{who} had {k}={was['hypers'].get(k)!r}, here {v!r}"
