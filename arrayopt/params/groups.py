@@ -69,6 +69,10 @@ class Group:
     def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
         """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
         old, rule = rule, override(rule, changes, f"group {self.label!r}")
+        if "project" in changes and (old.constants or rule.constants) and old.project != rule.project:
+            raise ValueError(
+                f"group {self.label!r}: `project` cannot change while training if it has arrays; make a new Optimizer"
+            )
         for tensor in self.tensors if rule.structure != old.structure else ():
             slots = tensor.slots, tensor.fresh(rule)
             now, then = ({name: dtype_name(x) for name, x in made.items()} for made in slots)
