@@ -55,6 +55,9 @@ class Rule(ABC):
     ema_decay : number, schedule or sequence, optional
         Keep an exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``. It starts
         as the parameter. See `Optimizer.averaged`.
+    stacked : bool, default False
+        The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
+        taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates.
     master_weights : {"auto", True, False}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
@@ -85,6 +88,7 @@ class Rule(ABC):
     lookahead_alpha: Hyper = real("(0, 1]", 0.5)
     project: Callable[[Any, Array, Any], Array] | None = function()
     ema_decay: Hyper | None = real("[0, 1)", None)
+    stacked: bool = flag(False)
     master_weights: bool | str = choice("auto", True, False)
     state_dtype: str | None = choice(None, "float16", "bfloat16")
 

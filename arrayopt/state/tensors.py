@@ -247,16 +247,29 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
         raise TypeError(f"{who} is not defined for complex parameters; {name!r} is of {array.dtype}")
     if kind(array) == "complex" and getattr(rule.project, "real_only", False):
         raise TypeError(f"{who}: `project` is {rule.project}, for real parameters; {name!r} is of {array.dtype}")
-    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim)
+    if rule.stacked and array.ndim == 0:
+        raise ValueError(f"{who}: `stacked=True` is for tensors whose first axis counts layers; {name!r} has no axis")
+    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim - rule.stacked)
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
     if narrow and kind(array) == "complex":
         raise ValueError(f"{who}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
     with on_its_device(array):
-        slots = rule.all_slots(xp, xp.astype(array, working_dtype(xp, array), copy=False), dtype)
+        wide = xp.astype(array, working_dtype(xp, array), copy=False)
+        slots = _stacked_slots(rule, xp, wide, dtype) if rule.stacked else rule.all_slots(xp, wide, dtype)
         slots = {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
+
+
+def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
+    """The slots of each layer, along the first axis."""
+    n = p.shape[0]
+    if n == 0:
+        one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype), dtype)
+        return {slot: xp.zeros((0, *x.shape), dtype=x.dtype) for slot, x in one.items()}
+    each = [rule.all_slots(xp, p[i, ...], dtype) for i in range(n)]
+    return {slot: xp.stack([slots[slot] for slots in each]) for slot in each[0]}
 
 
 def _constant(rule: Rule, name: str, mine: Array, x: Array, block: Block | None) -> Array:
