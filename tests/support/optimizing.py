@@ -55,6 +55,7 @@ OTHER = {
     "lookahead_steps": 2, "eps_root": 0.3, "grad_averaging": False, "trust_clip": True, "clip_after_ratio": True,
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
+ELSEWHERE |= {"project", "stacked"}  # tests/test_projections.py, tests/engines/test_stacked.py
 BASE = {
     "LAMB": {"lr": 0.1},
     "LANS": {"lr": 0.5, "weight_decay": 0.5},

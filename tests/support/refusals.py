@@ -92,7 +92,7 @@ RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
 def fields(rule, *, switches):
     """The names of a rule's numbers, or of its switches."""
     made = getattr(ao, rule)(**REQUIRED.get(rule, {}))
-    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS]
+    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS and f.name != "project"]
     return [name for name in plain if isinstance(getattr(made, name), bool) == switches]
 
 
