@@ -3,6 +3,8 @@
 from arrayopt import projections, ranks, schedules
 from arrayopt._version import __version__ as __version__
 from arrayopt.engines.source import source
+from arrayopt.exchange.from_optax import load_optax
+from arrayopt.exchange.to_torch import to_torch
 from arrayopt.functional import init, update
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.importers import load_torch
@@ -33,12 +35,14 @@ __all__ = [
     "Rule",
     "flag",
     "init",
+    "load_optax",
     "load_torch",
     "projections",
     "ranks",
     "real",
     "schedules",
     "source",
+    "to_torch",
     "update",
 ]
 

@@ -48,7 +48,9 @@ LOOPS = {
 
 def block(caption):
     """The code of the page under a caption."""
-    found = re.search(rf"```{{code-block}} python\n:caption: {re.escape(caption)};.*?\n\n(.*?)```", PAGE.read_text(), re.S)
+    found = re.search(
+        rf"```{{code-block}} python\n:caption: {re.escape(caption)};.*?\n\n(.*?)```", PAGE.read_text(), re.S
+    )
     return found[1]
 
 
@@ -62,5 +64,7 @@ def test_it_trains(caption):
     text = before + LOSS.format(**call).replace("- y)", "- np.asarray(y))") + block(caption)
     text += LAST.format(**call).replace("- y)", "- np.asarray(y))")
     env = {**os.environ, "KERAS_BACKEND": backend or "jax"}
-    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
