@@ -69,8 +69,8 @@ def test_pytorch_goes_on(name, engine):
         (
             lambda p: ao.Optimizer(p, ao.AdamW(eps_root=1e-8, clip_value=1.0, project=ao.projections.nonnegative)),
             ValueError,
-            "torch.optim.AdamW has no counterpart for clip_value=1.0 in group 'all'; project=nonnegative in group 'all';"
-            " eps_root=1e-08 in group 'all'",
+            "no counterpart for clip_value=1.0 in group 'all'; project=nonnegative in group 'all'; eps_root=1e-08"
+            " in group 'all'",
         ),
         (
             lambda p: ao.Optimizer(p, ao.AdamW(), groups={"b": ao.Adam()}),
