@@ -49,7 +49,7 @@ class Team(Alone):
     def agree(self, what: str, said: Said = dict, error: BaseException | None = None, *, wish: bool = False) -> bool:
         if self.torn is not None and what != "Optimizer.load":
             raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
-        words = {} if error is not None else said()
+        words = {} if error is not None else {"which Optimizer over the communicator": self._comm.number, **said()}
         digest = blake2b(_plain((what, words)).encode(), digest_size=14).digest()
         vote = np.frombuffer(bytes([error is not None, wish]) + digest, np.uint8)
         with self._answered(what):

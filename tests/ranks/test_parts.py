@@ -224,9 +224,9 @@ def test_parts_of_another_place_are_refused():
     def rank(comm):
         opt = halves(comm, MOMENTUM)
         there = ao.Part(np.zeros((2, 3)), (2 - 2 * comm.rank, 0), (4, 3))
-        with pytest.raises(ValueError, match="'w' is the part from .* expected from"):
+        with pytest.raises(ValueError, match=r"'w' is the part from .* expected from"):
             opt.params = {"w": there}
-        with pytest.raises((ValueError, ao.RankError), match="'w' is the part from .* expected from"):
+        with pytest.raises((ValueError, ao.RankError), match=r"'w' is the part from .* expected from"):
             opt.step({"w": there})
         opt.params = {"w": ao.Part(np.zeros((2, 3)), (2 * comm.rank, 0), (4, 3))}
         assert opt.step({"w": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))})["w"].array[0, 0] == -1.0
