@@ -272,3 +272,24 @@ def test_groups_are_added_beside_parts():
         assert other.step({"w": np.ones(3), "more": np.ones((2, 3))})["more"].array[0, 0] == 0.0
 
     ao.ranks.run(2, rank)
+
+
+def test_a_rank_without_elements_meets_the_others_where_gradients_are_absent():
+    """What it has no part of counts among the tensors of a step."""
+    rule = ao.LARS(lr=1.0, trust_coefficient=1.0)
+    one = ao.Optimizer({"w": np.ones((4, 3)), "v": np.ones((4, 3))}, rule, engine="numba", clip_norm=0.5)
+    one.step({"w": GRADIENT, "v": None})
+
+    def rank(comm):
+        first = (0, 2, 4, 4)[comm.rank :][:2]
+        params = {
+            "w": ao.Part(np.ones((first[1] - first[0], 3)), (first[0], 0), (4, 3)),
+            "v": ao.Part(np.ones((4, 1)), (0, comm.rank), (4, 3)),
+        }
+        opt = ao.Optimizer(params, rule, comm=comm, engine="numba", clip_norm=0.5, stats=True)
+        opt.step({"w": GRADIENT[slice(*first)], "v": None})
+        np.testing.assert_allclose(params["w"].array, one.params["w"][slice(*first)], rtol=1e-12)
+        return opt.stats.read()
+
+    stats = ao.ranks.run(3, rank)
+    assert stats[0] == stats[1] == stats[2] != {}
