@@ -255,4 +255,5 @@ class Parameters:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": []}
+        looks = [x[:2] for x in self._looks]  # dtype and shape: not all libraries can pickle a device
+        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": [], "_looks": looks}
