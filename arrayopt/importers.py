@@ -46,6 +46,7 @@ def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_adam(group),
         "bias_correction": bool(group["bias_correction"]),
+        "grad_averaging": bool(group["grad_averaging"]),
         "adapt": group["weight_decay"] != 0 or bool(group["always_adapt"]),
         "max_ratio": 1.0 if group["trust_clip"] else None,
     }
@@ -76,11 +77,19 @@ _SOURCES: dict[type[Rule], _Source] = {
     LAMB: _Source(
         fields=_lamb,
         slots=_MOMENTS,
-        fixed={"grad_averaging": True, "caution": False, "decoupled_decay": False},
+        fixed={"caution": False, "decoupled_decay": False},
         count=lambda group, state: group.get("step", 0),
     ),
 }
-_KNOWN = {"amsgrad", "nesterov", "bias_correction", "always_adapt", "trust_clip", "corrected_weight_decay"}
+_KNOWN = {
+    "amsgrad",
+    "nesterov",
+    "bias_correction",
+    "grad_averaging",
+    "always_adapt",
+    "trust_clip",
+    "corrected_weight_decay",
+}
 _KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
 """Switches that are translated, or that change no result."""
 

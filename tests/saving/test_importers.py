@@ -97,7 +97,7 @@ class Lamb(torch.optim.Optimizer):
                 if p.grad is not None:
                     s = self.state.setdefault(p, {}) or self.state[p]
                     g = p.grad / max(1.0, norm / h["max_grad_norm"]) if h["max_grad_norm"] else p.grad
-                    s["exp_avg"] = b1 * s.get("exp_avg", 0) + (1 - b1) * g
+                    s["exp_avg"] = b1 * s.get("exp_avg", 0) + (1 - b1 if h["grad_averaging"] else 1) * g
                     s["exp_avg_sq"] = b2 * s.get("exp_avg_sq", 0) + (1 - b2) * g * g
                     u = s["exp_avg"] / (1 - b1**t) / ((s["exp_avg_sq"] / (1 - b2**t)) ** 0.5 + h["eps"])
                     u = u + h["weight_decay"] * p
@@ -118,6 +118,7 @@ LAMBS = {
         ao.LAMB(max_ratio=5, bias_correction=False),
         {},
     ),
+    "grad_averaging": ({"lr": 0.02, "grad_averaging": False}, ao.LAMB(grad_averaging=False), {}),
     "always_adapt": ({"lr": 0.1, "weight_decay": 0.0, "always_adapt": True}, ao.LAMB(), {}),
     "groups": ({"lr": 0.1}, ao.LAMB(), {"b": {"adapt": False}}),
 }
