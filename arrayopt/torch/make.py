@@ -74,7 +74,7 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
     if taken:
         raise TypeError(f"arrayopt.torch.optimizer: {rule.__name__} has a field {taken[0]!r}, an option of optimizers")
     first, _, rest = inspect.cleandoc(rule.__doc__ or f"{rule.__name__}.").partition("\n")
-    made = type(
+    return type(
         rule.__name__,
         (Optimizer,),
         {
@@ -85,7 +85,6 @@ def optimizer(rule: type[Rule]) -> type[Optimizer]:
             "__reduce__": _reduce,
         },
     )
-    return made
 
 
 def _fields(rule: type[Rule], doc: str) -> str:

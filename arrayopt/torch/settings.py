@@ -44,7 +44,7 @@ class Settings(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """See `dict.get`."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401 - it is that
 
     def setdefault(self, name: str, default: Any = None) -> Any:
         """See `dict.setdefault`."""

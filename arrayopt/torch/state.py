@@ -145,7 +145,7 @@ def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
 
 def _own(tensor: Tensor, mine: Param, x: Param, copies: bool) -> Param:
     """What this rank is to have of a slot, as its own is."""
-    part = local(x)
+    part: Param = local(x)
     if part is x and isinstance(tensor.share, Shards) and tuple(x.shape) != tuple(mine.shape):
         part = tensor.share.taken(x)
     same = part.dtype == mine.dtype and part.device == mine.device
