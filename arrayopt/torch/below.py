@@ -89,7 +89,7 @@ class Below:
         """Have parameters go on from states."""
         pairs = zip(params, made._parameters.all, strict=True)
         given = [(f"parameter {x.name}", x, states[p]) for p, x in pairs if p in states]
-        if put(self._who, given, copies=copies):
+        if put(self._who if copies else f"{self._who}: groups have changed", given, copies=copies):
             made._parameters.begin()
 
     def follow(self, groups: Groups) -> Optimizer | None:

@@ -84,6 +84,7 @@ class Optimizer(torch.optim.Optimizer):
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     @_eager
+    @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by their gradients.
 
@@ -106,6 +107,8 @@ class Optimizer(torch.optim.Optimizer):
             if inner is not None:
                 inner.step(self._gradients(), loss_scale=self._verdict())
         return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # PyTorch would put its hooks where compiled code sees them
 
     def _gradients(self) -> list[Tensor | None]:
         """The gradients, negated where the aim is to maximize."""
