@@ -112,7 +112,7 @@ class Below:
             if all(rule.structure == group.rule.structure for group, rule in changed):
                 for group, rule in changed:
                     group.replace_rule(rule)
-                self._seen = values
+                self.made._rule, self._seen = own[0].rule, values
                 return self.made
         kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
         self._make(groups, kept, self.steps, copies=False)

@@ -128,8 +128,8 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
 def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
     """In what a state is not that of a tensor."""
     if not isinstance(state, Mapping) or set(state) != {STEP, *tensor.slots}:
-        here = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        return [f"expected {', '.join([STEP, *tensor.slots])}; got {', '.join(here)}"]
+        here = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
+        return [f"expected {', '.join([STEP, *tensor.slots])}; got {here}"]
     wrong, t = [], state[STEP]
     number = t.item() if isinstance(t, Param) and t.numel() == 1 else t
     if not (isinstance(number, int | float) and math.isfinite(number) and is_count(int(number)) and number % 1 == 0):

@@ -1,4 +1,4 @@
-"""Training loops that others wrote, around the optimizers of `arrayopt.torch`: ``make test-doors`` has what they need."""
+"""Loops that others wrote, around the optimizers of `arrayopt.torch`: ``make test-doors`` has what they need."""
 
 import copy
 import importlib
