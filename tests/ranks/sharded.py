@@ -83,8 +83,8 @@ def check_door(make, ranks):
     torch.manual_seed(1)
     x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
     nets = [make(model(), ranks) for _ in range(4)]
-    one = ao.Optimizer(dict(nets[0].named_parameters()), ao.LAMB(lr=0.01))
-    many, *later = [LAMB(net.parameters(), lr=0.01) for net in nets[1:]]
+    one = ao.Optimizer(dict(nets[0].named_parameters()), ao.LAMB(lr=0.01), clip_norm=0.1)
+    many, *later = [LAMB(net.parameters(), lr=0.01, clip_norm=0.1) for net in nets[1:]]
 
     def equal():
         every = zip(*(net.parameters() for net in nets), strict=True)
@@ -137,7 +137,8 @@ if __name__ == "__main__":
     ranks, rank = dist.get_world_size(), dist.get_rank()
     for make in [fsdp, tensor_parallel, *([both] if ranks % 2 == 0 and ranks > 2 else [])]:
         check(make, ranks)
-        check_door(make, ranks)
+        if make is fsdp or ranks > 2:
+            check_door(make, ranks)
         print(f"rank {rank}: {make.__name__} ok", flush=True)
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)

@@ -1,0 +1,97 @@
+"""What a door costs: a step of `arrayopt.torch` beside one of `arrayopt.Optimizer` over the same 200 tensors, in turns.
+
+python -m benchmarks.doors            # rounds of many steps, medians; --help lists the options
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: E402
+
+import arrayopt.torch as door  # noqa: E402
+from arrayopt import Optimizer  # noqa: E402
+from benchmarks import ours  # noqa: E402
+from benchmarks.contest import Contestant, Race, Running, race  # noqa: E402
+from benchmarks.problems import Problem, equal  # noqa: E402
+
+__all__ = ["BELOW", "DOOR", "SCHEDULED", "beside", "main"]
+
+BELOW, DOOR, SCHEDULED = "arrayopt.Optimizer", "arrayopt.torch", "arrayopt.torch, lr set in each step"
+
+SHAPES = ((64,), (64, 64), (256, 256))
+
+
+def tensors(problem: Problem) -> list[Any]:
+    """The parameters as PyTorch's, with their gradients."""
+    params = [torch.nn.Parameter(torch.from_numpy(p)) for p in problem.params()]
+    for p, g in zip(params, problem.grads, strict=True):
+        p.grad = torch.from_numpy(g)
+    return params
+
+
+def below(rule: str, problem: Problem, steps: int) -> Running:
+    """What the door is measured by: gradients are taken from the parameters here, too."""
+    params = tensors(problem)
+    opt = Optimizer(params, ours.RULES[rule])
+
+    def step() -> None:
+        for _ in range(steps):
+            opt.step([p.grad for p in params])
+
+    return Running(step)
+
+
+def through(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Running:
+    """The optimizer of PyTorch."""
+    own = ours.RULES[rule]
+    opt = getattr(door, rule)(tensors(problem), **{name: getattr(own, name) for name in ("lr", "weight_decay")})
+    lr = own.lr
+
+    def step() -> None:
+        for i in range(steps):
+            if scheduled:
+                opt.param_groups[0]["lr"] = lr * (1 - 1e-3 * i)
+            opt.step()
+
+    return Running(step)
+
+
+def beside(rule: str, problem: Problem, steps: int, **pace: Any) -> Race:
+    """The times of so many steps."""
+    entered = [
+        Contestant(BELOW, partial(below, rule, problem, steps)),
+        Contestant(DOOR, partial(through, rule, problem, steps, scheduled=False)),
+        Contestant(SCHEDULED, partial(through, rule, problem, steps, scheduled=True)),
+    ]
+    return race(entered, **pace)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rules", nargs="+", default=["AdamW", "LAMB"], choices=[x for x in ours.RULES if x != "CAME"])
+    parser.add_argument("--tensors", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=20, help="so many are timed together")
+    chosen = parser.parse_args(arguments)
+    sys.stdout.write("| rule | tensors | | ms per step | of arrayopt.Optimizer |\n|---|---|---|---|---|\n")
+    for rule in chosen.rules:
+        for shape in SHAPES:
+            times = beside(rule, equal(chosen.tensors, shape), chosen.steps, rounds=chosen.rounds, warmup=2)
+            for name in times.names:
+                ms, ratio = 1e3 * times.seconds(name) / chosen.steps, times.ratio(name, BELOW)
+                sys.stdout.write(f"| {rule} | {chosen.tensors} of {shape} | {name} | {ms:.3f} | {ratio:.3f} |\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
