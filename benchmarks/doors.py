@@ -15,17 +15,17 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
+import torch
 
-import arrayopt.torch as door  # noqa: E402
-from arrayopt import Optimizer  # noqa: E402
-from benchmarks import ours  # noqa: E402
-from benchmarks.contest import Contestant, Race, Running, race  # noqa: E402
-from benchmarks.problems import Problem, equal  # noqa: E402
+import arrayopt.torch as door
+from arrayopt import Optimizer
+from benchmarks import ours
+from benchmarks.contest import Contestant, Race, Running, race
+from benchmarks.problems import Problem, equal
 
 __all__ = ["BELOW", "DOOR", "SCHEDULED", "beside", "main"]
 
-BELOW, DOOR, SCHEDULED = "arrayopt.Optimizer", "arrayopt.torch", "arrayopt.torch, lr set in each step"
+BELOW, DOOR, SCHEDULED = "arrayopt.Optimizer", "arrayopt.torch", ", lr set in each step"
 
 SHAPES = ((64,), (64, 64), (256, 256))
 
@@ -38,13 +38,16 @@ def tensors(problem: Problem) -> list[Any]:
     return params
 
 
-def below(rule: str, problem: Problem, steps: int) -> Running:
+def below(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Running:
     """What the door is measured by: gradients are taken from the parameters here, too."""
     params = tensors(problem)
     opt = Optimizer(params, ours.RULES[rule])
+    lr = opt.lr
 
     def step() -> None:
-        for _ in range(steps):
+        for i in range(steps):
+            if scheduled:
+                opt.lr = lr * (1 - 1e-3 * i)
             opt.step([p.grad for p in params])
 
     return Running(step)
@@ -68,9 +71,9 @@ def through(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Runn
 def beside(rule: str, problem: Problem, steps: int, **pace: Any) -> Race:
     """The times of so many steps."""
     entered = [
-        Contestant(BELOW, partial(below, rule, problem, steps)),
-        Contestant(DOOR, partial(through, rule, problem, steps, scheduled=False)),
-        Contestant(SCHEDULED, partial(through, rule, problem, steps, scheduled=True)),
+        Contestant(f"{name}{SCHEDULED if scheduled else ''}", partial(make, rule, problem, steps, scheduled=scheduled))
+        for scheduled in (False, True)
+        for name, make in ((BELOW, below), (DOOR, through))
     ]
     return race(entered, **pace)
 
@@ -83,12 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--steps", type=int, default=20, help="so many are timed together")
     chosen = parser.parse_args(arguments)
-    sys.stdout.write("| rule | tensors | | ms per step | of arrayopt.Optimizer |\n|---|---|---|---|---|\n")
+    sys.stdout.write("| rule | tensors | | ms per step | beside arrayopt.Optimizer |\n|---|---|---|---|---|\n")
     for rule in chosen.rules:
         for shape in SHAPES:
             times = beside(rule, equal(chosen.tensors, shape), chosen.steps, rounds=chosen.rounds, warmup=2)
             for name in times.names:
-                ms, ratio = 1e3 * times.seconds(name) / chosen.steps, times.ratio(name, BELOW)
+                ms, ratio = 1e3 * times.seconds(name) / chosen.steps, times.ratio(name, name.replace(DOOR, BELOW))
                 sys.stdout.write(f"| {rule} | {chosen.tensors} of {shape} | {name} | {ms:.3f} | {ratio:.3f} |\n")
         sys.stdout.flush()
 

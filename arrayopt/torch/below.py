@@ -83,7 +83,23 @@ class Below:
         if made is not None:
             self._restore(params, made, states, copies=copies)
             made.__setattr__("step_count", steps)
-        self.made, self.params, self._seen = made, params, values
+        self.made, self.params = made, params
+        self._see(groups, values)
+
+    def _see(self, groups: Groups, values: Iterable[tuple[Any, ...]]) -> None:
+        """Take down what groups hold, and their values."""
+        found = iter(values)
+        self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
+
+    def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
+        """Whether a group holds the very objects that it did; tensors as values may have become others."""
+        params, values = seen
+        now = group["params"]
+        same = len(now) == len(params) and all(map(is_, now, params))
+        try:
+            return same and (not now or all(map(is_, self._take(group), values)))
+        except KeyError:
+            return False
 
     def _restore(self, params: list[Tensor], made: Optimizer, states: States, *, copies: bool) -> None:
         """Have parameters go on from states."""
@@ -94,25 +110,22 @@ class Below:
 
     def follow(self, groups: Groups) -> Optimizer | None:
         """The optimizer, once it is as the groups say now."""
-        filled = [group for group in groups if group["params"]]
-        params = [p for group in filled for p in group["params"]]
-        values = [self._values(group) for group in filled]
-        same = len(params) == len(self.params) and all(map(is_, params, self.params))
-        if self.made is None:
-            if not same:
-                self._make(groups, {}, 0, copies=False)
+        if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
-        own = self.made.groups
-        if same and [len(x.tensors) for x in own] == [len(x["params"]) for x in filled]:
-            changed = [
-                (group, self._of(now))
-                for group, was, now in zip(own, self._seen, values, strict=True)
-                if not all(map(is_, was, now)) and was != now
+        sizes = [len(group["params"]) for group in groups] == [len(params) for params, _ in self._seen]
+        same = sizes and all(map(is_, (p for group in groups for p in group["params"]), self.params))
+        if same and self.made is not None:
+            values = [self._values(group) for group in groups if group["params"]]
+            own, seen = self.made.groups, [x for params, x in self._seen if params]
+            rules = [
+                group.rule if all(map(is_, new, old)) else self._of(new)
+                for group, new, old in zip(own, values, seen, strict=True)
             ]
-            if all(rule.structure == group.rule.structure for group, rule in changed):
-                for group, rule in changed:
+            if all(rule.structure == group.rule.structure for group, rule in zip(own, rules, strict=True)):
+                for group, rule in zip(own, rules, strict=True):
                     group.replace_rule(rule)
-                self.made._rule, self._seen = own[0].rule, values
+                self.made._rule = rules[0]
+                self._see(groups, values)
                 return self.made
         kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
         self._make(groups, kept, self.steps, copies=False)

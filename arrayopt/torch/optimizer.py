@@ -103,16 +103,16 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            inner = self.inner
-            if inner is not None:
-                inner.step(self._gradients(), loss_scale=self._verdict())
+            inner, below = self.inner, self._below
+            if inner is not None and below is not None:
+                inner.step(self._gradients(below.params), loss_scale=self._verdict())
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # PyTorch would put its hooks where compiled code sees them
 
-    def _gradients(self) -> list[Tensor | None]:
+    def _gradients(self, params: list[Tensor]) -> list[Tensor | None]:
         """The gradients, negated where the aim is to maximize."""
-        grads = [p.grad for group in self.param_groups for p in group["params"]]
+        grads = [p.grad for p in params]
         if any(group["maximize"] for group in self.param_groups):
             up = [group["maximize"] for group in self.param_groups for _ in group["params"]]
             grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
