@@ -10,7 +10,7 @@ __all__ = ["Optimizer", "optimizer"]
 
 _MADE = {name: optimizer(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
 globals().update(_MADE)
-__all__ += sorted(_MADE)
+__all__ = sorted([*__all__, *_MADE], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 if TYPE_CHECKING:
 
