@@ -19,7 +19,7 @@ test-all: check docs
 
 # Loops of accelerate, Lightning, transformers and Flax around our optimizers, in an environment of their own.
 test-doors: $(DOORS)/.doors
-	OMP_WAIT_POLICY=passive $(DOORS)/bin/python -m pytest -q tests/doors
+	OMP_WAIT_POLICY=passive $(DOORS)/bin/python -m pytest -q tests/doors -m ''
 
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench

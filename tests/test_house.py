@@ -24,7 +24,7 @@ UP = (  # from the lowest room to the highest; a room may import from those befo
     ("step",),
     ("saving",),
     ("functional", "optimizer"),
-    ("importers", "libraries", "monitor", "torch"),
+    ("importers", "libraries", "monitor", "optax", "torch"),
     ("arrayopt",),
     ("testing", "demo"),
     ("cli",),
