@@ -19,11 +19,12 @@ import torch
 
 import arrayopt.torch as door
 from arrayopt import Optimizer
+from arrayopt.params.groups import fields_of
 from benchmarks import ours
 from benchmarks.contest import Contestant, Race, Running, race
 from benchmarks.problems import Problem, equal
 
-__all__ = ["BELOW", "DOOR", "SCHEDULED", "beside", "main"]
+__all__ = ["BELOW", "DOOR", "SCHEDULED", "SHAPES", "beside", "main"]
 
 BELOW, DOOR, SCHEDULED = "arrayopt.Optimizer", "arrayopt.torch", ", lr set in each step"
 
@@ -38,10 +39,10 @@ def tensors(problem: Problem) -> list[Any]:
     return params
 
 
-def below(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Running:
+def below(rule: str, problem: Problem, steps: int, engine: str, *, scheduled: bool) -> Running:
     """What the door is measured by: gradients are taken from the parameters here, too."""
     params = tensors(problem)
-    opt = Optimizer(params, ours.RULES[rule])
+    opt = Optimizer(params, ours.RULES[rule], engine=engine)
     lr = opt.lr
 
     def step() -> None:
@@ -53,10 +54,11 @@ def below(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Runnin
     return Running(step)
 
 
-def through(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Running:
+def through(rule: str, problem: Problem, steps: int, engine: str, *, scheduled: bool) -> Running:
     """The optimizer of PyTorch."""
     own = ours.RULES[rule]
-    opt = getattr(door, rule)(tensors(problem), **{name: getattr(own, name) for name in ("lr", "weight_decay")})
+    fields = {name: getattr(own, name) for name in fields_of(type(own))}
+    opt = getattr(door, rule)(tensors(problem), **fields, engine=engine)
     lr = own.lr
 
     def step() -> None:
@@ -68,10 +70,12 @@ def through(rule: str, problem: Problem, steps: int, *, scheduled: bool) -> Runn
     return Running(step)
 
 
-def beside(rule: str, problem: Problem, steps: int, **pace: Any) -> Race:
+def beside(rule: str, problem: Problem, steps: int, engine: str = "auto", **pace: Any) -> Race:
     """The times of so many steps."""
     entered = [
-        Contestant(f"{name}{SCHEDULED if scheduled else ''}", partial(make, rule, problem, steps, scheduled=scheduled))
+        Contestant(
+            f"{name}{SCHEDULED if scheduled else ''}", partial(make, rule, problem, steps, engine, scheduled=scheduled)
+        )
         for scheduled in (False, True)
         for name, make in ((BELOW, below), (DOOR, through))
     ]
@@ -81,15 +85,17 @@ def beside(rule: str, problem: Problem, steps: int, **pace: Any) -> Race:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rules", nargs="+", default=["AdamW", "LAMB"], choices=[x for x in ours.RULES if x != "CAME"])
+    parser.add_argument("--rules", nargs="+", default=["AdamW", "LAMB"], choices=list(ours.RULES))
     parser.add_argument("--tensors", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--steps", type=int, default=20, help="so many are timed together")
+    parser.add_argument("--engine", default="auto")
     chosen = parser.parse_args(arguments)
     sys.stdout.write("| rule | tensors | | ms per step | beside arrayopt.Optimizer |\n|---|---|---|---|---|\n")
     for rule in chosen.rules:
         for shape in SHAPES:
-            times = beside(rule, equal(chosen.tensors, shape), chosen.steps, rounds=chosen.rounds, warmup=2)
+            problem = equal(chosen.tensors, shape)
+            times = beside(rule, problem, chosen.steps, chosen.engine, rounds=chosen.rounds, warmup=2)
             for name in times.names:
                 ms, ratio = 1e3 * times.seconds(name) / chosen.steps, times.ratio(name, name.replace(DOOR, BELOW))
                 sys.stdout.write(f"| {rule} | {chosen.tensors} of {shape} | {name} | {ms:.3f} | {ratio:.3f} |\n")

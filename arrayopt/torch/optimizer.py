@@ -113,8 +113,8 @@ class Optimizer(torch.optim.Optimizer):
     def _gradients(self, params: list[Tensor]) -> list[Tensor | None]:
         """The gradients, negated where the aim is to maximize."""
         grads = [p.grad for p in params]
-        if any(group["maximize"] for group in self.param_groups):
-            up = [group["maximize"] for group in self.param_groups for _ in group["params"]]
+        if any(group.get("maximize") for group in self.param_groups):
+            up = [group.get("maximize") for group in self.param_groups for _ in group["params"]]
             grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
         return grads
 

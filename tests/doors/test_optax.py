@@ -101,9 +101,9 @@ def test_inject_hyperparams(name, row):
     inner = optax.inject_hyperparams(getattr(door, name.lower()))(**row)
     updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
     others, injected = jax.jit(inner.update)(grads, inner.init(params), params)
-    close(updates, others, rtol=1e-4, atol=1e-6)
+    close(updates, others, rtol=1e-3, atol=2e-5)  # 1 - 0.9999 of a number in float32
     for slot, x in state.slots.items():
-        close(x, injected.inner_state.slots[slot], rtol=1e-4, atol=1e-6)
+        close(x, injected.inner_state.slots[slot], rtol=1e-3, atol=2e-5)
 
 
 def test_inject_hyperparams_with_a_schedule():
