@@ -147,6 +147,6 @@ def _own(tensor: Tensor, mine: Param, x: Param, copies: bool) -> Param:
     """What this rank is to have of a slot, as its own is."""
     part: Param = local(x)
     if part is x and isinstance(tensor.share, Shards) and tuple(x.shape) != tuple(mine.shape):
-        part = tensor.share.taken(x)
+        part = x[tensor.share.where(tensor.share.rank)]
     same = part.dtype == mine.dtype and part.device == mine.device
     return part if part is mine or (same and not copies) else like(mine, part)
