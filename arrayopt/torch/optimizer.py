@@ -75,16 +75,16 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def inner(self) -> Inner | None:
-        """The `arrayopt.Optimizer` that makes the steps, for ``explain()`` and ``stats``.
+        """The `arrayopt.Optimizer` that makes the steps, to look at: ``explain()``, ``stats``, ``now()``.
 
-        It is another one after parameters have come or gone; None where there are none.
+        Settings and state are changed here, in `param_groups` and `state`, and not there. It is another one after
+        parameters have come or gone; None where there are none.
         """
         return None if self._below is None else self._below.follow(self.param_groups)
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
     @_eager
-    @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters by their gradients.
 
@@ -98,17 +98,10 @@ class Optimizer(torch.optim.Optimizer):
         loss
             What `closure` returned, or None.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            inner, below = self.inner, self._below
-            if inner is not None and below is not None:
-                inner.step(self._gradients(below.params), loss_scale=self._verdict())
-        return loss
+        own = type(self).step is Optimizer.step  # else PyTorch has put the hooks around that of the class on top
+        return (_hooked if own else _step)(*((self,) if closure is None else (self, closure)))
 
-    step.hooked = True  # type: ignore[attr-defined]  # PyTorch would put its hooks where compiled code sees them
+    step.hooked = True  # type: ignore[attr-defined]  # or compiled code would see the hooks, and warn
 
     def _gradients(self, params: list[Tensor]) -> list[Tensor | None]:
         """The gradients, negated where the aim is to maximize."""
@@ -219,9 +212,27 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         states, steps = state["state"], state.get("step_count")
         if steps is None:  # as in a state that other software has taken apart and put together
-            steps = max((int(entry["step"]) for entry in states.values() if "step" in entry), default=0)
+            counts = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
+            steps = int(max(counts, default=0))
         options = state["options"] if "options" in state else getattr(self._below, "options", {})
         groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
         below = Below(type(self).__name__, self.rule, options, groups, states, steps)
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         self.param_groups, self._below = groups, below
+
+
+def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    """See `Optimizer.step`."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    with torch.no_grad():
+        inner, below = self.inner, self._below
+        if inner is not None and below is not None:
+            inner.step(self._gradients(below.params), loss_scale=self._verdict())
+    return loss
+
+
+_hooked = torch.optim.Optimizer.profile_hook_step(_step)
+"""The same with the hooks of PyTorch, and under its name in profiles."""

@@ -202,6 +202,19 @@ def test_hooks_are_called():
     assert opt.inner.step_count == 7
 
 
+def test_hooks_are_called_once_around_a_step_on_top_of_ours():
+    class Louder(door.SGD):
+        def step(self, closure=None):
+            calls.append("mine")
+            return super().step(closure)
+
+    b, calls = tensors(), []
+    opt = made(Louder, b)
+    opt.register_step_pre_hook(lambda o, args, kwargs: calls.append("before"))
+    opt.step()
+    assert calls == ["before", "mine"]
+
+
 def test_options_are_those_of_the_optimizer_below():
     a, b = twins()
     one = ao.Optimizer(a, ao.LAMB(), engine=ENGINE, clip_norm=0.1, skip_nonfinite=True, stats=True)
