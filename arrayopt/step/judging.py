@@ -31,12 +31,15 @@ class Known(NamedTuple):
         Whether a gradient that is not finite skips the step.
     judge : Judge or None
         What decides in the host's place.
+    verdict : Verdict or None
+        What somebody else has decided; nothing is looked at then.
     """
 
     scale: float | None = None
     limit: float | None = None
     check: bool = False
     judge: Judge | None = None
+    verdict: Verdict | None = None
 
 
 class Judging:
@@ -63,11 +66,19 @@ class Judging:
     def known(self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool) -> Known:
         """What there is to know before the gradients; `scaled` says that some that were taken in were of a scaled loss.
 
+        A `Verdict` may be given in place of a loss scale, of 0-d arrays where the gradients are: a factor in float64,
+        and in int32 whether to skip. If no device decides, the host waits for their values.
+
         Raises
         ------
         TypeError, ValueError
             If the loss scale that is given is no positive number, or there is one already.
         """
+        if isinstance(given, Verdict):
+            known, (factor, skip, _) = self._deciding(Known(), buckets, version), given
+            if known.judge is None:
+                given = Verdict(None if factor is None else float(factor), bool(skip))
+            return known._replace(verdict=given)
         if given is not None:
             if self.scaling is not None:
                 raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
@@ -75,11 +86,15 @@ class Judging:
         check = given is not None or self.scaling is not None or self.skip_nonfinite or scaled
         if not check and limit is None:
             return Known()
+        return self._deciding(Known(given, limit, check), buckets, version)
+
+    def _deciding(self, known: Known, buckets: list[Bucket], version: int) -> Known:
+        """What is known, and what decides in the host's place."""
         if self._judge[0] != version:
             engines = [select(self._engine, bucket)[0] for bucket in [*buckets, *measured(buckets)]]
             one = len({x.name for x in engines}) == 1
             self._judge = version, engines[0].judge(buckets) if one and self._team.size == 1 else None
-        return Known(given, limit, check, self._judge[1])
+        return known._replace(judge=self._judge[1])
 
     def inverse(self, known: Known) -> Any:
         """What gradients of this call are multiplied by for their loss scale; None for nothing."""
@@ -102,6 +117,8 @@ class Judging:
         """What the step is to do with these gradients; `scaled` where the loss scale is still in them."""
         self._norms = None
         own = self.scaling is not None
+        if known.verdict is not None:
+            return known.verdict
         if not known.check and known.limit is None:
             return Verdict()
         if known.judge is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import loops, ours, page, peers_jax, peers_torch, picture, report
+from benchmarks import doors, loops, ours, page, peers_jax, peers_torch, picture, report
 from benchmarks.contest import Contestant, Running, race
 from benchmarks.problems import PROBLEMS, Problem
 from benchmarks.run import QUICK, measure
@@ -141,3 +141,11 @@ def test_a_contestant_that_fails_is_left_out_and_one_that_blows_up_is_an_error()
     broken = Contestant("broken", lambda: Running(lambda: None, lambda: [np.array([np.nan])]))
     with pytest.raises(FloatingPointError, match="broken no longer has finite parameters"):
         race([broken], rounds=2)
+
+
+def test_the_doors_are_measured(capsys):
+    doors.main(["--rules", "SGD", "--tensors", "2", "--rounds", "1", "--steps", "1", "--engine", "array_api"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 4 * len(doors.SHAPES)
+    assert rows[2].startswith("| SGD | 2 of (64,) | arrayopt.Optimizer |")
+    assert all(float(row.split("|")[-2]) > 0 for row in rows[2:])

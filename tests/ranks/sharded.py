@@ -5,6 +5,11 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -12,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import arrayopt as ao
+from arrayopt.torch import LAMB
 
 
 def model():
@@ -72,12 +78,43 @@ def check(make, ranks):
         ao.Optimizer(dict(make(model(), ranks).named_parameters()), ao.CAME(lr=0.1))
 
 
+def check_door(make, ranks):
+    """An optimizer of `arrayopt.torch` does as `arrayopt.Optimizer`; PyTorch's checkpoints of it are resumed from."""
+    torch.manual_seed(1)
+    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    nets = [make(model(), ranks) for _ in range(4)]
+    one = ao.Optimizer(dict(nets[0].named_parameters()), ao.LAMB(lr=0.01), clip_norm=0.1)
+    many, *later = [LAMB(net.parameters(), lr=0.01, clip_norm=0.1) for net in nets[1:]]
+
+    def equal():
+        every = zip(*(net.parameters() for net in nets), strict=True)
+        return all(torch.equal(p.to_local(), q.to_local()) for p, *others in every for q in others)
+
+    for _ in range(2):
+        one.step(loss(nets[0], x, y))
+        loss(nets[1], x, y)
+        many.step()
+    for net, opt, full in zip(nets[2:], later, (False, True), strict=True):
+        net.load_state_dict(nets[1].state_dict())
+        options = StateDictOptions(full_state_dict=full)
+        saved = get_optimizer_state_dict(nets[1], many, options=options)
+        assert isinstance(saved["state"]["0.weight"]["m"], DTensor) != full
+        set_optimizer_state_dict(net, opt, saved, options=options)
+    assert equal()
+    one.step(loss(nets[0], x, y))
+    for net, opt in zip(nets[1:], (many, *later), strict=True):
+        loss(net, x, y)
+        opt.step()
+    assert equal()
+
+
 def check_ddp(ranks, rank):
     """DistributedDataParallel reduces gradients; the ranks then share the state."""
     torch.manual_seed(1)
     x, y = torch.randn(8 * ranks, 30), torch.randint(0, 6, (8 * ranks,))
-    net = DistributedDataParallel(model())
+    net, other = DistributedDataParallel(model()), DistributedDataParallel(model())
     alone = copy.deepcopy(net.module)
+    door = LAMB(other.parameters(), lr=0.01, engine="numba")
     one = ao.Optimizer(dict(alone.named_parameters()), ao.LAMB(lr=0.01), engine="numba")
     many = ao.Optimizer(dict(net.module.named_parameters()), ao.LAMB(lr=0.01), comm=dist.group.WORLD)
     for _ in range(3):
@@ -86,6 +123,9 @@ def check_ddp(ranks, rank):
         grads = {name: p.grad for name, p in net.module.named_parameters()}
         many.step(grads)
         one.step({name: g.clone() for name, g in grads.items()})
+        loss(other, x[own], y[own])
+        door.step()
+    assert all(torch.equal(p, q) for p, q in zip(other.module.parameters(), alone.parameters(), strict=True))
     for name, p in net.module.named_parameters():
         assert torch.equal(p.data, dict(alone.named_parameters())[name].data), name
     held = sum(about["m"].numel() for about in many.state.values())
@@ -97,6 +137,8 @@ if __name__ == "__main__":
     ranks, rank = dist.get_world_size(), dist.get_rank()
     for make in [fsdp, tensor_parallel, *([both] if ranks % 2 == 0 and ranks > 2 else [])]:
         check(make, ranks)
+        if make is fsdp or ranks > 2:
+            check_door(make, ranks)
         print(f"rank {rank}: {make.__name__} ok", flush=True)
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)

@@ -108,10 +108,10 @@ class _Table(Batch):
         with on_device(self.access, self.device):
             clip = asked.clip
             self.send(asked.hypers)
-            self.factor = clip if is_array(clip) else self.factor_there.array
+            self.factor = cupy.asarray(clip) if is_array(clip) else self.factor_there.array  # PyTorch's, perhaps
             if not is_array(clip):
                 self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
-            self.skip = NOTHING if asked.skip is None else asked.skip
+            self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
             self.locate()
             self.alive = self._bind_grads(rows.all, grads)
             if self.captured and not self.table.holds(self.host):

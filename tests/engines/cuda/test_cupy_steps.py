@@ -9,6 +9,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import table as engines
+from arrayopt.state.verdict import Verdict
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import SHAPES, bits, compare, pair, step, trees
 from tests.support.slow import marked
@@ -91,6 +92,22 @@ def test_a_loss_scale_of_the_call(cupy, options):
     compare(opts[:2])
     compare(opts[2:])
     assert bits(opts[1]) == bits(opts[3])
+
+
+def test_what_somebody_else_decides_is_not_waited_for(cupy):
+    """As PyTorch's ``GradScaler`` does, for `arrayopt.torch`: a factor and whether to skip, in device memory."""
+    opts = pair(cupy, ao.AdamW(), LITTLE)
+    for k, bad in enumerate([False, True, False]):
+        verdicts = [Verdict(xp.asarray(0.125), xp.asarray(int(bad), dtype=xp.int32)) for xp in (np, cupy)]
+        grads = [{name: xp.asarray(g * 8) for name, g in trees(LITTLE, "float32", k).items()} for xp in (np, cupy)]
+        opts[0].step(grads[0], loss_scale=verdicts[0])
+        before = bits(opts[1])
+        with standin.forbidden(*(["sync", "device-to-host"] if k else [])):
+            opts[1].step(grads[1], loss_scale=verdicts[1])
+        assert (bits(opts[1]) == before) == bad
+    assert [opt.state["w"]["t"] for opt in opts] == [2, 2]
+    assert [opt.step_count for opt in opts] == [3, 3]
+    compare(opts)
 
 
 def test_state_moves_between_host_and_device(cupy):

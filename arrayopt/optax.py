@@ -1,0 +1,158 @@
+"""Every rule as a transformation of optax, under its name in small letters: ``arrayopt.optax.lamb(1e-3)``."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from arrayopt import functional, rules
+from arrayopt.foreign import RULE, unknown
+from arrayopt.params.groups import fields_of
+from arrayopt.rules.base import Rule
+
+__all__ = ["State", "transformation"]
+
+_UNGIVEN: Any = object()
+
+_NAMES = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
+"""What optax calls fields of rules."""
+
+
+class State(NamedTuple):
+    """The state of a transformation.
+
+    Attributes
+    ----------
+    count : 0-d array
+        The number of updates.
+    slots : dict of str to tree
+        The rule's slots, each as a tree like the parameters, with None for those that do not have it.
+    """
+
+    count: Any
+    slots: dict[str, Any]
+
+
+def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
+    """A rule as a transformation of optax.
+
+    Parameters
+    ----------
+    rule : Rule
+        The rule. Its schedules see the number of updates so far.
+
+    Returns
+    -------
+    optax.GradientTransformationExtraArgs
+        `init(params)` returns a `State`. `update(grads, state, params)` returns the difference between the new
+        parameters and `params`, for `optax.apply_updates`, and the new state.
+
+    Raises
+    ------
+    TypeError
+        If `rule` is not a Rule.
+
+    Notes
+    -----
+    ``params + update`` is rounded once more, so it may be another than the new parameter in the last bit where an
+    update is large. Masters and averages of parameters, which are slots, are those of `arrayopt.update`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, optax, arrayopt as ao
+    >>> from arrayopt.optax import transformation
+    >>> tx, params = transformation(ao.SGD(lr=0.5)), {"w": jnp.ones(2)}
+    >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+    >>> optax.apply_updates(params, updates)["w"].tolist(), int(state.count)
+    ([0.5, 0.5], 1)
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+
+    def init(params: Any) -> State:
+        named, tree = _named(params)
+        tensors = functional.init(rule, named)["tensors"] if named else {}
+        return State(jnp.zeros((), jnp.int32), _slots(rule, tensors, tree))
+
+    def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
+        if params is None:
+            raise ValueError(f"{type(rule).__name__}: an update needs the parameters: tx.update(grads, state, params)")
+        named, tree = _named(params)
+        count: Any = optax.safe_increment(state.count)
+        if not named:
+            return grads, State(count, state.slots)
+        each = {slot: tree.flatten_up_to(x) for slot, x in state.slots.items()}
+        tensors = {
+            name: {"t": state.count, **{slot: x[i] for slot, x in each.items() if x[i] is not None}}
+            for i, name in enumerate(named)
+        }
+        given = dict(zip(named, tree.flatten_up_to(grads), strict=True))
+        new, made = functional.update(rule, named, given, {"step": state.count, "tensors": tensors})
+        difference = [new[name] - p for name, p in named.items()]
+        return tree.unflatten(difference), State(count, _slots(rule, made["tensors"], tree))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _named(params: Any) -> tuple[dict[str, Any], Any]:
+    """The leaves of a tree by their paths, or by number where paths are not different; and the tree without them."""
+    pairs, tree = jax.tree_util.tree_flatten_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "param" for path, _ in pairs]
+    if len(set(names)) < len(names):
+        names = [str(i) for i in range(len(names))]
+    return dict(zip(names, (leaf for _, leaf in pairs), strict=True)), tree
+
+
+def _slots(rule: Rule, tensors: dict[str, dict[str, Any]], tree: Any) -> dict[str, Any]:
+    """A tree for each slot that a tensor has; where there are no tensors, for those that matrices have."""
+    every = dict.fromkeys(slot for own in tensors.values() for slot in own if slot != "t")
+    if not tensors:
+        every = dict.fromkeys(rule.all_slots(np, np.zeros((1, 1)), "float32"))
+    return {slot: tree.unflatten([own.get(slot) for own in tensors.values()]) for slot in every}
+
+
+def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """The function that makes a rule's transformation."""
+    fields = fields_of(rule)
+
+    def make(lr: Any = _UNGIVEN, **given: Any) -> optax.GradientTransformationExtraArgs:
+        given = given if lr is _UNGIVEN else {"lr": lr, **given}
+        given = {_NAMES[name] if _NAMES.get(name) in fields else name: value for name, value in given.items()}
+        for name, value in given.items():
+            if name not in fields:
+                raise TypeError(unknown(make.__name__, fields, name, RULE, value))
+        return transformation(rule(**given))
+
+    make.__name__ = make.__qualname__ = rule.__name__.lower()
+    make.__doc__ = (
+        f"`{rule.__name__}` as a transformation of optax; see there for the fields, and `transformation`.\n\n"
+        "The learning rate may come first, without its name; `learning_rate`, `b1`, `b2` and `b3` are known, too."
+    )
+    common = set(fields_of(Rule))
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                f.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
+            )
+            for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
+        ]
+    )
+    return make
+
+
+_MADE = {name.lower(): _factory(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
+globals().update(_MADE)
+__all__ += sorted(_MADE)
+__all__.sort(key=lambda name: (not name[0].isupper(), name))
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
+        """What makes the transformation of a rule."""

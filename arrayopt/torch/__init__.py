@@ -1,0 +1,18 @@
+"""Every rule as a ``torch.optim.Optimizer``, for a PyTorch loop as it stands: ``from arrayopt.torch import LAMB``."""
+
+from typing import TYPE_CHECKING
+
+from arrayopt import rules
+from arrayopt.torch.make import optimizer
+from arrayopt.torch.optimizer import Optimizer
+
+__all__ = ["Optimizer", "optimizer"]
+
+_MADE = {name: optimizer(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
+globals().update(_MADE)
+__all__ = sorted([*__all__, *_MADE], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[Optimizer]:
+        """The optimizer of a rule."""

@@ -1,0 +1,167 @@
+"""The `arrayopt.Optimizer` below one of PyTorch's: made of parameter groups, and kept as they say."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import is_, itemgetter
+from typing import Any
+
+from torch import Tensor
+
+from arrayopt.optimizer import Optimizer
+from arrayopt.params.groups import fields_of
+from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import Tensor as Known
+from arrayopt.torch.state import put
+
+__all__ = ["Below"]
+
+Groups = Sequence[Mapping[str, Any]]
+States = Mapping[Tensor, Mapping[str, Any]]
+
+
+class Below:
+    """An `arrayopt.Optimizer` over the parameters of groups.
+
+    The groups have the only truth about numbers and parameters, and the optimizer that about slots and counts: it is
+    made anew, with the state that there is, where parameters come, go or change, or a field changes what is computed.
+
+    Parameters
+    ----------
+    who : str
+        What errors begin with.
+    rule : type
+        The rule.
+    options : dict
+        Those of `arrayopt.Optimizer`.
+    groups : sequence of dict
+        PyTorch's parameter groups, each with all fields of the rule.
+    states : mapping of tensor to dict
+        State for some of the parameters, as `arrayopt.torch.state.show` has it; it is copied.
+    steps : int
+        The number of steps made.
+    """
+
+    def __init__(
+        self, who: str, rule: type[Rule], options: dict[str, Any], groups: Groups, states: States, steps: int
+    ) -> None:
+        self._who, self._rule, self._options = who, rule, options
+        self.made: Optimizer | None = None
+        self._fields = fields_of(rule)
+        self._take: Any = itemgetter(*self._fields)
+        self._make(groups, states, steps, copies=True)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the optimizer as they are now."""
+        return self._options if self.made is None else {**self._options, "clip_norm": self.made.clip_norm}
+
+    @property
+    def steps(self) -> int:
+        """The number of steps made."""
+        return 0 if self.made is None else self.made.step_count
+
+    @property
+    def tensors(self) -> list[Known]:
+        """The optimizer's tensors, in the order of `params`."""
+        return [] if self.made is None else self.made._parameters.all
+
+    def _make(self, groups: Groups, states: States, steps: int, *, copies: bool) -> None:
+        """Make the optimizer, `made`; None where there are no parameters. Or raise, and change nothing."""
+        filled = [group for group in groups if group["params"]]
+        params = [p for group in filled for p in group["params"]]
+        values = [self._values(group) for group in filled]
+        rules = [self._of(x) for x in values]
+        names = [name for group in filled for name in group.get("param_names", ())]
+        named = len(params) == len(names) == len(set(names))
+        entries = [
+            {
+                "params": dict(zip(group["param_names"], group["params"], strict=True)) if named else group["params"],
+                **dict(zip(self._fields, x, strict=True)),
+            }
+            for group, x in zip(filled, values, strict=True)
+        ]
+        made = Optimizer(entries, rules[0], **self.options) if filled else None
+        if made is not None:
+            self._restore(params, made, states, copies=copies)
+            made.__setattr__("step_count", steps)
+        self.made, self.params = made, params
+        self._see(groups, values)
+
+    def _see(self, groups: Groups, values: Iterable[tuple[Any, ...]]) -> None:
+        """Take down what groups hold, and their values."""
+        found = iter(values)
+        self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
+
+    def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
+        """Whether a group holds the very objects that it did; tensors as values may have become others."""
+        params, values = seen
+        now = group["params"]
+        same = len(now) == len(params) and all(map(is_, now, params))
+        try:
+            return same and (not now or all(map(is_, self._take(group), values)))
+        except KeyError:
+            return False
+
+    def _restore(self, params: list[Tensor], made: Optimizer, states: States, *, copies: bool) -> None:
+        """Have parameters go on from states."""
+        pairs = zip(params, made._parameters.all, strict=True)
+        given = [(f"parameter {x.name}", x, states[p]) for p, x in pairs if p in states]
+        if put(self._who if copies else f"{self._who}: groups have changed", given, copies=copies):
+            made._parameters.begin()
+
+    def follow(self, groups: Groups) -> Optimizer | None:
+        """The optimizer, once it is as the groups say now."""
+        if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
+            return self.made
+        sizes = [len(group["params"]) for group in groups] == [len(params) for params, _ in self._seen]
+        same = sizes and all(map(is_, (p for group in groups for p in group["params"]), self.params))
+        if same and self.made is not None:
+            values = [self._values(group) for group in groups if group["params"]]
+            own, seen = self.made.groups, [x for params, x in self._seen if params]
+            rules = [
+                group.rule if all(map(is_, new, old)) else self._of(new)
+                for group, new, old in zip(own, values, seen, strict=True)
+            ]
+            if all(rule.structure == group.rule.structure for group, rule in zip(own, rules, strict=True)):
+                for group, rule in zip(own, rules, strict=True):
+                    group.replace_rule(rule)
+                self.made._rule = rules[0]
+                self._see(groups, values)
+                return self.made
+        kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
+        self._make(groups, kept, self.steps, copies=False)
+        return self.made
+
+    def write(self, states: States) -> None:
+        """Set the states of some parameters; those whose state is empty begin anew."""
+        if self.made is None:
+            return
+        rules = {x.name: group.rule for group in self.made.groups for x in group.tensors}
+        pairs = zip(self.params, self.tensors, strict=True)
+        anew = [(x, x.fresh(rules[x.name])) for p, x in pairs if p in states and not states[p]]
+        self._restore(self.params, self.made, states, copies=True)
+        for tensor, slots in anew:
+            tensor.slots = slots
+
+    # ---- what groups say --------------------------------------------------------------------------------------------
+
+    def _values(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of the rule's fields in a group; tensors of one element as numbers."""
+        try:
+            values: tuple[Any, ...] = self._take(group)
+        except KeyError as error:
+            raise ValueError(f"{self._who}: a parameter group must have {error}") from error
+        if any(isinstance(x, Tensor) for x in values):
+            values = tuple(self._number(name, x) for name, x in zip(self._fields, values, strict=True))
+        return values
+
+    def _number(self, name: str, x: Any) -> Any:
+        """A tensor of one element as a number; what is none as it is."""
+        if not isinstance(x, Tensor):
+            return x
+        if x.numel() != 1:
+            raise ValueError(f"{self._who}: `{name}` as a tensor must have one element; got {x!r}")
+        return x.item()
+
+    def _of(self, values: Iterable[Any]) -> Rule:
+        """The rule with a group's values."""
+        return self._rule(**dict(zip(self._fields, values, strict=True)))

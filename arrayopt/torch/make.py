@@ -1,0 +1,126 @@
+"""The classes of `arrayopt.torch`: one for each rule, made from its fields."""
+
+import dataclasses
+import inspect
+from functools import cache
+from typing import Any
+
+from arrayopt.params.groups import fields_of
+from arrayopt.rules.base import Rule
+from arrayopt.torch.optimizer import OPTIONS, Optimizer
+
+__all__ = ["optimizer"]
+
+_DOC = """{first}
+
+The `torch.optim.Optimizer` of `{name}`: see there for the formula, and `arrayopt.torch` for what all of these can do.
+
+Parameters
+----------
+params : iterable of tensors, of (name, tensor), or of group dicts
+    What to update, as PyTorch's optimizers take it.
+{fields}
+maximize : bool, default False
+    Go up and not down. Groups may have values of their own.
+engine : str, default "auto"
+    What runs the rule; see `arrayopt.Optimizer`.
+clip_norm : number, schedule or sequence, optional
+    The largest joint norm of all gradients, in (0, inf).
+skip_nonfinite : bool, default False
+    Skip each step with a gradient that is not finite.
+stats : bool, default False
+    Collect ``inner.stats`` in each step.
+
+Raises
+------
+TypeError, ValueError
+    For values of the wrong kind or outside their intervals, and for parameters that cannot be used.
+"""
+
+
+@cache
+def optimizer(rule: type[Rule]) -> type[Optimizer]:
+    """The ``torch.optim.Optimizer`` of a rule.
+
+    Parameters
+    ----------
+    rule : type
+        A subclass of `arrayopt.Rule`.
+
+    Returns
+    -------
+    type
+        A subclass of `arrayopt.torch.Optimizer`, always the same one for a rule. It takes parameters and, by name, the
+        rule's fields, `maximize`, and options of `arrayopt.Optimizer`: `engine`, `clip_norm`, `skip_nonfinite`,
+        `stats`. The learning rate may come second, without its name.
+
+    Raises
+    ------
+    TypeError
+        If `rule` is no class of rules, or has a field of the name of an option.
+
+    Examples
+    --------
+    >>> import torch, arrayopt as ao
+    >>> from arrayopt.torch import optimizer
+    >>> w = torch.nn.Parameter(torch.ones(2))
+    >>> opt = optimizer(ao.LARS)([w], lr=0.1)
+    >>> isinstance(opt, torch.optim.Optimizer), opt.param_groups[0]["momentum"]
+    (True, 0.9)
+    """
+    if not (isinstance(rule, type) and issubclass(rule, Rule) and not inspect.isabstract(rule)):
+        raise TypeError(f"arrayopt.torch.optimizer: `rule` must be a class of rules such as LAMB; got {rule!r}")
+    taken = [name for name in fields_of(rule) if name in OPTIONS]
+    if taken:
+        raise TypeError(f"arrayopt.torch.optimizer: {rule.__name__} has a field {taken[0]!r}, an option of optimizers")
+    first, _, rest = inspect.cleandoc(rule.__doc__ or f"{rule.__name__}.").partition("\n")
+    return type(
+        rule.__name__,
+        (Optimizer,),
+        {
+            "rule": rule,
+            "__doc__": _DOC.format(first=first, name=rule.__name__, fields=_fields(rule, rest)),
+            "__module__": "arrayopt.torch",
+            "__signature__": _signature(rule),
+            "__reduce__": _reduce,
+        },
+    )
+
+
+def _fields(rule: type[Rule], doc: str) -> str:
+    """The part of a rule's documentation that is about its fields; their names and defaults if there is none."""
+    _, _, after = doc.partition("\nParameters\n----------\n")
+    text: str = after.partition("\n\n")[0]
+    if text:
+        return text
+    return "\n".join(
+        f"{name}, default {value.default!r}" for name, value in _signature(rule).parameters.items() if name
+    )
+
+
+def _signature(rule: type[Rule]) -> inspect.Signature:
+    """How a class is called: the parameters, the learning rate, and by name all the rest."""
+    by_name, common = inspect.Parameter.KEYWORD_ONLY, set(fields_of(Rule))
+    given = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else by_name,
+            default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
+        )
+        for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
+    ]
+    base = inspect.signature(Optimizer.__init__).parameters
+    params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([params, *given, *(base[name] for name in OPTIONS)])
+
+
+def _reduce(self: Optimizer) -> Any:
+    """How an optimizer is pickled: the class by its rule, for its own name may be anywhere."""
+    made = type(self)
+    return _bare, (self.rule if made is optimizer(self.rule) else made,), self.__getstate__()
+
+
+def _bare(made: type[Any]) -> Optimizer:
+    """An optimizer that has nothing yet: of a rule, or of a class of one's own."""
+    bare: Optimizer = object.__new__(optimizer(made) if issubclass(made, Rule) else made)
+    return bare

@@ -1,0 +1,238 @@
+"""What all optimizers of `arrayopt.torch` are: ``torch.optim.Optimizer`` on the outside, `arrayopt.Optimizer` below."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from arrayopt.foreign import RULE, spread, unknown
+from arrayopt.hyper import Hyper
+from arrayopt.optimizer import Optimizer as Inner
+from arrayopt.params.groups import fields_of
+from arrayopt.rules.base import Rule
+from arrayopt.state.verdict import Verdict
+from arrayopt.torch.below import Below
+from arrayopt.torch.settings import Settings
+from arrayopt.torch.state import State
+
+__all__ = ["OPTIONS", "Optimizer"]
+
+_UNGIVEN: Any = object()
+
+_eager = torch._disable_dynamo  # type: ignore[attr-defined]
+"""What is called by compiled code, and not compiled."""
+
+OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
+"""What every optimizer takes beside the fields of its rule."""
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The base of the optimizers of `arrayopt.torch`. Each is made from a rule, by `arrayopt.torch.optimizer`.
+
+    Parameters
+    ----------
+    params : iterable of tensors, of (name, tensor), or of group dicts
+        What to update, as PyTorch's optimizers take it.
+    lr, **fields
+        Fields of the rule.
+    maximize, engine, clip_norm, skip_nonfinite, stats
+        See `optimizer`.
+    """
+
+    rule: ClassVar[type[Rule]]
+    """The rule."""
+
+    _below: Below | None = None
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = _UNGIVEN,
+        *,
+        maximize: bool = False,
+        engine: str = "auto",
+        clip_norm: Hyper | None = None,
+        skip_nonfinite: bool = False,
+        stats: bool = False,
+        **fields: Any,
+    ) -> None:
+        who = type(self).__name__
+        if not hasattr(self, "rule"):
+            raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
+        if not isinstance(maximize, bool):
+            raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
+        known = fields_of(self.rule)
+        given = fields if lr is _UNGIVEN else {"lr": lr, **fields}
+        for name, value in given.items():
+            if name not in known and not spread(known, name):
+                raise TypeError(unknown(who, [*known, *OPTIONS], name, RULE, value))
+        own = {f.name: f.default for f in dataclasses.fields(self.rule) if f.default is not dataclasses.MISSING}
+        options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
+        super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
+        self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
+
+    @property
+    def inner(self) -> Inner | None:
+        """The `arrayopt.Optimizer` that makes the steps, to look at: ``explain()``, ``stats``, ``now()``.
+
+        Settings and state are changed here, in `param_groups` and `state`, and not there. It is another one after
+        parameters have come or gone; None where there are none.
+        """
+        return None if self._below is None else self._below.follow(self.param_groups)
+
+    # ---- the step ---------------------------------------------------------------------------------------------------
+
+    @_eager
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters by their gradients.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the gradients again, and returns the loss. It is called once, before the update.
+
+        Returns
+        -------
+        loss
+            What `closure` returned, or None.
+        """
+        own = type(self).step is Optimizer.step  # else PyTorch has put the hooks around that of the class on top
+        return (_hooked if own else _step)(*((self,) if closure is None else (self, closure)))
+
+    step.hooked = True  # type: ignore[attr-defined]  # or compiled code would see the hooks, and warn
+
+    def _gradients(self, params: list[Tensor]) -> list[Tensor | None]:
+        """The gradients, negated where the aim is to maximize."""
+        grads = [p.grad for p in params]
+        if any(group.get("maximize") for group in self.param_groups):
+            up = [group.get("maximize") for group in self.param_groups for _ in group["params"]]
+            grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
+        return grads
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a ``GradScaler`` is to leave it to `step` to divide gradients, and to skip."""
+        inner = self.inner
+        return inner is not None and inner.clip_norm is None and inner._team.size == 1
+
+    def _verdict(self) -> Any:
+        """What a ``GradScaler`` has found, without waiting for it."""
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is None:
+            return None
+        skip = (found != 0).to(torch.int32) if isinstance(found, Tensor) else bool(found)
+        return Verdict(None if scale is None else scale.double().reciprocal(), skip)
+
+    # ---- groups and state -------------------------------------------------------------------------------------------
+
+    @_eager
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group: a dict with ``params`` and the group's own values of the rule's fields."""
+        super().add_param_group(Settings(self.rule, param_group) if isinstance(param_group, dict) else param_group)
+        if self._below is not None:
+            try:
+                self._below.follow(self.param_groups)
+            except BaseException:
+                self.param_groups.pop()
+                raise
+
+    @property
+    def state(self) -> Any:
+        """The state of each parameter: ``step``, the number of its updates, and the rule's slots."""
+        inner, below = self.inner, self._below
+        if inner is None or below is None:
+            return State((), lambda states: None)
+        inner._parameters.take_up()
+        return State(zip(below.params, below.tensors, strict=True), below.write)
+
+    @state.setter
+    def state(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        if self.inner is not None and self._below is not None:
+            self._below.write({p: states.get(p, {}) for p in self._below.params})
+
+    # ---- state dicts, copies and pickles ----------------------------------------------------------------------------
+
+    @_eager
+    def state_dict(self) -> dict[str, Any]:
+        """The state as PyTorch's: ``state`` and ``param_groups`` of plain dicts, and the number of steps.
+
+        Tensors are those that the next step writes. ``torch.load`` reads it with ``weights_only=True``, unless a field
+        is a schedule.
+        """
+        inner, made = self.inner, super().state_dict()
+        state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
+        return {**made, "state": state, "step_count": 0 if inner is None else inner.step_count}
+
+    @_eager
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned. Tensors are copied, and keep the dtypes and devices that are here.
+
+        Raises
+        ------
+        ValueError
+            If it does not fit, listing every mismatch. Nothing has been changed then.
+        """
+        saved = state_dict.copy()
+        for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
+            replaced = pre_hook(self, saved)
+            saved = saved if replaced is None else replaced
+        self.__setstate__(self._loaded(saved))
+        for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
+            post_hook(self)
+
+    def _loaded(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """A state dict with the parameters themselves in it, in place of their numbers."""
+        who, mine, theirs = type(self).__name__, self.param_groups, saved["param_groups"]
+        sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")
+        groups, home = [], dict[Any, Tensor]()
+        for group, was in zip(mine, theirs, strict=True):
+            home |= zip(was["params"], group["params"], strict=True)
+            names = {"param_names": group["param_names"]} if "param_names" in group else {}
+            groups.append({**self.defaults, **names, **was, "params": group["params"]})
+        strange = [key for key in saved["state"] if key not in home]
+        if strange:
+            raise ValueError(f"{who}: there is state of {strange}, which are in no group")
+        state = {home[key]: entry for key, entry in saved["state"].items()}
+        return {"state": state, "param_groups": groups, "step_count": saved.get("step_count")}
+
+    def __getstate__(self) -> dict[str, Any]:
+        inner, below = self.inner, self._below
+        return {
+            "defaults": dict(self.defaults),
+            "param_groups": [dict(group) for group in self.param_groups],
+            "state": {p: dict(entry) for p, entry in self.state.items()},
+            "step_count": 0 if inner is None else inner.step_count,
+            "options": {} if below is None else below.options,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        states, steps = state["state"], state.get("step_count")
+        if steps is None:  # as in a state that other software has taken apart and put together
+            counts = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
+            steps = int(max(counts, default=0))
+        options = state["options"] if "options" in state else getattr(self._below, "options", {})
+        groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
+        below = Below(type(self).__name__, self.rule, options, groups, states, steps)
+        super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
+        self.param_groups, self._below = groups, below
+
+
+def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    """See `Optimizer.step`."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    with torch.no_grad():
+        inner, below = self.inner, self._below
+        if inner is not None and below is not None:
+            inner.step(self._gradients(below.params), loss_scale=self._verdict())
+    return loss
+
+
+_hooked = torch.optim.Optimizer.profile_hook_step(_step)
+"""The same with the hooks of PyTorch, and under its name in profiles."""

@@ -1,0 +1,301 @@
+"""`arrayopt.optax`: what optax asks of each of its own optimizers, of every rule; and what programs make of them."""
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from tests.support import cases, refusals
+from tests.support.slow import marked
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: make test installs it")
+optax = pytest.importorskip("optax", reason="optax is not installed: make test installs it")
+
+import jax.numpy as jnp  # noqa: E402
+
+import arrayopt.optax as door  # noqa: E402
+from arrayopt.optax import transformation  # noqa: E402
+
+ROWS = [(name, row) for name, rows in cases.CASES.items() for row in rows]
+FIRST = marked(
+    ROWS,
+    lambda name, row: name in ("LAMB", "SGD") and row is cases.CASES[name][0],
+    lambda x: x if isinstance(x, str) else "",
+)
+LAMB = marked(ROWS, lambda name, row: name == "SGD" and row is cases.CASES[name][0], lambda x: str(x))
+
+
+def made(name, row):
+    return getattr(door, name.lower())(**row)
+
+
+def tree(seed=0, dtype="float32"):
+    rng = np.random.default_rng(seed)
+    shapes = {"w": (4, 3), "b": (5,)}
+    leaves = {name: jnp.asarray(rng.standard_normal(shape), dtype) for name, shape in shapes.items()}
+    return {"layers": [leaves, (jnp.asarray(rng.standard_normal((2, 3, 2)), dtype),)]}
+
+
+def looks(x):
+    """The shape, dtype and weakness of each leaf."""
+    return jax.tree.map(lambda a: (a.shape, a.dtype, a.weak_type), x)
+
+
+def close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(np.asarray(x), np.asarray(y), **tolerance), a, b)
+
+
+# ---- what optax asks of its own --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "row"), FIRST)
+def test_updates_lead_to_the_new_parameters_and_states_keep_their_form(name, row):
+    tx, rule = made(name, row), cases.make(name, row)
+    params, theirs = tree(), tree()
+    state, own = jax.jit(tx.init)(params), rule.init(theirs)
+    first, step = looks(state), jax.jit(tx.update)
+    plain = jax.jit(lambda p, g, s: ao.update(rule, p, g, s))
+    for k in range(3):
+        grads = tree(k + 1)
+        updates, state = step(grads, state, params, unexpected=1)
+        assert looks(updates) == looks(params)
+        params = optax.apply_updates(params, updates)
+        theirs, own = plain(theirs, grads, own)
+    assert looks(state) == first
+    assert int(state.count) == 3
+    close(params, theirs, rtol=2e-5, atol=2e-6)
+    for slot, x in state.slots.items():
+        for path, got in jax.tree_util.tree_leaves_with_path(x):
+            expected = own["tensors"][jax.tree_util.keystr(path, simple=True, separator=".")][slot]
+            np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=1e-4, atol=1e-6)
+
+
+DTYPES = marked([("float32",), ("bfloat16",), ("float16",)], lambda dtype: dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes_stay_where_a_step_may_not_be_made(dtype):
+    tx, params = door.lamb(0.1, ema_decay=0.5), tree(0, dtype)["layers"][0]["w"]
+
+    @jax.jit
+    def step(flag, params, state):
+        here = lambda: tx.update(params, state, params)  # noqa: E731
+        updates, state = jax.lax.cond(flag, here, lambda: (jax.tree.map(jnp.zeros_like, params), state))
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    first = looks(state)
+    for flag in (True, False, True):
+        params, state = step(flag, params, state)
+    assert looks(state) == first
+    assert int(state.count) == 2
+    assert ("master" in state.slots) == (dtype != "float32")
+
+
+@pytest.mark.parametrize(("name", "row"), LAMB)
+def test_inject_hyperparams(name, row):
+    """Numbers become arrays in the state; a schedule is one of optax's."""
+    tx, params, grads = made(name, row), tree(), tree(1)
+    inner = optax.inject_hyperparams(getattr(door, name.lower()))(**row)
+    updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
+    others, injected = jax.jit(inner.update)(grads, inner.init(params), params)
+    close(updates, others, rtol=1e-3, atol=2e-5)  # 1 - 0.9999 of a number in float32
+    for slot, x in state.slots.items():
+        close(x, injected.inner_state.slots[slot], rtol=1e-3, atol=2e-5)
+
+
+def test_inject_hyperparams_with_a_schedule():
+    tx = optax.inject_hyperparams(door.sgd)(lr=optax.linear_schedule(1.0, 0.0, 2))
+    params, grads = {"w": jnp.ones(2)}, {"w": jnp.ones(2)}
+    state, seen = tx.init(params), []
+    for _ in range(3):
+        updates, state = tx.update(grads, state, params)
+        seen.append(float(updates["w"][0]))
+    assert seen == [-1.0, -0.5, 0.0]
+
+
+@pytest.mark.parametrize("target", ["parabola", "rosenbrock"])
+def test_optimization(target):
+    """optax's own aims, for LAMB; it must find them within so many steps as optax's is given."""
+    start, aim, loss = {
+        "parabola": ([-1.0, 10.0, 1.0], [1.0, -1.0, 1.0], lambda p: jnp.sum((p - jnp.array([1.0, -1.0, 1.0])) ** 2)),
+        "rosenbrock": ([0.0, 0.0], [1.0, 1.0], lambda p: (1 - p[0]) ** 2 + 100 * (p[1] - p[0] ** 2) ** 2),
+    }[target]
+    tx = door.lamb(1e-3, weight_decay=0.0)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(jax.grad(loss)(params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    params = jnp.array(start)
+    (params, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, None, length=10_000))((params, tx.init(params)))
+    np.testing.assert_allclose(np.asarray(params), aim, rtol=3e-2, atol=3e-2)
+
+
+def test_tree_map_params_finds_what_lies_along_parameters():
+    tx = door.adamw(1e-3)
+    state = optax.tree_utils.tree_map_params(tx, lambda x: x + 1, tx.init(tree()))
+    assert all(bool((x == 1).all()) for x in jax.tree.leaves(state.slots))
+    assert int(state.count) == 0
+
+
+# ---- what programs make of them --------------------------------------------------------------------------------------
+
+
+def test_several_steps_make_one():
+    tx, params = door.sgd(0.1, momentum=0.9), tree()
+    several = optax.MultiSteps(tx, every_k_schedule=2)
+    state, step = several.init(params), jax.jit(several.update)
+    first, state = step(tree(1), state, params)
+    assert not any(bool(x.any()) for x in jax.tree.leaves(first))
+    second, state = step(tree(2), state, params)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, tree(1), tree(2))
+    expected, _ = jax.jit(tx.update)(mean, tx.init(params), params)
+    close(second, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_labels_masks_and_chains():
+    params, grads = {"a": jnp.ones((3, 2)), "b": jnp.ones(3)}, {"a": jnp.full((3, 2), 2.0), "b": jnp.full(3, 2.0)}
+    labels = {"a": "lars", "b": "sgd"}
+    tx = optax.multi_transform({"lars": door.lars(1.0), "sgd": door.sgd(0.5), "none": door.came(lr=0.1)}, labels)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    close(updates, {"a": jnp.full((3, 2), -1e-3), "b": jnp.full(3, -1.0)}, rtol=1e-4)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.masked(door.sgd(1.0), {"a": True, "b": False}))
+    updates, _ = tx.update(grads, tx.init(params), params)
+    clipped = 2.0 / np.sqrt(4 * 9)
+    close(updates, {"a": jnp.full((3, 2), -clipped), "b": jnp.full(3, clipped)}, rtol=1e-6)
+    empty = door.lamb(0.1)
+    assert empty.update({}, empty.init({}), {})[0] == {}
+
+
+def test_vmap_trains_many_at_once():
+    tx, many = door.lars(1.0), [{"w": tree(k)["layers"][0]["w"]} for k in range(3)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *many)
+    updates, state = jax.jit(jax.vmap(tx.update))(stacked, jax.jit(jax.vmap(tx.init))(stacked), stacked)
+    step = jax.jit(tx.update)
+    for i, params in enumerate(many):
+        alone, _ = step(params, tx.init(params), params)
+        close(jax.tree.map(lambda x, i=i: x[i], updates), alone, rtol=1e-5, atol=1e-7)
+    assert state.count.shape == (3,)
+
+
+def test_shardings_stay():
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    place = NamedSharding(mesh, PartitionSpec("x"))
+    params = {"w": jax.device_put(jnp.ones((8, 3)), place)}
+    tx = door.lamb(0.1)
+    updates, state = jax.jit(tx.update)(params, jax.jit(tx.init)(params), params)
+    for x in (updates["w"], state.slots["m"]["w"], state.slots["v"]["w"]):
+        assert x.sharding.is_equivalent_to(place, 2)
+
+
+def test_a_rule_of_ones_own():
+    tx = transformation(refusals.Signs(lr=0.5))
+    params = jnp.array([1.0, -2.0])
+    updates, state = tx.update(params, tx.init(params), params)
+    assert updates.tolist() == [-0.5, 0.5]
+    assert state.slots == {}
+
+
+def test_schedules_see_the_number_of_updates():
+    tx, params = door.sgd(lambda step: 1.0 / (step + 1)), jnp.ones(1)
+    state, step, seen = tx.init(params), jax.jit(tx.update), []
+    for _ in range(3):
+        updates, state = step(jnp.ones(1), state, params)
+        seen.append(round(1 / -float(updates[0])))
+    assert seen == [1, 2, 3]
+
+
+def test_paths_that_are_alike_are_no_trouble():
+    params = {"a.b": jnp.ones(1), "a": {"b": jnp.ones(2)}}
+    tx = door.sgd(0.5)
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert updates["a"]["b"].tolist() == [-0.5, -0.5]
+
+
+# ---- what is taken, and what is not ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_a_function_is_made_of_a_rules_fields(name):
+    make, rule = getattr(door, name.lower()), getattr(ao, name)
+    parameters = inspect.signature(make).parameters
+    assert next(iter(parameters)) == "lr"
+    assert set(parameters) == {f.name for f in dataclasses.fields(rule)}
+    assert make.__name__ in door.__all__
+    assert name in make.__doc__
+
+
+def test_names_of_optax_are_known():
+    params = jnp.ones(3)
+    states = [
+        jax.jit(tx.update)(params, tx.init(params), params)
+        for tx in (door.adamw(0.1, beta1=0.5, beta2=0.6), door.adamw(learning_rate=0.1, b1=0.5, b2=0.6))
+    ]
+    close(*states)
+
+
+ERRORS = [
+    refusals.row("unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use groups"),
+    refusals.row("range", lambda: door.lamb(-1.0), ValueError, "LAMB: `lr` must be in [0, inf); got -1.0"),
+    refusals.row("no rule", lambda: transformation(3), TypeError, "`rule` must be a Rule", "got 3"),
+    refusals.row("a class", lambda: transformation(ao.LAMB), TypeError, "`rule` must be a Rule"),
+    refusals.row(
+        "no params",
+        lambda: door.lamb().update(jnp.ones(2), door.lamb().init(jnp.ones(2))),
+        ValueError,
+        "LAMB: an update needs the parameters",
+    ),
+    refusals.row("integers", lambda: door.lamb().init({"n": jnp.arange(3)}), TypeError, "floating-point"),
+    refusals.row(
+        "shapes",
+        lambda: door.lamb().update({"w": jnp.ones(3)}, door.lamb().init({"w": jnp.ones(2)}), {"w": jnp.ones(2)}),
+        ValueError,
+        "shape (3,) at 'w', expected (2,)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "exception", "words"), ERRORS)
+def test_wrong_calls(call, exception, words):
+    refusals.raises(call, exception, *words)
+
+
+# ---- flax ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flax():
+    """A TrainState, and NNX's Optimizer: `make test-doors` has flax."""
+    train_state = pytest.importorskip(
+        "flax.training.train_state", reason="flax is not installed: make test-doors has it"
+    )
+    from flax import linen, nnx
+
+    x = jnp.ones((4, 3))
+    net = linen.Dense(2)
+    params = net.init(jax.random.key(0), x)["params"]
+    state = train_state.TrainState.create(apply_fn=net.apply, params=params, tx=door.lamb(0.1))
+    loss = lambda p: (net.apply({"params": p}, x) ** 2).sum()  # noqa: E731
+    step = jax.jit(lambda s: s.apply_gradients(grads=jax.grad(loss)(s.params)))
+    before = float(loss(state.params))
+    for _ in range(5):
+        state = step(state)
+    assert float(loss(state.params)) < before
+
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, door.lamb(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def train(model, optimizer):
+        value, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).sum())(model)
+        optimizer.update(model, grads)
+        return value
+
+    values = [float(train(model, optimizer)) for _ in range(5)]
+    assert values[-1] < values[0]

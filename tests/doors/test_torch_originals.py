@@ -1,0 +1,110 @@
+"""`arrayopt.torch` under PyTorch's own table of cases for its optimizers: each passes, or stands here with a reason."""
+
+import warnings
+
+import pytest
+import torch
+
+import arrayopt.torch as door
+
+pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest: make test installs it")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
+
+SHARED = ("Adafactor", "Adam", "AdamW", "SGD")
+INFOS = {info.name: info for info in optim_db if info.name in SHARED}
+
+ADDED = {"SGD": {"lr": 1e-3}}
+"""What must be said here: a learning rate, which PyTorch's SGD has a default for."""
+
+WRITTEN = {
+    ("Adafactor", "nonzero weight_decay"): {"weight_decay": 0.1},  # min(lr, 1/√t) is the relative step
+    ("Adafactor", "non-default beta2_decay"): {"decay_rate": 1.0},  # its negative
+    ("Adafactor", "non-default clipping threshold d"): {"clip_threshold": 1.5},
+}
+"""What is written otherwise here."""
+
+OTHERWISE = {
+    ("Adafactor", "nonzero weight_decay"): "decay is scaled by the step here, as in the paper; there by lr alone",
+    ("Adafactor", "maximize"): "the same",
+}
+"""What computes something else, and why."""
+
+_FLAG = "how it is computed is no option here: TypeError says so"
+REFUSED_OTHERWISE = {
+    (None, "a param group cannot have duplicate parameters"): "PyTorch warns; here it is an error, too",
+    ("Adafactor", "invalid d"): "`d` is clip_threshold here: TypeError",
+    ("Adafactor", "invalid beta2_decay"): "`beta2_decay` is decay_rate here: TypeError",
+    (None, "lr as Tensor doesn't work with foreach & not capturable"): _FLAG,
+    (None, r"betas\[0\] as a Tensor is not supported for capturable=False and foreach=True"): _FLAG,
+}
+"""What is refused with another kind of exception, and why."""
+
+TAKEN = {
+    (None, "betas must be either both floats or both Tensors"): "each number may be a tensor here",
+    ("Adafactor", "does not support complex parameters"): "it does here",
+}
+"""What works here."""
+
+INPUTS = [(name, x) for name, info in INFOS.items() for x in info.optim_inputs_func("cpu", torch.float64)]
+WRONG = [(name, x) for name, info in INFOS.items() for x in info.optim_error_inputs_func("cpu", torch.float32)]
+
+
+def label(name, x):
+    return f"{name}-{x.desc}"
+
+
+def of(table, name, desc):
+    """What a table says of a case."""
+    return table.get((name, desc), table.get((None, desc)))
+
+
+@pytest.mark.parametrize(("name", "given"), INPUTS, ids=[label(*x) for x in INPUTS])
+def test_inputs(name, given):
+    torch.manual_seed(0)
+    shapes = ((4, 3), (5,), (2, 3, 2), ())
+    a = [torch.nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in shapes]
+    b = [torch.nn.Parameter(p.detach().clone()) for p in a]
+    theirs = INFOS[name].optim_cls(a, **given.kwargs)
+    ours = of(WRITTEN, name, given.desc) or given.kwargs
+    opt = getattr(door, name)(b, **{**ADDED.get(name, {}), **ours}, engine="array_api")
+    for _ in range(5):
+        for p, q in zip(a, b, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        theirs.step()
+        opt.step()
+    close = all(torch.allclose(p, q, rtol=1e-12, atol=1e-14) for p, q in zip(a, b, strict=True))
+    assert close == (of(OTHERWISE, name, given.desc) is None)
+
+
+@pytest.mark.parametrize(("name", "given"), WRONG, ids=[label(n, x.optimizer_error_input) for n, x in WRONG])
+def test_error_inputs(name, given):
+    case = given.optimizer_error_input
+    params = [torch.nn.Parameter(torch.randn(2, 3))] if case.params is None else case.params
+
+    def call():
+        opt = getattr(door, name)(params, **{**ADDED.get(name, {}), **case.kwargs}, engine="array_api")
+        if given.error_on is OptimizerErrorEnum.STEP_ERROR:
+            opt.step()
+
+    if of(TAKEN, name, case.desc):
+        call()
+    elif of(REFUSED_OTHERWISE, name, case.desc):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises((TypeError, ValueError)):
+                call()
+    else:
+        with pytest.raises(given.error_type) as caught:
+            call()
+        assert type(caught.value) is given.error_type
+
+
+def test_the_tables_speak_of_what_there_is():
+    descs = {(name, x.desc) for name, x in INPUTS} | {(name, x.optimizer_error_input.desc) for name, x in WRONG}
+    for key in [*WRITTEN, *OTHERWISE, *REFUSED_OTHERWISE, *TAKEN]:
+        assert key in descs or (key[0] is None and key[1] in {desc for _, desc in descs}), key
+    assert set(INFOS) == set(SHARED)
