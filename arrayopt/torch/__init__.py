@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from arrayopt import rules
 from arrayopt.torch.make import optimizer
-from arrayopt.torch.optimizer import Optimizer
+from arrayopt.torch.base import Optimizer
 
 __all__ = ["Optimizer", "optimizer"]
 
