@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from arrayopt import rules
+from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer
-from arrayopt.torch.optimizer import Optimizer
 
 __all__ = ["Optimizer", "optimizer"]
 

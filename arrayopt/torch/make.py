@@ -7,7 +7,7 @@ from typing import Any
 
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.torch.optimizer import OPTIONS, Optimizer
+from arrayopt.torch.base import OPTIONS, Optimizer
 
 __all__ = ["optimizer"]
 
