@@ -11,7 +11,25 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.parts import Part
 from arrayopt.ranks.comm import RankError
 from arrayopt.ranks.settings import Ranks
-from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Rule
+from arrayopt.rules import (
+    CAME,
+    LAMB,
+    LANS,
+    LARS,
+    SGD,
+    Adafactor,
+    Adam,
+    AdamH,
+    AdamW,
+    Adan,
+    AdEMAMix,
+    Lion,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rule,
+    ScheduleFreeAdamW,
+)
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
@@ -20,17 +38,25 @@ __all__ = [
     "LANS",
     "LARS",
     "SGD",
+    "AdEMAMix",
     "Adafactor",
     "Adam",
+    "AdamH",
     "AdamW",
+    "Adan",
     "Hyper",
+    "Lion",
     "LossScale",
     "Monitor",
+    "NAdam",
     "Optimizer",
     "Part",
+    "RAdam",
+    "RMSprop",
     "RankError",
     "Ranks",
     "Rule",
+    "ScheduleFreeAdamW",
     "flag",
     "init",
     "load_torch",

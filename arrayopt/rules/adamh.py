@@ -1,0 +1,108 @@
+"""AdamH: Adam's direction on a sphere."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from arrayopt.arrays import Array, kind
+from arrayopt.hyper import Hyper, flag, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import choose, debias, moments, nonzero, norm, number, sqrt, zeros_abs2
+
+__all__ = ["AdamH"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AdamH(Rule):
+    r"""Adam's direction on the sphere of each tensor's own norm: Adam with Hyperball (Wen et al. 2026).
+
+    .. math::
+
+        m &\leftarrow \beta_1 m + (1-\beta_1)\, g, \qquad v \leftarrow \beta_2 v + (1-\beta_2)\, |g|^2, \qquad
+             u = \frac{m / c_1}{\sqrt{v / c_2} + \epsilon}, \qquad c_i = 1 - \beta_i^t \\
+        p &\leftarrow R\, n(p - \eta R\, n(u)), \qquad n(x) = x / \lVert x \rVert
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1e-2
+        The learning rate η, in [0, inf): the length of a step as a part of R, so about the angle of it.
+    beta1, beta2 : number, schedule or sequence, default 0.9, 0.999
+        Decay of the first and second moment, in [0, 1).
+    eps : number, schedule or sequence, default 1e-8
+        Added to the root of the second moment, in (0, inf).
+    bias_correction : bool, default True
+        Divide the moments by c₁ and c₂. With False, c₁ = c₂ = 1.
+    radius : number, schedule or sequence, optional
+        R, in (0, inf). By default it is ‖p‖ as it was before the tensor's first update, in the slot ``radius``.
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    A tensor that is zero before its first update has no sphere, and steps as Adam: p ← p - η u. Where u is zero, p is
+    only brought back to its norm. Norms are over the whole tensor. There is no weight decay: the norm is given.
+
+    The norm of p - ηR n(u) follows from ‖p‖, ‖u‖ and ⟨p, u⟩. So a step is two passes over memory, as for `LAMB`. Where
+    η is near 1 and u points along p, little is left of p, and its norm is not exact; the next step makes it so.
+
+    References
+    ----------
+    Wen et al., "Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball Optimization", arXiv:2606.16899.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> w = np.array([3.0, 4.0])
+    >>> ao.Optimizer(w, ao.AdamH(lr=0.1)).step(np.array([1.0, -1.0])).round(3)
+    array([2.627, 4.254])
+    """
+
+    lr: Hyper = real("[0, inf)", 1e-2)
+    beta1: Hyper = real("[0, 1)", 0.9)
+    beta2: Hyper = real("[0, 1)", 0.999)
+    eps: Hyper = real("(0, inf)", 1e-8)
+    bias_correction: bool = flag(True)
+    radius: Hyper | None = real("(0, inf)", None)
+
+    complex_ok: ClassVar[bool] = True
+    squares: ClassVar[tuple[str, ...]] = ("v",)
+    wide: ClassVar[tuple[str, ...]] = ("radius",)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        made = {"m": xp.zeros_like(p), "v": zeros_abs2(xp, p)}
+        return made if self.radius is not None else {**made, "radius": number(xp, p)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        m, v = moments(xp, g, s, h)
+        new = {"m": m, "v": v}
+        m, v = (debias(m, h.beta1, h.t), debias(v, h.beta2, h.t)) if self.bias_correction else (m, v)
+        u = m / (sqrt(xp, v) + h.eps)
+        p_norm, u_norm = norm(xp, p), norm(xp, u)
+        if self.radius is None:
+            new["radius"] = choose(h.t == 1, p_norm, s["radius"])
+        radius = new.get("radius", h.radius)
+        c, scale = _on_sphere(xp, radius, h.lr, p_norm, u_norm, _dot(xp, p, u))
+        return scale * (p - c * u), new
+
+
+def _on_sphere(xp: Any, radius: Any, lr: Any, p_norm: Array, u_norm: Array, dot: Array) -> tuple[Array, Array]:
+    """c and a scale such that scale·(p - c·u) = R n(p - lr·R n(u)), by ‖p - c·u‖² = ‖p‖² - 2c⟨p, u⟩ + c²‖u‖²."""
+    length = xp.where(u_norm > 0, lr * radius, 0.0 * u_norm)
+    largest = nonzero(xp, xp.maximum(p_norm, length))  # all terms are in units of its square
+    a, b = p_norm / largest, length / largest
+    cosine = dot / nonzero(xp, p_norm) / nonzero(xp, u_norm)
+    square = a * a - 2.0 * a * b * cosine + b * b
+    scale = radius / largest / xp.sqrt(xp.maximum(square, 2.0**-20))
+    free = radius == 0
+    return xp.where(free, lr, length / nonzero(xp, u_norm)), xp.where(free, 1.0, scale)
+
+
+def _dot(xp: Any, x: Array, y: Array) -> Array:
+    """⟨x, y⟩ over the whole tensor; of complex tensors that of all real and imaginary parts."""
+    complex_ = kind(x) == "complex"
+    return xp.sum(xp.real(x) * xp.real(y) + xp.imag(x) * xp.imag(y) if complex_ else x * y)
