@@ -38,7 +38,7 @@ class RAdam(Rule):
     decoupled : bool, default False
         Decay the parameter instead: p ← p - ηλp. The moments are then without decay.
     threshold : number, schedule or sequence, default 5
-        What ρ must be above for the step to be scaled by r / √v, in (4, inf).
+        What ρ must be above for the step to be scaled by r / √v, in [0, inf). Below 4, where there is no r, it is 4.
     degenerated_to_sgd : bool, default True
         Step along m / c₁ as long as ρ is not above the threshold. With False, stand still then.
     nesterov : bool, default False
@@ -72,7 +72,7 @@ class RAdam(Rule):
     eps: Hyper = real("(0, inf)", 1e-8)
     weight_decay: Hyper = real("[0, inf)", 0.0)
     decoupled: bool = flag(False)
-    threshold: Hyper = real("(4, inf)", 5.0)
+    threshold: Hyper = real("[0, inf)", 5.0)
     degenerated_to_sgd: bool = flag(True)
     nesterov: bool = flag(False)
 
@@ -100,6 +100,6 @@ def _rectification(h: Any) -> tuple[Any, Any]:
     c2 = bias_correction(h.beta2, h.t)
     most = 2.0 / (1.0 - h.beta2) - 1.0
     rho = most - 2.0 * h.t * h.beta2**h.t / c2
-    known = rho > h.threshold
-    a, b = (choose(x > h.threshold, x, h.threshold) for x in (rho, most))
+    known = rho > choose(h.threshold > 4, h.threshold, 4.0)
+    a, b = (choose(known, x, 5.0) for x in (rho, most))
     return known, scalar("sqrt", (a - 4.0) * (a - 2.0) * b / ((b - 4.0) * (b - 2.0) * a) * c2)

@@ -377,6 +377,14 @@ EDGES = {
     "Adam": [{}, {"weight_decay": 0.1}, {"beta1": 0.0, "beta2": 0.0}],
     "SGD": [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "dampening": 1.0, "weight_decay": 0.1}],
     "Adafactor": [{}, {"eps1": 0.0, "beta1": 0.9}, {"eps1": 0.0, "eps_scale": 0.0, "decay_rate": 0.0}],
+    "Lion": [{}, {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.1}],
+    "RMSprop": [{"momentum": 0.9}, {"alpha": 0.0, "momentum": 0.5, "weight_decay": 0.1}, {"initial_scale": 1.0}],
+    "NAdam": [{}, {"beta1": 0.0, "beta2": 0.0}, {"momentum_decay": 0.0, "weight_decay": 0.1}],
+    "RAdam": [{}, {"beta1": 0.0, "beta2": 0.0}, {"beta2": 0.6, "threshold": 4.1, "weight_decay": 0.1}],
+    "Adan": [{}, {"beta1": 0.0, "beta2": 0.0, "beta3": 0.0}],
+    "AdEMAMix": [{}, {"beta1": 0.0, "beta3": 0.0, "beta3_warmup": 2.0, "alpha_warmup": 2.0}],
+    "ScheduleFreeAdamW": [{}, {"lr": 0.0}, {"lr": 0.0, "weight_lr_power": 0.0, "warmup_steps": 2.0}],
+    "AdamH": [{}, {"radius": 2.0}, {"beta1": 0.0, "beta2": 0.0}],
 }
 
 

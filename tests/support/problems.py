@@ -13,6 +13,7 @@ import arrayopt as ao
 from arrayopt.params.trees import flatten
 
 RULES = ("LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor")
+RULES += ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH")
 COMPLEX = ("LAMB", "AdamW")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0))
@@ -39,6 +40,16 @@ NUMBERS = {
     "decay_rate": [0.0, 0.8, 1.0],
     "trust_coefficient": [1e-3, 1.0],
     "dampening": [0.0, 0.5, 1.0],
+    "alpha": [0.5, 0.9, 0.999],
+    "initial_scale": [0.0, 1.0],
+    "momentum_decay": [0.0, 4e-3, 1.0],
+    "threshold": [0.0, 4.1, 5.0],
+    "alpha_warmup": [None, 1, 2.5],
+    "beta3_warmup": [None, 1, 2.5],
+    "warmup_steps": [0.0, 1, 2.5],
+    "r": [0.0, 0.5, 1.0],
+    "weight_lr_power": [0.0, 1.0, 2.0],
+    "radius": [None, 1e-3, 2.0],
     **{name: [0.0, 0.5, 0.9, 0.999] for name in ("beta1", "beta2", "beta3", "momentum")},
 }
 """For each field numbers that matter: off, the ends of its interval, what binds and what does not."""

@@ -103,7 +103,7 @@ def radam(h, shape, p, g, s, t):
         m_hat = [h.beta1 * a / c1_next + (1 - h.beta1) * b / c1 for a, b in zip(m, g, strict=True)]
     most = 2 / (1 - h.beta2) - 1
     rho = most - 2 * t * h.beta2**t / c2
-    if rho > h.threshold:
+    if rho > max(h.threshold, 4):
         r = math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho))
         u = [r * a * math.sqrt(c2) / (math.sqrt(b) + h.eps) for a, b in zip(m_hat, v, strict=True)]
     else:
