@@ -40,7 +40,8 @@ class RAdam(Rule):
     threshold : number, schedule or sequence, default 5
         What ρ must be above for the step to be scaled by r / √v, in [0, inf). Below 4, where there is no r, it is 4.
     degenerated_to_sgd : bool, default True
-        Step along m / c₁ as long as ρ is not above the threshold. With False, stand still then.
+        Step along m / c₁ as long as ρ is not above the threshold. With False, p stands still then: it does not decay
+        either, where that is decoupled.
     nesterov : bool, default False
         Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax).
     grad_centralization : bool, default False
@@ -91,7 +92,7 @@ class RAdam(Rule):
         known, r = _rectification(h)
         early = 1.0 if self.degenerated_to_sgd else 0.0
         u = choose(known, r, early) * u / choose(known, sqrt(xp, v) + h.eps, 1.0)
-        u = u + h.weight_decay * p if self.decoupled else u
+        u = u + choose(known, 1.0, early) * h.weight_decay * p if self.decoupled else u
         return p - h.lr * u, {"m": m, "v": v}
 
 

@@ -72,9 +72,10 @@ CASES = {
     ],
     "RMSprop": [
         {},
-        {"lr": 1e-3, "momentum": 0.9, "centered": True, "weight_decay": 0.1},
+        {"lr": 1e-3, "momentum": 0.9, "centered": True},
         {"momentum": 0.5, "nesterov": True, "eps_in_sqrt": True, "initial_scale": 1.0},
         {"bias_correction": True, "decoupled": True, "weight_decay": 0.1, "alpha": 0.9},
+        {"weight_decay": 0.1, "alpha": 0.9},
     ],
     "NAdam": [
         {},

@@ -107,7 +107,9 @@ def radam(h, shape, p, g, s, t):
         r = math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho))
         u = [r * a * math.sqrt(c2) / (math.sqrt(b) + h.eps) for a, b in zip(m_hat, v, strict=True)]
     else:
-        u = [x * h.degenerated_to_sgd for x in m_hat]
+        u = m_hat
+        if not h.degenerated_to_sgd:
+            return p, {"m": m, "v": v}
     return moved(h, p, u), {"m": m, "v": v}
 
 
