@@ -1,6 +1,6 @@
 """Layer-wise adaptive and memory-efficient optimizers for any array-API library."""
 
-from arrayopt import ranks, schedules
+from arrayopt import projections, ranks, schedules
 from arrayopt._version import __version__ as __version__
 from arrayopt.engines.source import source
 from arrayopt.functional import init, update
@@ -60,6 +60,7 @@ __all__ = [
     "flag",
     "init",
     "load_torch",
+    "projections",
     "ranks",
     "real",
     "schedules",

@@ -8,7 +8,7 @@ from arrayopt.arrays import array_namespace, dtype_name, is_array, size, working
 from arrayopt.engines.array_api import apply
 from arrayopt.hyper import concrete, scalar
 from arrayopt.params.given import match_grads, named_params
-from arrayopt.params.groups import Groups, assign, override
+from arrayopt.params.groups import Groups, assign, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
@@ -32,7 +32,7 @@ def init(
         The update rule.
     params : array, or dict, list, tuple or namedtuple of them
         The parameters.
-    groups : mapping of pattern to overrides, optional
+    groups : mapping of pattern to dict or Rule, optional
         As for `Optimizer`; give the same to `update`.
     loss_scale : LossScale, optional
         A loss scale whose value is kept in the state; give the same to `update`.
@@ -116,7 +116,7 @@ def update(
         Gradients, in the structure of params or by tensor name. A tensor whose gradient is None is left as it is.
     state : dict
         As `init` or the last `update` returned it.
-    groups : mapping of pattern to overrides, optional
+    groups : mapping of pattern to dict or Rule, optional
         As for `Optimizer`.
     clip_norm : number or 0-d array, optional
         As for `Optimizer`, without schedules.
@@ -242,8 +242,8 @@ def _check_state(state: Any) -> None:
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:
     """Each tensor's rule, by name."""
     return {
-        name: grouped
-        for label, overrides, names in assign(rule, groups, named)
-        for grouped in [override(rule, overrides, f"group {label!r}")]
+        name: own
+        for label, given, names in assign(rule, groups, named)
+        for own, _ in [grouped(rule, given, f"group {label!r}")]
         for name in names
     }

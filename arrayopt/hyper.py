@@ -19,6 +19,7 @@ __all__ = [
     "concrete",
     "evaluate",
     "flag",
+    "function",
     "is_number",
     "listed",
     "real",
@@ -116,6 +117,12 @@ def flag(default: bool) -> Any:
 def choice(*options: bool | str | None) -> Any:
     """Declare a structural field of a rule that takes one of a few values; the first is the default."""
     made: Any = field(default=options[0], metadata={"flag": True, "options": options})
+    return made
+
+
+def function() -> Any:
+    """Declare a structural field of a rule that is a function of arrays, or None."""
+    made: Any = field(default=None, metadata={"flag": True, "function": True})
     return made
 
 

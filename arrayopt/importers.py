@@ -131,6 +131,12 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     if source is None:
         raise TypeError(f"load_torch: `opt` must be an Optimizer under AdamW, Adam, SGD or LAMB; got {opt!r}")
     with opt._team.warned("load_torch"):
+        other = [f"{g.label!r} {type(g.rule).__name__}" for g in opt.groups if type(g.rule) is not type(opt.rule)]
+        if other:
+            raise TypeError(
+                f"load_torch: all groups must be under {type(opt.rule).__name__}, as in one optimizer of PyTorch; group"
+                f" {', group '.join(other)}"
+            )
         saved = _read(opt, source, state, names)
     opt._restore(saved, "load_torch")
 

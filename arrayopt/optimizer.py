@@ -40,10 +40,12 @@ class Optimizer(Saved):
         ``[{"params": [...], "lr": 0.1}, {"params": ...}, {"order_params": [...]}]``.
     rule : Rule
         The update rule.
-    groups : mapping of pattern to dict, or list of such pairs, optional
-        Other settings for some tensors: ``{"*.bias": {"weight_decay": 0.0}}``. A pattern is a glob that must match the
-        whole name, a compiled regular expression that must be found in the name, or a function ``f(name, array)``. The
-        first pattern that matches wins. Tensors that no pattern matches use the rule as it is.
+    groups : mapping of pattern to dict or Rule, or list of such pairs, optional
+        Other settings for some tensors: ``{"*.bias": {"weight_decay": 0.0}}``; or a rule of their own:
+        ``{"head.*": SGD(lr=0.1)}``, or ``{"head.*": {"rule": rule, "lr": schedule}}`` with some of its values changed.
+        A pattern is a glob that must match the whole name, a compiled regular expression that must be found in the
+        name, or a function ``f(name, array)``. The first pattern that matches wins. Tensors that no pattern matches use
+        the optimizer's rule as it is.
     engine : str, default "auto"
         What runs the rule. ``"auto"`` chooses the fastest for the arrays; ``"array_api"`` runs the rule as written.
     clip_norm : number, schedule or sequence, optional
@@ -290,13 +292,13 @@ class Optimizer(Saved):
         -------
         float, dict of str to float, or None
             One number where all groups have the same, else the number of each group by its label. None where the field
-            is off, and for the `lr` of `Adafactor` and `CAME` with ``relative_step=True``: they take it from each
-            tensor's number of updates.
+            is off, where a group's rule has no such field, and for the `lr` of `Adafactor` and `CAME` with
+            ``relative_step=True``: they take it from each tensor's number of updates.
 
         Raises
         ------
         ValueError
-            If the rule has no such number, or a schedule's value is out of range or its sequence has run out.
+            If no rule has such a number, or a schedule's value is out of range or its sequence has run out.
 
         Examples
         --------
@@ -305,11 +307,11 @@ class Optimizer(Saved):
         >>> opt.now()
         0.1
         """
-        if name not in hypers(type(self._rule)):
+        if not any(name in hypers(type(rule)) for rule in (self._rule, *(group.rule for group in self.groups))):
             raise ValueError(f"Optimizer.now: {unknown_key(self._rule, name)}")
         found: dict[str, float | None] = {}
         for i, group in enumerate(self.groups):
-            value = group.rule.at(self.step_count)[name]
+            value = group.rule.at(self.step_count).get(name)
             label = group.label if group.label not in found else f"{group.label} ({i})"
             found[label] = None if value is None else float(value)
         return next(iter(found.values())) if len(set(found.values())) == 1 else found
@@ -398,7 +400,7 @@ class Optimizer(Saved):
         params : tree of arrays
             If the parameters are a dict: a dict with new keys. If they are a list: an array or a list, to append.
         **overrides
-            The group's own values of the rule's fields.
+            The group's own values of the rule's fields, and ``rule=`` if it has another rule.
 
         Returns
         -------

@@ -41,7 +41,9 @@ def documented():
     return [name for page in (DOCS / "reference").glob("*.md") for name in DIRECTIVE.findall(page.read_text("utf-8"))]
 
 
-PUBLIC = [f"{home.__name__}.{name}" for home in (ao, ao.ranks, ao.schedules, testing) for name in home.__all__]
+PUBLIC = [
+    f"{home.__name__}.{name}" for home in (ao, ao.projections, ao.ranks, ao.schedules, testing) for name in home.__all__
+]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -150,7 +150,7 @@ MAKING = [
         "groups: no dict",
         lambda: optimizer(groups={"w": 0.1}),
         TypeError,
-        "groups: 'w' must map to a dict of hyper-parameters; got 0.1",
+        "groups: 'w' must map to a dict of hyper-parameters or to a rule; got 0.1",
     ),
     row(
         "groups: no pattern",

@@ -16,6 +16,7 @@ UP = (  # from the lowest room to the highest; a room may import from those befo
     ("arrays",),
     ("hyper",),
     ("rules", "schedules"),
+    ("projections",),
     ("state",),
     ("params",),
     ("fusion",),

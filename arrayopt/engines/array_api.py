@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import (
@@ -13,11 +14,13 @@ from arrayopt.arrays import (
     dtype_name,
     is_array,
     on_its_device,
+    place,
     size,
     working_dtype,
 )
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.layers import Layers, layer_name
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import rule_namespace
@@ -39,6 +42,8 @@ def apply(
 ) -> tuple[Array, dict[str, Array], Report]:
     """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
+    Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer.
+
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
     Raises
@@ -46,6 +51,51 @@ def apply(
     ValueError
         If the rule returns other slots, or other shapes, than it was given.
     """
+    if not rule.stacked or size(p) == 0:
+        return apply_one(rule, p, g, slots, t, hypers, clip=clip, stats=stats)
+
+    def one(p: Array, g: Array, slots: dict[str, Array]) -> tuple[Array, dict[str, Array], Report]:
+        return apply_one(rule, p, g, slots, t, hypers, clip=clip, stats=stats)
+
+    if array_api_compat.is_jax_array(p):
+        import jax
+
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots)
+        return mapped
+    done = [one(*each) for each in _layers(p, g, slots)]
+    ps, news, reports = ([x[k] for x in done] for k in range(3))
+    stack = array_namespace(p).stack
+    return (
+        stack(ps),
+        {name: stack([x[name] for x in news]) for name in slots},
+        {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
+    )
+
+
+def _layers(p: Array, g: Array, slots: dict[str, Array]) -> list[tuple[Array, Array, dict[str, Array]]]:
+    """Each layer of a stacked tensor."""
+    n = range(p.shape[0])
+    return [(p[i, ...], g[i, ...], {name: x[i, ...] for name, x in slots.items()}) for i in n]
+
+
+def _stacked(p: Array, values: list[Any]) -> Array:
+    """What is reported of each layer: arrays, or numbers of Python, as a switched-off trust ratio is."""
+    xp, device = place(p)
+    return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
+
+
+def apply_one(
+    rule: Rule,
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    t: Any,
+    hypers: dict[str, Any],
+    *,
+    clip: Any = None,
+    stats: bool = False,
+) -> tuple[Array, dict[str, Array], Report]:
+    """As `apply`, of a tensor that is not stacked, or of one layer."""
     if size(p) == 0:
         return p, slots, {}
     xp = array_namespace(p)
@@ -97,11 +147,11 @@ class ArrayAPI:
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
-        grads, hypers = asked.grads, asked.hypers
+        grads, hypers, one = asked.grads, asked.hypers, apply_one if isinstance(bucket, Layers) else apply
         took = np.flatnonzero([g is not None for g in grads])
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
-                (tensor, *_update(bucket.groups[i].rule, tensor, g, hypers[i], asked.clip, asked.stats))
+                (tensor, *_update(one, bucket.groups[i].rule, tensor, g, hypers[i], asked.clip, asked.stats))
                 for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
                 if g is not None
             ]
@@ -114,7 +164,11 @@ class ArrayAPI:
                         tensor.put(None, p)
                         for name in tensor.slots:
                             tensor.put(name, slots[name])
-                reports[tensor.name] = report
+                if one is apply and bucket.rule.stacked:
+                    for i in range(p.shape[0] if report else 0):
+                        reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
+                else:
+                    reports[tensor.name] = report
             bucket.count(took)
             return reports
 
@@ -132,12 +186,18 @@ class ArrayAPI:
 
 
 def _update(
-    rule: Rule, tensor: Tensor, g: Array, hypers: dict[str, Any], clip: Array | None, stats: bool
+    one: Callable[..., tuple[Array, dict[str, Array], Report]],
+    rule: Rule,
+    tensor: Tensor,
+    g: Array,
+    hypers: dict[str, Any],
+    clip: Array | None,
+    stats: bool,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
     with on_its_device(p):
-        new, slots, report = apply(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        new, slots, report = one(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
             report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, dtype_name, place
+from arrayopt.arrays import Array, Ints
 from arrayopt.params.groups import Group
-from arrayopt.params.parameters import Parameters
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Bucket", "Buckets", "beside", "bucketed", "chosen"]
+__all__ = ["Bucket", "beside", "chosen"]
 
 KEPT = 16
 """So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is dropped."""
@@ -68,6 +67,11 @@ class Bucket:
     """The tensors' places among the numbers of the run, a slice where they are all of them in order."""
 
     @property
+    def whole(self) -> "Bucket":
+        """The bucket of the parameters as they are: itself, unless its tensors are layers of them."""
+        return self
+
+    @property
     def rule(self) -> Rule:
         """A rule of the bucket's structure."""
         return self.groups[0].rule
@@ -77,11 +81,18 @@ class Bucket:
         """What this rank has of the tensors; see `Tensor.kind`."""
         return self.tensors[0].kind
 
+    def refresh(self) -> None:
+        """Take note of where arrays lie now."""
+
     def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
         """Those of all tensors' gradients that are of the bucket's tensors."""
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
         return chosen(every, self.places) if self.ordered else list(map(every.__getitem__, self.places))
+
+    def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> "Bucket":
+        """A bucket of the same parameters, and so of the same gradients, with state of its own."""
+        return Bucket([group], tensors, [0] * len(tensors), self.places, run)
 
     def updates(self) -> "int | Ints":
         """How often each tensor was updated: one number where that is the same for all, as a rule."""
@@ -139,7 +150,7 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], ru
             run = Run(len(mine))
             for i, tensor in enumerate(mine):
                 tensor.run, tensor.place = run, i
-        made = Bucket([Group("", rule, {}, mine)], mine, [0] * len(mine), bucket.places, run)
+        made = bucket.sibling(Group("", rule, {}, mine), mine, run)
         bucket.companions[type(rule)] = made
     if made.arrays != bucket.run.arrays:
         made.arrays = bucket.run.arrays
@@ -148,47 +159,3 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], ru
             own.array = tensor.array
     made.groups[0].replace_rule(rule)
     return made
-
-
-class Buckets:
-    """The parameters of an optimizer in buckets.
-
-    Attributes
-    ----------
-    version : int
-        How often they were made anew.
-    """
-
-    def __init__(self, parameters: Parameters, run: Run) -> None:
-        self._parameters, self._run, self.version = parameters, run, 0
-        self._structures: list[Any] = []
-        self._made: list[Bucket] = []
-
-    def now(self) -> list[Bucket]:
-        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
-        groups = self._parameters.groups
-        structures: list[Any] = [self._parameters.kinds, *(group.rule.structure for group in groups)]
-        if structures != self._structures:
-            self._run.take_back()
-            self._made, self._structures = bucketed(groups, self._run), structures
-            self.version += 1
-        return self._made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_structures": [], "_made": []}
-
-
-def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
-    """The tensors of groups in buckets."""
-    buckets: dict[Any, Bucket] = {}
-    for group in groups:
-        for tensor in group.tensors:
-            xp, device = place(tensor.array)
-            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device), tensor.kind)
-            bucket = buckets.setdefault(key, Bucket(run=run))
-            if group not in bucket.groups:
-                bucket.groups.append(group)
-            bucket.tensors.append(tensor)
-            bucket.places.append(tensor.place)
-            bucket.group_of.append(len(bucket.groups) - 1)
-    return list(buckets.values())

@@ -9,6 +9,7 @@ from arrayopt.arrays import Array, dtype_name, library, place, size
 from arrayopt.engines.base import Engine
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.elsewhere import Elsewhere
+from arrayopt.engines.layers import Layers
 from arrayopt.fusion.symbol import TraceError
 
 __all__ = ["ENGINES", "FUSED", "EngineRow", "explain_buckets", "select"]
@@ -146,6 +147,8 @@ def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
     row = ENGINES[name]
     if row.takes and name not in FUSED.get(arrays, ()):
         raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
+    if row.takes and bucket.rule.stacked and not isinstance(bucket, Layers):
+        raise ValueError("it takes stacked tensors where they can be written in place")
     engine = row.open()
     try:
         engine.check(bucket)
@@ -160,9 +163,11 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     lines = [f"{group.label}: {group.rule!r}" if len(groups) > 1 else repr(group.rule) for group in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
-        first, total = bucket.tensors[0].array, sum(size(tensor.array) for tensor in bucket.tensors)
+        whole = bucket.whole.tensors
+        first, total = whole[0].array, sum(size(tensor.array) for tensor in whole)
+        layers = f" of {len(bucket.tensors)} layers" if isinstance(bucket, Layers) else ""
         where = f"{library(first)} on {place(first)[1]}"
         owners = f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
-        lines.append(f"  {len(bucket.tensors)} tensors, {total} parameters, {dtype_name(first)}, {where}{owners}")
+        lines.append(f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)}, {where}{owners}")
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from arrayopt.arrays import Array
+from arrayopt.engines.layers import stack_of
 from arrayopt.hyper import listed
 from arrayopt.monitor.files import replacing_text
 from arrayopt.monitor.record import Record
@@ -96,14 +97,16 @@ class Monitor:
         """Ask for the reports of this step, if it is one to keep."""
         step = opt.step_count
         if self._steps(step) if self._steps is not None else step % self._every == 0:
-            self._coming = step, opt.groups, list(opt.state)
+            self._coming = step, opt.groups, {name: i for i, name in enumerate(opt.state)}
             opt.stats.request(self._keep)
 
     def _keep(self, reports: Mapping[str, Mapping[str, Array]]) -> None:
         """Keep a step's reports, with the learning rates that it had."""
         (step, groups, names), self._coming = self._coming, None
         rates = {name: rate for group in groups for name, rate in _rates(group, step)}
-        kept = {name: {**rates.get(name, {}), **reports[name]} for name in names if name in reports}
+        tensor_of = {name: name if name in names else stack_of(name) for name in reports}
+        ordered = sorted(reports, key=lambda name: names[tensor_of[name]])
+        kept = {name: {**rates.get(tensor_of[name], {}), **reports[name]} for name in ordered}
         self._records.append(Record(step, kept))
 
     # ---- reading ----------------------------------------------------------------------------------------------------

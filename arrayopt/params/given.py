@@ -111,7 +111,7 @@ def is_group_list(params: Any) -> bool:
 def parse_group_list(
     entries: list[dict[str, Any]],
 ) -> tuple[list[tuple[str, Array]], list[tuple[dict[str, Any], list[str]]]]:
-    """Sort a list of group dicts out: the named parameters in order, and each group's overrides and names.
+    """Sort a list of group dicts out: the named parameters in order, and what each group is given, and names.
 
     Raises
     ------

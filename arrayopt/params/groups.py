@@ -12,11 +12,13 @@ from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Group", "Groups", "assign", "fields_of", "labelled", "override", "unknown_key"]
+__all__ = ["Group", "Groups", "assign", "fields_of", "grouped", "labelled", "override", "unknown_key"]
 
 Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
-Groups = Mapping[Any, Mapping[str, Any]] | Iterable[tuple[Pattern, Mapping[str, Any]]]
-"""Overrides by pattern; a mapping's keys are patterns too (typed as anything, for a mapping's keys cannot vary)."""
+Given = Rule | Mapping[str, Any]
+"""What a group is given: a rule, or values of fields, of the optimizer's rule or of that under the key "rule"."""
+Groups = Mapping[Any, Given] | Iterable[tuple[Pattern, Given]]
+"""What groups are given, by pattern; a mapping's keys are patterns too (typed as anything, for they cannot vary)."""
 
 
 class Group:
@@ -31,7 +33,7 @@ class Group:
     names : tuple of str
         Names of its tensors.
     overridden : frozenset of str
-        Fields that the group sets for itself; the others follow the optimizer's rule.
+        Fields that the group sets for itself; the others follow the optimizer's rule. All, if it has a rule of its own.
     """
 
     __slots__ = ("label", "overridden", "rule", "tensors")
@@ -41,10 +43,10 @@ class Group:
     rule: Rule
     tensors: list[Tensor]
 
-    def __init__(self, label: str, rule: Rule, overrides: Mapping[str, Any], tensors: list[Tensor]) -> None:
+    def __init__(self, label: str, rule: Rule, given: Given, tensors: list[Tensor]) -> None:
         object.__setattr__(self, "label", label)  # attributes set the usual way are fields of the rule
         object.__setattr__(self, "tensors", tensors)
-        self.replace_rule(override(rule, overrides, f"group {label!r}"), frozenset(overrides))
+        self.replace_rule(*grouped(rule, given, f"group {label!r}"))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,6 +69,10 @@ class Group:
     def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
         """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
         old, rule = rule, override(rule, changes, f"group {self.label!r}")
+        if "project" in changes and (old.constants or rule.constants) and old.project != rule.project:
+            raise ValueError(
+                f"group {self.label!r}: `project` cannot change while training if it has arrays; make a new Optimizer"
+            )
         for tensor in self.tensors if rule.structure != old.structure else ():
             slots = tensor.slots, tensor.fresh(rule)
             now, then = ({name: dtype_name(x) for name, x in made.items()} for made in slots)
@@ -90,9 +96,11 @@ class Group:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        own = ", ".join(f"{name}={getattr(self.rule, name)!r}" for name in sorted(self.overridden))
+        own = [f"{name}={getattr(self.rule, name)!r}" for name in sorted(self.overridden)]
+        if len(own) == len(fields_of(type(self.rule))):
+            own = [repr(self.rule)]
         total = sum(size(tensor.array) for tensor in self.tensors)
-        return f"Group({self.label!r}, {len(self.tensors)} tensors, {total} parameters{', ' + own if own else ''})"
+        return f"Group({', '.join([repr(self.label), f'{len(self.tensors)} tensors', f'{total} parameters', *own])})"
 
 
 def labelled(groups: Iterable[Group]) -> list[tuple[str, Group]]:
@@ -130,10 +138,26 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
         raise type(error)(f"{who}: {error}") from error
 
 
-def assign(
-    rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]
-) -> list[tuple[str, Mapping[str, Any], list[str]]]:
-    """Sort parameters into groups by pattern: (label, overrides, names), in the order given, then the rest.
+def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
+    """The rule of a group, and the fields that do not follow the optimizer's `rule`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For fields that the rule does not have, or values that it cannot have.
+    """
+    changes: Mapping[str, Any] = {"rule": given} if isinstance(given, Rule) else given
+    if "rule" not in changes:
+        return override(rule, changes, who), frozenset(changes)
+    own = changes["rule"]
+    if not isinstance(own, Rule):
+        raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {own!r}")
+    own = override(own, {name: value for name, value in changes.items() if name != "rule"}, who)
+    return own, frozenset(fields_of(type(own)))
+
+
+def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) -> list[tuple[str, Given, list[str]]]:
+    """Sort parameters into groups by pattern: (label, what is given, names), in the order given, then the rest.
 
     Raises
     ------
@@ -145,18 +169,20 @@ def assign(
     given: Any = groups.items() if isinstance(groups, Mapping) else () if groups is None else groups
     pairs: list[Any] = list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-        raise TypeError(f"groups: must map patterns to dicts of hyper-parameters, or list such pairs; got {groups!r}")
-    made: list[tuple[str, Mapping[str, Any], list[str]]] = []
-    for pattern, overrides in pairs:
-        if not isinstance(overrides, Mapping):
-            raise TypeError(f"groups: {pattern!r} must map to a dict of hyper-parameters; got {overrides!r}")
+        raise TypeError(
+            f"groups: must map patterns to dicts of hyper-parameters or to rules, or list such pairs; got {groups!r}"
+        )
+    made: list[tuple[str, Given, list[str]]] = []
+    for pattern, own in pairs:
+        if not isinstance(own, Mapping | Rule):
+            raise TypeError(f"groups: {pattern!r} must map to a dict of hyper-parameters or to a rule; got {own!r}")
         label = (
             pattern
             if isinstance(pattern, str)
             else getattr(pattern, "pattern", getattr(pattern, "__name__", repr(pattern)))
         )
-        override(rule, overrides, f"group {label!r}")
-        made.append((label, overrides, []))
+        grouped(rule, own, f"group {label!r}")
+        made.append((label, own, []))
     rest: list[str] = []
     for name, array in named:
         hit = next((i for i, (pattern, _) in enumerate(pairs) if _matches(pattern, name, array)), None)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import dtype_name, size
-from arrayopt.engines.bucket import Bucket, bucketed
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, boundaries, geometry
@@ -41,7 +42,7 @@ def divide(groups: Sequence[Group], engine: str, rank: int, size_: int) -> None:
     places: dict[int, tuple[Any, tuple[str, ...]]] = {}
     for bucket in bucketed(groups, Run()):
         chosen, _ = select(engine, bucket)
-        for tensor in bucket.tensors if bucket.kind == "whole" else ():
+        for tensor in bucket.whole.tensors if bucket.kind == "whole" else ():
             places[id(tensor)] = _places(tensor, bucket, chosen)
     tensors = [tensor for group in groups for tensor in group.tensors if tensor.block is None]
     if not tensors:
@@ -82,7 +83,12 @@ def cuts(places: Sequence[Any], ranks: int) -> list[list[int]]:
 def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str, ...]]:
     """Before which elements a tensor may be cut, and the slots that stay undivided then."""
     whole = np.array([0, size(tensor.array)])
-    if not isinstance(engine, Fused) or not engine.cuts or engine.lays_side_by_side(bucket, tensor):
+    if (
+        bucket.rule.stacked
+        or not isinstance(engine, Fused)
+        or not engine.cuts
+        or engine.lays_side_by_side(bucket, tensor)
+    ):
         return whole, ()
     found = _boundaries((size(tensor.array),), "C")  # of what measures gradients, and adds them up
     undivided: tuple[str, ...] = ()

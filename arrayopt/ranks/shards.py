@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.bucket import bucketed
+from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK
@@ -21,10 +21,12 @@ __all__ = ["check_parts", "shards"]
 def check_parts(groups: Sequence[Group], engine: str) -> None:
     """Raise ValueError for parts that no engine can run; `engine` is what the user asked for."""
     for bucket in bucketed(groups, Run()):
-        for tensor in bucket.tensors:
+        for tensor in bucket.whole.tensors:
             if tensor.block is None:
                 continue
             who = f"Optimizer: {tensor.name!r} is a part of a tensor, which"
+            if bucket.rule.stacked:
+                raise ValueError(f"{who} cannot be under a rule with stacked=True; give the layers one by one")
             chosen, why = select(engine, bucket)
             if not isinstance(chosen, Fused) or not chosen.cuts:
                 raise ValueError(

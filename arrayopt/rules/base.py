@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -11,9 +11,12 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.foreign import RULE, check_call
-from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real
-from arrayopt.rules.names import AROUND, check_class, check_fields, check_slots
+from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, function, is_number, real
+from arrayopt.rules.names import AROUND, Values, check_class, check_fields, check_slots
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
+
+PROJECT = "project_"
+"""How the names of slots begin that hold arrays of `Rule.project`."""
 
 __all__ = ["Rule", "hypers", "is_flag"]
 
@@ -45,9 +48,16 @@ class Rule(ABC):
         parameter is set to them (Zhang et al., arXiv:1907.08610). The slow weights are the slot ``slow``.
     lookahead_alpha : number, schedule or sequence, default 0.5
         How far the slow weights move towards the parameter, in (0, 1]; 1 is all the way.
+    project : callable, optional
+        A function ``f(xp, p, h) -> p`` of the new parameter, in plain array API, that keeps it where it must be: see
+        `arrayopt.projections`. It comes after lookahead and before the average. A master is projected, and then
+        rounded.
     ema_decay : number, schedule or sequence, optional
         Keep an exponential moving average of the parameter, with this decay in [0, 1), in the slot ``ema``. It starts
         as the parameter. See `Optimizer.averaged`.
+    stacked : bool, default False
+        The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
+        taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates.
     master_weights : {"auto", True, False}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
@@ -82,7 +92,9 @@ class Rule(ABC):
     clip_unit_ratio: Hyper | None = real("(0, inf)", None)
     lookahead_steps: Hyper | None = real("(0, inf)", None)
     lookahead_alpha: Hyper = real("(0, 1]", 0.5)
+    project: Callable[[Any, Array, Any], Array] | None = function()
     ema_decay: Hyper | None = real("[0, 1)", None)
+    stacked: bool = flag(False)
     master_weights: bool | str = choice("auto", True, False)
     state_dtype: str | None = choice(None, "float16", "bfloat16")
 
@@ -98,7 +110,9 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             where, value = f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)
-            if is_flag(f):
+            if f.metadata.get("function"):
+                _check_function(where, value)
+            elif is_flag(f):
                 _check_option(where, value, f.metadata.get("options", (True, False)))
             else:
                 value = coerce(
@@ -114,6 +128,16 @@ class Rule(ABC):
     def clips_itself(self) -> bool:
         """Whether `update` heeds `clip_value`, and the gradient is not clipped before."""
         return False
+
+    @property
+    def projects_itself(self) -> bool:
+        """Whether `update` calls `project`, and its result is not projected after it."""
+        return False
+
+    @property
+    def constants(self) -> Mapping[str, Array]:
+        """Arrays that `project` needs, by the names of slots: there they stand, and no step changes them."""
+        return {f"{PROJECT}{name}": x for name, x in getattr(self.project, "arrays", {}).items()}
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
         """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
@@ -163,7 +187,8 @@ class Rule(ABC):
         }
         own = self.slots(xp, p)
         check_slots(type(self).__name__, own)
-        return {**own, **{name: xp.astype(p, p.dtype) for name in AROUND if around[name]}}
+        copies = {name: xp.astype(p, p.dtype) for name in AROUND if around[name]}
+        return {**own, **copies, **{name: xp.zeros_like(p) for name in self.constants}}
 
     def narrow_slots(self, rank: int) -> frozenset[str]:
         """The slots of a tensor that are stored in `state_dtype`: those of the rule with a value for each element."""
@@ -182,11 +207,16 @@ class Rule(ABC):
         g = g if self.clips_itself else clip_by_value(xp, g, h.clip_value)
         g = clip_unitwise(xp, clip_by_norm(xp, g, h.clip_tensor_norm), p, h.clip_unit_ratio)
         roots = [name for name in self.squares if name in s] if self.state_dtype else []
-        own = {name: x for name, x in s.items() if name not in AROUND}
+        fixed = {name: s[name] for name in self.constants}
+        if fixed:
+            h = Values(**vars(h), arrays={name.removeprefix(PROJECT): x for name, x in fixed.items()})
+        own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
         p, new = self.update(xp, p, g, {**own, **{name: s[name] * s[name] for name in roots}}, h)
-        new = {**new, **{name: xp.sqrt(new[name]) for name in roots}}
+        new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:
             p, new["slow"] = lookahead(p, s["slow"], h)
+        if self.project is not None and not self.projects_itself:
+            p = self.project(xp, p, h)
         if "ema" in s:
             new["ema"] = ema(s["ema"], p, h.ema_decay)
         if "master" in s:
@@ -226,7 +256,7 @@ class Rule(ABC):
     @cached_property
     def structure(self) -> tuple[Any, ...]:
         """What shapes the computation and the state: the class, the switches, and which numbers are off."""
-        switches = tuple(value for _, value in self.switches)
+        switches = tuple(getattr(value, "structure", value) for _, value in self.switches)
         off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
@@ -243,6 +273,16 @@ class Rule(ABC):
             or not (type(value) is type(f.default) and value == f.default)
         }
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
+
+
+def _check_function(where: str, value: Any) -> None:
+    """Raise where a value is neither None nor a function that equals itself."""
+    if value is None:
+        return
+    if not callable(value) or isinstance(value, type):
+        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
+    if type(value).__hash__ is None:
+        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
 
 
 def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:

@@ -13,7 +13,9 @@ __all__ = ["AROUND", "RESERVED", "Values", "check_class", "check_fields", "check
 AROUND = ("master", "slow", "ema")
 """Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""
 
-RESERVED = frozenset({"t", "params", "order_params", "groups", "rule", "engine", "accumulate", "skip_nonfinite"})
+RESERVED = frozenset(
+    {"t", "arrays", "params", "order_params", "groups", "rule", "engine", "accumulate", "skip_nonfinite"}
+)
 RESERVED |= {
     "step",
     "advance",
@@ -39,10 +41,10 @@ RESERVED |= {
     "load",
 }
 RESERVED |= {"label", "names", "overridden", "tensors", "checked", "replace_rule"}
-"""What fields cannot be called: `h.t`; keys of group dicts; what an Optimizer has; what a Group has."""
+"""What fields cannot be called: `h.t` and `h.arrays`; keys of group dicts; what an Optimizer has; what a Group has."""
 
 _SLOT = re.compile(r"(?!at_)[A-Za-z][A-Za-z0-9_]*")
-_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+")
+_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+|project_.*")
 
 
 class Values(SimpleNamespace):

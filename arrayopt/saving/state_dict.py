@@ -17,7 +17,8 @@ from arrayopt.arrays import (
 )
 from arrayopt.hyper import coerce, is_number
 from arrayopt.params.groups import Group, fields_of, override
-from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.rules.base import Rule, hypers
+from arrayopt.saving.words import name_of
 from arrayopt.state.loss_scale import LARGEST
 from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
@@ -221,9 +222,14 @@ def _describe(rule: Rule) -> dict[str, Any]:
     """A rule as plain values: its name, switches and hyper-parameters."""
     return {
         "name": type(rule).__name__,
-        "switches": {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule) if is_flag(f)},
+        "switches": {name: _named(value) if callable(value) else value for name, value in rule.switches},
         "hypers": {name: getattr(rule, name) for name in hypers(type(rule))},
     }
+
+
+def _named(function: Any) -> str:
+    """A function that cannot change while training, by its name; a projection of ours with its numbers."""
+    return repr(function) if dataclasses.is_dataclass(function) else name_of(function)
 
 
 def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
@@ -231,10 +237,11 @@ def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
     now = _describe(rule)
     if was["name"] != now["name"]:
         return [f"{who} was {was['name']}, here {now['name']}"]
+    off = {f.name: f.default for f in dataclasses.fields(rule)}  # what a rule did that had no such switch yet
     wrong = [
-        f"{who} had {k}={was['switches'].get(k)!r}, here {v!r}"
+        f"{who} had {k}={was['switches'].get(k, off[k])!r}, here {v!r}"
         for k, v in now["switches"].items()
-        if was["switches"].get(k) != v
+        if was["switches"].get(k, off[k]) != v
     ]
     return wrong + [
         f"{who} had {k}={was['hypers'].get(k)!r}, here {v!r}"

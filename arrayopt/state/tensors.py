@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import (
     NARROW,
     Array,
@@ -13,8 +15,10 @@ from arrayopt.arrays import (
     dtype_name,
     dtype_of,
     kind,
+    like,
     on_its_device,
     store,
+    to_host,
     working_dtype,
 )
 from arrayopt.rules.base import Rule
@@ -168,7 +172,7 @@ class Tensor:
 
     def fresh(self, rule: Rule, array: Array | None = None) -> dict[str, Array]:
         """This rank's state before the first update; see `new_slots`."""
-        made = new_slots(rule, self.name, detached(self.array if array is None else array))
+        made = new_slots(rule, self.name, detached(self.array if array is None else array), self.block)
         here = tuple(self.array.shape)
         self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
         return {slot: self.own(slot, x) for slot, x in made.items()}
@@ -230,17 +234,54 @@ class TensorState(Mapping[str, Any]):
         return repr(dict(self))
 
 
-def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
-    """The state of one tensor before its first update; TypeError or ValueError if the rule cannot have it."""
+def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:
+    """The state of one tensor, or a block of it, before its first update.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the rule cannot have it.
+    """
+    who = type(rule).__name__
     if kind(array) == "complex" and not rule.complex_ok:
-        raise TypeError(f"{type(rule).__name__} is not defined for complex parameters; {name!r} is of {array.dtype}")
-    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim)
-    who = f"{type(rule).__name__}: `master_weights=True`" if dtype not in NARROW and rule.master_weights is True else ""
-    if who:
-        raise ValueError(f"{who} is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
+        raise TypeError(f"{who} is not defined for complex parameters; {name!r} is of {array.dtype}")
+    if kind(array) == "complex" and getattr(rule.project, "real_only", False):
+        raise TypeError(f"{who}: `project` is {rule.project}, for real parameters; {name!r} is of {array.dtype}")
+    if rule.stacked and array.ndim == 0:
+        raise ValueError(f"{who}: `stacked=True` is for tensors whose first axis counts layers; {name!r} has no axis")
+    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim - rule.stacked)
+    if dtype not in NARROW and rule.master_weights is True:
+        raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
     if narrow and kind(array) == "complex":
-        raise ValueError(f"{type(rule).__name__}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
+        raise ValueError(f"{who}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
     with on_its_device(array):
-        slots = rule.all_slots(xp, xp.astype(array, working_dtype(xp, array), copy=False), dtype)
-        return {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
+        wide = xp.astype(array, working_dtype(xp, array), copy=False)
+        slots = _stacked_slots(rule, xp, wide, dtype) if rule.stacked else rule.all_slots(xp, wide, dtype)
+        slots = {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
+        return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
+
+
+def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
+    """The slots of each layer, along the first axis."""
+    n = p.shape[0]
+    if n == 0:
+        one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype), dtype)
+        return {slot: xp.zeros((0, *x.shape), dtype=x.dtype) for slot, x in one.items()}
+    each = [rule.all_slots(xp, p[i, ...], dtype) for i in range(n)]
+    return {slot: xp.stack([slots[slot] for slots in each]) for slot in each[0]}
+
+
+def _constant(rule: Rule, name: str, mine: Array, x: Array, block: Block | None) -> Array:
+    """An array that the rule needs, as a slot of a tensor, or of a block of it."""
+    shape = tuple(mine.shape) if block is None else block.shape
+    try:
+        whole = np.broadcast_to(to_host(x), shape)
+    except ValueError:
+        raise ValueError(
+            f"{type(rule).__name__}: an array of `project` has shape {tuple(x.shape)}, which does not broadcast to"
+            f" {shape} of {name!r}; give tensors of other shapes a group of their own"
+        ) from None
+    if block is not None:
+        whole = whole[tuple(slice(i, i + n) for i, n in zip(block.offset, mine.shape, strict=True))]
+    return like(mine, np.array(whole))

@@ -51,7 +51,7 @@ class Accumulator:
     def ready(self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> Ready:
         """Taking in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
         rule = Accumulate(factor=1.0 / self.every, master_weights=False)
-        mine = [beside(bucket, rule, partial(self._tensor, rule), self._run) for bucket in buckets]
+        mine = [beside(bucket.whole, rule, partial(self._tensor, rule), self._run) for bucket in buckets]
         return Ready(self._engine, [(x, Asked(x.own(grads), [rule.at(0)], factor)) for x in mine])
 
     def add(self, ready: Ready, grads: list[Array | None], factor: Any) -> None:
@@ -64,7 +64,7 @@ class Accumulator:
         """The mean gradients, once all micro-steps are done; None for tensors that have had none."""
         found: list[Array | None] = [None] * count
         for bucket in buckets:
-            for i, tensor in zip(bucket.places, bucket.tensors, strict=True):
+            for i, tensor in zip(bucket.whole.places, bucket.whole.tensors, strict=True):
                 found[i] = self.tensors[tensor.name].slots["sum"] if i in self.begun else None
         return found
 

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array, dtype_name
 from arrayopt.engines.base import Asked, Report
-from arrayopt.engines.bucket import Bucket, Buckets
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.buckets import Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.groups import labelled

@@ -58,6 +58,7 @@ OTHER = {
     "eps_in_sqrt": True, "centered": True, "degenerated_to_sgd": False,
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
+ELSEWHERE |= {"project", "stacked"}  # tests/test_projections.py, tests/engines/test_stacked.py
 BASE = {
     "LAMB": {"lr": 0.1},
     "LANS": {"lr": 0.5, "weight_decay": 0.5},

@@ -105,7 +105,7 @@ RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFree
 def fields(rule, *, switches):
     """The names of a rule's numbers, or of its switches."""
     made = getattr(ao, rule)(**REQUIRED.get(rule, {}))
-    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS]
+    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS and f.name != "project"]
     return [name for name in plain if isinstance(getattr(made, name), bool) == switches]
 
 

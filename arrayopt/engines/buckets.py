@@ -1,0 +1,60 @@
+"""The parameters of an optimizer in buckets."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from arrayopt.arrays import dtype_name, place, writable
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.layers import Layers
+from arrayopt.params.groups import Group
+from arrayopt.params.parameters import Parameters
+from arrayopt.state.run import Run
+
+__all__ = ["Buckets", "bucketed"]
+
+
+class Buckets:
+    """The parameters of an optimizer in buckets.
+
+    Attributes
+    ----------
+    version : int
+        How often they were made anew.
+    """
+
+    def __init__(self, parameters: Parameters, run: Run) -> None:
+        self._parameters, self._run, self.version = parameters, run, 0
+        self._structures: list[Any] = []
+        self._made: list[Bucket] = []
+
+    def now(self) -> list[Bucket]:
+        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
+        groups = self._parameters.groups
+        structures: list[Any] = [self._parameters.kinds, *(group.rule.structure for group in groups)]
+        if structures != self._structures:
+            self._run.take_back()
+            self._made, self._structures = bucketed(groups, self._run), structures
+            self.version += 1
+        for bucket in self._made:
+            bucket.refresh()
+        return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_structures": [], "_made": []}
+
+
+def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
+    """The tensors of groups in buckets."""
+    buckets: dict[Any, Bucket] = {}
+    for group in groups:
+        for tensor in group.tensors:
+            xp, device = place(tensor.array)
+            alone = group.rule.stacked and writable(tensor.array)
+            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device), tensor.kind, alone)
+            bucket = buckets.setdefault(key, Bucket(run=run))
+            if group not in bucket.groups:
+                bucket.groups.append(group)
+            bucket.tensors.append(tensor)
+            bucket.places.append(tensor.place)
+            bucket.group_of.append(len(bucket.groups) - 1)
+    return [Layers.of(x) if x.rule.stacked and writable(x.tensors[0].array) else x for x in buckets.values()]

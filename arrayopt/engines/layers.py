@@ -1,0 +1,98 @@
+"""Stacked tensors: their first axis counts layers, and to engines each layer is a tensor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from arrayopt.arrays import Array, detached, size, writable
+from arrayopt.engines.bucket import Bucket
+from arrayopt.params.groups import Group
+from arrayopt.state.run import Run
+from arrayopt.state.tensors import Share, Tensor
+
+__all__ = ["Layers", "layer_name", "split", "stack_of"]
+
+
+def layer_name(name: str, i: int) -> str:
+    """The name of a layer, in statistics and errors."""
+    return f"{name}[{i}]"
+
+
+def stack_of(layer: str) -> str:
+    """The name of the tensor that a layer is of."""
+    return layer.rpartition("[")[0]
+
+
+def split(x: Array) -> list[Array]:
+    """The layers of a stacked array, as views; what has no elements is one layer."""
+    return [x[i, ...] for i in range(x.shape[0])] if size(x) else [x]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Layers(Bucket):
+    """A bucket whose tensors are the layers of stacked ones.
+
+    Attributes
+    ----------
+    stacks : Bucket
+        The stacked tensors.
+    """
+
+    stacks: Bucket = field(default_factory=Bucket)
+    located: int = -1
+
+    @classmethod
+    def of(cls, stacks: Bucket) -> "Layers":
+        """The layers of a bucket's tensors."""
+        made = cls(groups=stacks.groups, run=stacks.run, stacks=stacks)
+        for tensor, group, place in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
+            layers = [
+                Tensor(layer_name(tensor.name, i), x, {}, tensor.run, tensor.place, _share(tensor, x))
+                for i, x in enumerate(split(detached(tensor.array)))
+            ]
+            made.tensors += layers
+            made.group_of += [group] * len(layers)
+            made.places += [place] * len(layers)
+        made.refresh()
+        return made
+
+    @property
+    def whole(self) -> Bucket:
+        return self.stacks
+
+    def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
+        found: list[Array | None] = []
+        for tensor, g in zip(self.stacks.tensors, self.stacks.own(every), strict=True):
+            found += [None] * _count(tensor) if g is None else split(g)
+        return found
+
+    def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
+        return Layers([group], tensors, [0] * len(tensors), self.places, run, stacks=self.stacks)
+
+    def refresh(self) -> None:
+        if self.located == self.run.arrays:
+            return
+        self.located = self.run.arrays
+        layers = iter(self.tensors)
+        for tensor in self.stacks.tensors:
+            if not writable(tensor.array):
+                raise ValueError(
+                    f"Optimizer: {tensor.name!r} is stacked, and could be written in place before: it must stay so"
+                )
+            full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
+            here = tensor.slots if tensor.kind == "whole" else {}
+            slots = {slot: [x[i, ...] for i in range(len(arrays))] if full else [x] for slot, x in here.items()}
+            for i, array in enumerate(arrays):
+                layer = next(layers)
+                layer.array, layer.slots = array, {slot: each[i] for slot, each in slots.items()}
+
+
+def _count(tensor: Tensor) -> int:
+    """How many layers a stacked tensor has."""
+    return int(tensor.array.shape[0]) if size(tensor.array) else 1
+
+
+def _share(tensor: Tensor, layer: Array) -> Share | None:
+    """What each rank has of a layer: all, or none, as of the whole tensor."""
+    if tensor.share is None:
+        return None
+    return replace(tensor.share, ends=tuple(size(layer) if end else 0 for end in tensor.share.ends))

@@ -1,0 +1,280 @@
+"""Projections: what a rule's ``project=`` does to new parameters, so that they stay where they must.
+
+A projection is any function ``f(xp, p, h) -> p`` in plain array API: `p` is the new parameter, `h` has the numbers of
+this step, such as ``h.lr``. Fused engines trace it with the rule, and run it in the rule's last pass. Those here that
+take norms of whole tensors (`ball`, `sphere`) add a pass.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from arrayopt.arrays import Array, is_array, kind
+from arrayopt.hyper import is_number, scalar
+from arrayopt.rules.names import Values
+from arrayopt.rules.words import clamp, nonzero, norm, scaled_down
+
+__all__ = ["Projection", "ball", "box", "compose", "nonnegative", "soft_threshold", "sphere", "unit_modulus"]
+
+Project = Callable[[Any, Array, Any], Array]
+
+
+class Projection:
+    """The base of the projections of this module, which can be printed, compared and pickled.
+
+    Attributes
+    ----------
+    arrays : mapping of str to array
+        Arrays that it needs beside numbers: each has the parameter's shape, or broadcasts to it. They stand among a
+        tensor's slots, and `h.arrays` has them.
+    real_only : bool
+        Whether complex parameters make no sense.
+    """
+
+    real_only = False
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        return {}
+
+    @property
+    def structure(self) -> Any:
+        """What shapes the computation; see `Rule.structure`."""
+        return self
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        parts = [f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if f.init]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _shown(x: Any) -> str:
+    return f"<{type(x).__name__} {tuple(x.shape)}>" if is_array(x) else repr(x)
+
+
+def _axes(who: str, axis: Any) -> Any:
+    """The axes of a norm, checked: None, a number, or a tuple of them."""
+    several = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    if any(not isinstance(a, int) or isinstance(a, bool) for a in several):
+        raise TypeError(f"{who}: `axis` must be None, an integer or a tuple of them; got {axis!r}")
+    return axis
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class box(Projection):  # noqa: N801 - it is called like a function, as all of these are
+    """Limit each element to [low, high].
+
+    Parameters
+    ----------
+    low, high : number, array or None
+        The ends; None leaves one open. An array has the shape of the parameter, or one that broadcasts to it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an end is neither, is NaN, or low is above high somewhere.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> rule = ao.SGD(lr=1.0, project=ao.projections.box(-0.5, np.array([0.5, 2.0])))
+    >>> ao.Optimizer(np.zeros(2), rule).step(np.array([3.0, -3.0]))
+    array([-0.5,  2. ])
+    """
+
+    low: Any = None
+    high: Any = None
+
+    real_only = True
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            x = getattr(self, name)
+            if is_number(x) or (is_array(x) and x.ndim == 0):
+                object.__setattr__(self, name, float(x))
+            elif not (x is None or (is_array(x) and kind(x) == "real")):
+                raise TypeError(f"box: `{name}` must be a number, an array of floats or None; got {_shown(x)}")
+        ends = [x for x in (self.low, self.high) if x is not None]
+        if any(bool((x != x).any()) if is_array(x) else x != x for x in ends):
+            raise ValueError("box: an end must not be NaN")
+        if len(ends) == 2:
+            above = ends[0] > ends[1]
+            if bool(above.any()) if is_array(above) else above:
+                raise ValueError(f"box: `low` must not be above `high`; got {_shown(self.low)} and {_shown(self.high)}")
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        return {name: x for name in ("low", "high") if is_array(x := getattr(self, name))}
+
+    @property
+    def structure(self) -> Any:
+        return (box, *("array" if is_array(x) else x for x in (self.low, self.high)))
+
+    def __eq__(self, other: object) -> bool:
+        mine, theirs = self.arrays, other.arrays if isinstance(other, box) else {}
+        return (
+            isinstance(other, box)
+            and self.structure == other.structure
+            and all(bool((mine[name] == theirs[name]).all()) for name in mine)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.structure)
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        given = self.arrays and h.arrays
+        return clamp(xp, p, *(given.get(name, getattr(self, name)) if given else getattr(self, name) for name in _ENDS))
+
+
+_ENDS = ("low", "high")
+
+
+@dataclass(frozen=True, repr=False)
+class _Plain(Projection):
+    """A projection without settings. Called without arguments, it is itself: ``nonnegative()`` is ``nonnegative``."""
+
+    name: str
+    function: Project
+    real_only: bool = False
+
+    def __call__(self, xp: Any = None, p: Array = None, h: Any = None) -> Any:
+        return self if p is None else self.function(xp, p, h)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _nonnegative(xp: Any, p: Array, h: Any) -> Array:
+    return xp.maximum(p, 0.0)
+
+
+def _unit_modulus(xp: Any, p: Array, h: Any) -> Array:
+    size = xp.abs(p)
+    return xp.where(size == 0, 1.0 + 0.0 * p, p / nonzero(xp, size))
+
+
+nonnegative = _Plain("nonnegative", _nonnegative, real_only=True)
+"""Set negative elements to zero."""
+
+unit_modulus = _Plain("unit_modulus", _unit_modulus)
+"""Scale each element to modulus 1, with its phase as it is: for complex parameters. Zeros become 1."""
+
+
+@dataclass(frozen=True, repr=False)
+class _Radius(Projection):
+    radius: Any = 1.0
+    axis: Any = None
+
+    def __post_init__(self) -> None:
+        who = type(self).__name__
+        object.__setattr__(self, "radius", float(scalar(f"{who}: `radius`", self.radius, "(0, inf)")))
+        _axes(who, self.axis)
+
+
+@dataclass(frozen=True, repr=False)
+class ball(_Radius):  # noqa: N801
+    """Scale a tensor down to the Euclidean norm `radius` where it has a larger one.
+
+    Parameters
+    ----------
+    radius : number, default 1
+        In (0, inf).
+    axis : int, tuple of int or None, default None
+        Over which axes norms are taken, as ``-1`` for each row's; None is the whole tensor's.
+    """
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        return scaled_down(xp, p, norm(xp, p, axis=self.axis, keepdims=self.axis is not None), self.radius)
+
+
+@dataclass(frozen=True, repr=False)
+class sphere(_Radius):  # noqa: N801
+    """Scale a tensor to the Euclidean norm `radius`. Zeros, which have no direction, stay.
+
+    Parameters
+    ----------
+    radius, axis
+        As for `ball`.
+    """
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        return p / nonzero(xp, norm(xp, p, axis=self.axis, keepdims=self.axis is not None)) * self.radius
+
+
+@dataclass(frozen=True, repr=False)
+class soft_threshold(Projection):  # noqa: N801
+    """The proximal step of l1·‖p‖₁: bring each element nearer to zero by lr·l1; one that is nearer becomes zero.
+
+    Complex elements keep their phase.
+
+    Parameters
+    ----------
+    l1 : number
+        The weight of the norm in the objective, in [0, inf). The learning rate is the rule's.
+
+    References
+    ----------
+    Parikh, Boyd, "Proximal Algorithms", 2014, section 6.5.2.
+    """
+
+    l1: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l1", float(scalar("soft_threshold: `l1`", self.l1, "[0, inf)")))
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        if getattr(h, "lr", None) is None:
+            raise ValueError("soft_threshold: the rule must have a learning rate, `lr`; it has none in this step")
+        size, limit = xp.abs(p), h.lr * self.l1
+        return xp.where(size > limit, p - p / nonzero(xp, size) * limit, 0.0 * p)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class compose(Projection):  # noqa: N801
+    """Several projections, one after the other, in the order given.
+
+    Where sets meet at right angles, as a box and `soft_threshold` about zero, the result is in all of them; else only
+    surely in the last one's.
+
+    Parameters
+    ----------
+    *functions : callable
+        Projections, ``f(xp, p, h) -> p``.
+    """
+
+    functions: tuple[Project, ...]
+
+    def __init__(self, *functions: Project) -> None:
+        odd = [f for f in functions if not callable(f) or isinstance(f, type)]
+        if odd or not functions:
+            raise TypeError(f"compose: needs functions f(xp, p, h); got {odd[0] if odd else 'none'!r}")
+        object.__setattr__(self, "functions", functions)
+
+    @property
+    def real_only(self) -> bool:  # type: ignore[override]
+        return any(getattr(f, "real_only", False) for f in self.functions)
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        return {f"{i}_{name}": x for i, f in enumerate(self.functions) for name, x in getattr(f, "arrays", {}).items()}
+
+    @property
+    def structure(self) -> Any:
+        return (compose, *(getattr(f, "structure", f) for f in self.functions))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, compose) and self.functions == other.functions
+
+    def __hash__(self) -> int:
+        return hash(self.structure)
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        for i, f in enumerate(self.functions):
+            own = getattr(f, "arrays", {})
+            p = f(xp, p, Values(**{**vars(h), "arrays": {k: h.arrays[f"{i}_{k}"] for k in own}}) if own else h)
+        return p
+
+    def __repr__(self) -> str:
+        return f"compose({', '.join(map(repr, self.functions))})"

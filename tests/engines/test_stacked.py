@@ -1,0 +1,211 @@
+"""Stacked layers: what the layers give one by one, in every engine, with everything around it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import arrayopt as ao
+from tests.support.optimizing import drawn
+
+SHAPES = {"w": (6, 5), "b": (7,), "s": ()}
+N = 3
+RULES = {
+    "LAMB": {"lr": 0.1},
+    "LANS": {"lr": 0.1, "lookahead_steps": 2, "ema_decay": 0.5},
+    "CAME": {"lr": 0.1, "grad_centralization": True},
+    "LARS": {"lr": 0.1, "momentum": 0.9, "clip_unit_ratio": 0.1},
+    "AdamW": {"lr": 0.1, "project": ao.projections.ball(1.5)},
+}
+
+
+def arrays(seed=0, dtype="float64"):
+    return {name: drawn((N, *shape), seed + i).astype(dtype) for i, (name, shape) in enumerate(SHAPES.items())}
+
+
+def apart(tree):
+    """The layers, each by itself."""
+    return {f"{name}[{i}]": np.array(x[i, ...]) for name, x in tree.items() for i in range(N)}
+
+
+def run(opt, n=4, of=lambda tree: tree, lacking=()):
+    for k in range(n):
+        grads = arrays(100 * k + 9, str(opt.params[next(iter(opt.params))].dtype).removeprefix("torch."))
+        opt.step({name: None if k == 1 and name in lacking else g for name, g in of(grads).items()})
+    return opt
+
+
+def same(stacked, single):
+    for name, x in stacked.params.items():
+        for i in range(N):
+            assert np.array_equal(x[i, ...], single.params[f"{name}[{i}]"])
+            of_layer, own = stacked.state[name], single.state[f"{name}[{i}]"]
+            assert of_layer["t"] == own["t"]
+            assert all(np.array_equal(of_layer[slot][i, ...], own[slot]) for slot in own if slot != "t")
+
+
+def both(rule, fields, dtype="float64", **options):
+    kind = getattr(ao, rule)
+    opts = ao.Optimizer(arrays(dtype=dtype), kind(**fields, stacked=True), **options)
+    return opts, ao.Optimizer(apart(arrays(dtype=dtype)), kind(**fields), **options)
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", RULES)
+def test_as_the_layers_one_by_one(rule, engine):
+    stacked, single = both(rule, RULES[rule], engine=engine, stats=True, clip_norm=2.0)
+    run(stacked, lacking=["b"])
+    run(single, of=apart, lacking=[f"b[{i}]" for i in range(N)])
+    same(stacked, single)
+    assert stacked.stats.read() == single.stats.read()
+    assert stacked.stats.global_norm == single.stats.global_norm
+
+
+def test_with_numba():
+    stacked, single = both("LAMB", {"lr": 0.1}, "float32", engine="numba")
+    same(run(stacked), run(single, of=apart))
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"loss_scale": 8.0}, {"skip_nonfinite": True}], ids=str)
+def test_what_is_around_a_step(options):
+    stacked, single = both("LAMB", {"lr": 0.1, "master_weights": True}, "float16", engine="numpy", **options)
+    same(run(stacked), run(single, of=apart))
+    if "accumulate" not in options:
+        bad = arrays(5, "float16")
+        bad["w"][1, 0, 0] = np.inf
+        stacked.step(bad)
+        assert stacked.nonfinite() == ["w[1]"]
+        assert stacked.stats.skipped == 1
+
+
+def test_no_layers_and_no_elements():
+    params = {"none": np.zeros((0, 3)), "empty": np.zeros((2, 0)), "w": np.ones((2, 3))}
+    for engine in ("array_api", "numpy"):
+        opt = ao.Optimizer(params, ao.LAMB(lr=0.1, stacked=True), engine=engine)
+        opt.step({name: np.ones_like(x) for name, x in params.items()})
+        assert [opt.state[name]["t"] for name in params] == [1, 1, 1]
+        assert opt.state["none"]["m"].shape == (0, 3)
+    with pytest.raises(
+        ValueError, match="LAMB: `stacked=True` is for tensors whose first axis counts layers; 'p' has no"
+    ):
+        ao.Optimizer({"p": np.array(1.0)}, ao.LAMB(stacked=True))
+
+
+def test_pytorch():
+    made = {name: torch.nn.Parameter(torch.tensor(x)) for name, x in arrays().items()}
+    opt = ao.Optimizer(made, ao.LAMB(lr=0.1, stacked=True), engine="array_api")
+    before = made["w"]._version
+    for k in range(4):
+        opt.step({name: torch.tensor(g) for name, g in arrays(100 * k + 9).items()})
+    single = run(both("LAMB", {"lr": 0.1}, engine="array_api")[1], of=apart)
+    for name, x in made.items():
+        for i in range(N):
+            np.testing.assert_allclose(x[i, ...].detach().numpy(), single.params[f"{name}[{i}]"], rtol=1e-12)
+    assert made["w"]._version > before
+
+
+def test_jax_and_arrays_that_cannot_be_written():
+    single = run(both("LAMB", {"lr": 0.1}, engine="array_api")[1], of=apart)
+    fixed = arrays()
+    for x in fixed.values():
+        x.flags.writeable = False
+    with jax.enable_x64(True):
+        for params in ({name: jnp.asarray(x) for name, x in arrays().items()}, fixed):
+            xp = jnp if params is not fixed else np
+            opt = ao.Optimizer(params, ao.LAMB(lr=0.1, stacked=True), stats=True)
+            for k in range(4):
+                opt.step({name: xp.asarray(g) for name, g in arrays(100 * k + 9).items()})
+            assert sorted(opt.stats)[0] == "b[0]"
+            for name, x in opt.params.items():
+                for i in range(N):
+                    np.testing.assert_allclose(x[i, ...], single.params[f"{name}[{i}]"], rtol=1e-12)
+    with pytest.raises(ValueError, match="it takes stacked tensors where they can be written in place"):
+        ao.Optimizer(fixed, ao.LAMB(stacked=True), engine="numpy")
+
+
+def test_the_functional_form_of_a_model_that_is_scanned():
+    rule, rng = ao.LAMB(lr=0.05, stacked=True), np.random.default_rng(0)
+    x, y = rng.standard_normal((16, 4)), rng.standard_normal((16, 4))
+
+    def loss(params, scanned):
+        def layer(h, p):
+            return jnp.tanh(h @ p["w"] + p["b"]), None
+
+        if scanned:
+            h, _ = jax.lax.scan(layer, x, params)
+        else:
+            h = x
+            for i in range(N):
+                h, _ = layer(h, {"w": params[f"w{i}"], "b": params[f"b{i}"]})
+        return jnp.mean((h - y) ** 2)
+
+    with jax.enable_x64(True):
+        params = {"w": jnp.asarray(drawn((N, 4, 4), 1)), "b": jnp.zeros((N, 4))}
+        single = {f"{name}{i}": x[i] for name, x in params.items() for i in range(N)}
+
+        def step(rule, scanned):
+            return jax.jit(lambda p, s: ao.update(rule, p, jax.grad(loss)(p, scanned), s))
+
+        state, states = rule.init(params), ao.LAMB(lr=0.05).init(single)
+        for _ in range(5):
+            params, state = step(rule, True)(params, state)
+            single, states = step(ao.LAMB(lr=0.05), False)(single, states)
+        for name, value in params.items():
+            for i in range(N):
+                np.testing.assert_allclose(value[i], single[f"{name}{i}"], rtol=1e-11)
+
+
+def test_reports_of_the_functional_form_are_of_each_layer():
+    params = arrays()
+    rule = ao.LAMB(stacked=True, adapt=False)
+    _, _, reports = ao.update(rule, params, arrays(3), rule.init(params), stats=True)
+    assert {name: x.shape for name, x in reports["w"].items()} == dict.fromkeys(reports["w"], (N,))
+
+
+def test_ranks_keep_stacks_whole():
+    alone = run(both("LAMB", {"lr": 0.1}, engine="numpy", clip_norm=1.0)[0])
+    alone.params = {name: x.copy() for name, x in alone.params.items()}
+
+    def work(comm):
+        return run(both("LAMB", {"lr": 0.1}, engine="numpy", clip_norm=1.0, comm=comm)[0]).params
+
+    for params in ao.ranks.run(2, work):
+        assert all(np.array_equal(params[name], x) for name, x in alone.params.items())
+
+
+def test_a_resumed_run_equals_a_straight_one(tmp_path):
+    straight = run(both("CAME", RULES["CAME"], engine="numpy")[0], 2)
+    straight.save(tmp_path / "a")
+    resumed = both("CAME", RULES["CAME"], engine="numpy")[0]
+    resumed.load(tmp_path / "a")
+    for opt in (straight, resumed):
+        opt.step(arrays(77))
+    assert all(np.array_equal(straight.params[name], resumed.params[name]) for name in SHAPES)
+    with pytest.raises(ValueError, match="group 'all' had stacked=True, here False"):
+        ao.Optimizer(arrays(), ao.CAME(lr=0.1, grad_centralization=True)).load(tmp_path / "a")
+
+
+def test_replaced_and_moved_arrays_are_followed():
+    stacked, single = both("LAMB", {"lr": 0.1}, engine="numpy")
+    run(stacked, 1), run(single, 1, of=apart)
+    stacked.params["w"] = np.clip(stacked.params["w"], -0.5, 0.5)
+    for i in range(N):
+        single.params[f"w[{i}]"] = np.clip(single.params[f"w[{i}]"], -0.5, 0.5)
+    same(run(stacked, 2), run(single, 2, of=apart))
+    stacked.params["w"].flags.writeable = False
+    with pytest.raises(ValueError, match="'w' is stacked, and could be written in place before: it must stay so"):
+        run(stacked, 1)
+
+
+def test_a_monitor_keeps_each_layer():
+    opt = both("LAMB", {"lr": 0.1}, engine="numpy")[0]
+    monitor = ao.Monitor(opt)
+    run(opt, 1)
+    rows = monitor.read()
+    assert [row["tensor"] for row in rows] == [f"{name}[{i}]" for name in SHAPES for i in range(N)]
+    assert all(row["lr"] == 0.1 for row in rows)
+
+
+def test_explain_counts_stacks_and_layers():
+    assert "3 tensors of 9 layers, 114 parameters" in both("LAMB", {}, engine="numpy")[0].explain()

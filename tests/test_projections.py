@@ -1,0 +1,364 @@
+"""Projections: each by itself, fused, with everything around it, and on problems that SciPy's bounded solvers know."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+import arrayopt as ao
+from arrayopt import projections as P
+from arrayopt.fusion.plan import plan_for
+from arrayopt.rules.names import Values
+from tests.support.optimizing import drawn
+
+H = Values(lr=0.5)
+
+# ---- what each does -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("project", "before", "after"),
+    [
+        (P.box(-1, 2), [-3.0, 0.5, 3.0], [-1.0, 0.5, 2.0]),
+        (P.box(None, 2), [-3.0, 0.5, 3.0], [-3.0, 0.5, 2.0]),
+        (P.box(low=-1.0), [-3.0, 0.5, 3.0], [-1.0, 0.5, 3.0]),
+        (P.box(), [-3.0, 0.5], [-3.0, 0.5]),
+        (P.nonnegative, [-3.0, 0.5, -0.0], [0.0, 0.5, 0.0]),
+        (P.nonnegative(), [-3.0, 0.5], [0.0, 0.5]),
+        (P.ball(1.0), [3.0, -4.0], [0.6, -0.8]),
+        (P.ball(9.0), [3.0, -4.0], [3.0, -4.0]),
+        (P.ball(1.0, axis=-1), [[3.0, -4.0], [0.5, 0.0]], [[0.6, -0.8], [0.5, 0.0]]),
+        (P.ball(1.0), [3e200, -4e200], [0.6, -0.8]),
+        (P.sphere(2.0), [0.3, -0.4], [1.2, -1.6]),
+        (P.sphere(), [0.0, 0.0], [0.0, 0.0]),
+        (P.sphere(axis=0), [[3.0, 0.0], [4.0, 0.1]], [[0.6, 0.0], [0.8, 1.0]]),
+        (P.soft_threshold(2.0), [3.0, -3.0, 0.5, -1.0], [2.0, -2.0, 0.0, 0.0]),
+        (P.soft_threshold(0), [3.0, -3.0], [3.0, -3.0]),
+        (P.unit_modulus, [3 + 4j, -2j, 0j], [0.6 + 0.8j, -1j, 1 + 0j]),
+        (P.soft_threshold(2.0), [3j, 0.6 + 0.8j], [2j, 0j]),
+        (P.compose(P.soft_threshold(2.0), P.box(-1, 1)), [3.0, -1.5, 0.5], [1.0, -0.5, 0.0]),
+        (P.compose(lambda xp, p, h: p + 1.0), [3.0], [4.0]),
+    ],
+    ids=repr,
+)
+def test_one(project, before, after):
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(project(np, np.array(before), H), after, rtol=1e-15)
+    before, g = np.array(before), np.zeros(np.shape(before), np.array(before).dtype)
+    for engine in ("array_api", "numpy"):
+        p = before.copy()
+        ao.Optimizer(p, ao.SGD(lr=0.5, project=project), engine=engine).step(g)
+        np.testing.assert_allclose(p, after, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "says"),
+    [
+        (lambda: P.box("a", 1), TypeError, "box: `low` must be a number, an array of floats or None; got 'a'"),
+        (lambda: P.box(np.array([1, 2])), TypeError, r"box: `low` must be .*; got <ndarray \(2,\)>"),
+        (lambda: P.box(1, 0), ValueError, "box: `low` must not be above `high`; got 1.0 and 0.0"),
+        (lambda: P.box(np.ones(2), 0.5), ValueError, "box: `low` must not be above `high`"),
+        (lambda: P.box(float("nan")), ValueError, "box: an end must not be NaN"),
+        (lambda: P.box(high=np.array([np.nan])), ValueError, "box: an end must not be NaN"),
+        (lambda: P.ball(0), ValueError, r"ball: `radius` must be in \(0, inf\); got 0.0"),
+        (lambda: P.ball(1, axis=0.5), TypeError, "ball: `axis` must be None, an integer or a tuple of them; got 0.5"),
+        (lambda: P.sphere("a"), TypeError, "sphere: `radius` must be a number"),
+        (lambda: P.soft_threshold(-1), ValueError, r"soft_threshold: `l1` must be in \[0, inf\); got -1.0"),
+        (lambda: P.compose(), TypeError, r"compose: needs functions f\(xp, p, h\); got 'none'"),
+        (lambda: P.compose(P.box), TypeError, r"compose: needs functions f\(xp, p, h\); got <class"),
+        (
+            lambda: ao.SGD(lr=1, project=P.box),
+            TypeError,
+            r"SGD: `project` must be a function f\(xp, p, h\) -> p, or None",
+        ),
+        (lambda: ao.SGD(lr=1, project=0.5), TypeError, "SGD: `project` must be a function"),
+    ],
+)
+def test_what_cannot_be_one(make, kind, says):
+    with pytest.raises(kind, match=says):
+        make()
+
+
+def test_what_a_tensor_cannot_have():
+    with pytest.raises(
+        TypeError, match=r"SGD: `project` is box\(low=0.0, high=None\), for real parameters; 'param' is"
+    ):
+        ao.Optimizer(np.ones(2, complex), ao.SGD(lr=1, project=P.box(0)))
+    says = r"SGD: an array of `project` has shape \(3,\), which does not broadcast to \(2,\) of 'w'; give tensors"
+    with pytest.raises(ValueError, match=says):
+        ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=1, project=P.box(np.zeros(3))))
+    p = np.ones(2)
+    with pytest.raises(ValueError, match="soft_threshold: the rule must have a learning rate"):
+        ao.Optimizer(p, ao.CAME(relative_step=True, project=P.soft_threshold(1.0))).step(p.copy())
+    with pytest.raises(ValueError, match="must keep shapes"):
+        ao.Optimizer(p, ao.SGD(lr=1, project=lambda xp, p, h: xp.sum(p))).step(p.copy())
+    assert p.tolist() == [1.0, 1.0]
+
+
+def test_they_are_values():
+    bounds = np.zeros(2)
+    same = [
+        lambda: P.box(0, 1), lambda: P.box(bounds.copy(), 1), lambda: P.ball(2, axis=(0, 1)), lambda: P.nonnegative,
+        lambda: P.compose(P.soft_threshold(1), P.unit_modulus), lambda: P.compose(P.box(bounds.copy())),
+    ]  # fmt: skip
+    for i, make in enumerate(same):
+        assert make() == make() == pickle.loads(pickle.dumps(make()))
+        assert hash(make()) == hash(make())
+        assert [make() == other() for other in same] == [i == j for j in range(len(same))]
+    assert repr(P.compose(P.box(bounds), P.nonnegative)) == "compose(box(low=<ndarray (2,)>, high=None), nonnegative)"
+
+
+# ---- beside everything else -----------------------------------------------------------------------------------------
+
+SHAPE = (7, 5)
+LOW = np.linspace(-0.8, 0.3, 5)
+FREE = ao.LAMB(lr=0.3)
+KINDS = {
+    "a box": (P.box(-0.5, 0.25), lambda p: np.clip(p, -0.5, 0.25)),
+    "a box of arrays": (P.box(LOW, 0.9), lambda p: np.clip(p, LOW, 0.9)),
+    "one's own": (lambda xp, p, h: p - xp.floor(p), lambda p: p - np.floor(p)),
+}
+
+
+def steps(opt, after=None, n=3, dtype="float64"):
+    for i in range(n):
+        opt.step(drawn(SHAPE, 50 + i).astype(dtype))
+        if after is not None:
+            opt.params[...] = after(opt.params)
+    return opt
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_as_by_hand(engine, kind):
+    project, by_hand = KINDS[kind]
+    fused = steps(ao.Optimizer(drawn(SHAPE, 1), ao.LAMB(lr=0.3, project=project), engine=engine))
+    apart = steps(ao.Optimizer(drawn(SHAPE, 1), FREE, engine=engine), by_hand)
+    assert np.array_equal(fused.params, apart.params)
+    assert np.array_equal(fused.state["param"]["v"], apart.state["param"]["v"])
+    assert not np.array_equal(fused.params, steps(ao.Optimizer(drawn(SHAPE, 1), FREE, engine=engine)).params)
+
+
+def test_the_functional_form_and_other_libraries(backend):
+    rule = ao.LAMB(lr=0.3, project=P.compose(P.box(LOW, 0.9), P.ball(2.0)))
+    expected = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="array_api")).params
+    opt = ao.Optimizer(backend.array(drawn(SHAPE, 1), "float64"), rule)
+    params = backend.array(drawn(SHAPE, 1), "float64")
+    state = rule.init(params)
+    for i in range(3):
+        g = backend.array(drawn(SHAPE, 50 + i), "float64")
+        opt.step(g)
+        params, state = ao.update(rule, params, g, state)
+    np.testing.assert_allclose(backend.numpy(opt.params), expected, rtol=1e-12)
+    np.testing.assert_allclose(backend.numpy(params), expected, rtol=1e-12)
+
+
+def test_bytes_are_those_without():
+    def passes(rule):
+        return [(sorted(p.loads), sorted(p.stores)) for p in plan_for(rule, 2, "float32").passes]
+
+    for rule in (ao.LAMB, ao.AdamW, ao.LANS, ao.CAME):
+        assert passes(rule(lr=0.1)) == passes(rule(lr=0.1, project=P.compose(P.soft_threshold(0.1), P.box(-1, 1))))
+    assert len(passes(ao.AdamW(project=P.ball(1.0)))) == len(passes(ao.AdamW())) + 1
+
+
+def test_a_master_is_projected_and_then_rounded():
+    low = 0.1  # no float16
+    rule = ao.SGD(lr=1.0, project=P.box(low, None))
+    opt = ao.Optimizer(np.ones(2, np.float16), rule, engine="numpy")
+    opt.step(np.full(2, 3.0, np.float16))
+    assert opt.state["param"]["master"].tolist() == [np.float32(low)] * 2
+    assert opt.params.tolist() == [np.float16(low)] * 2
+
+
+def test_it_comes_after_lookahead_and_before_the_average():
+    rule = ao.SGD(lr=1.0, lookahead_steps=1, lookahead_alpha=1.0, ema_decay=0.0, project=P.box(-1, 1))
+    opt = ao.Optimizer(np.zeros(1), rule, engine="numpy")
+    opt.step(np.array([5.0]))
+    assert [float(x[0]) for x in (opt.params, opt.averaged(), opt.state["param"]["slow"])] == [-1.0, -1.0, -5.0]
+
+
+def test_a_resumed_run_equals_a_straight_one(tmp_path):
+    rule = ao.LAMB(lr=0.3, project=P.compose(P.box(LOW, 0.9), P.sphere(2.0)))
+    straight = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numpy"), n=2)
+    straight.save(tmp_path / "a")
+    resumed = ao.Optimizer(np.zeros(SHAPE), rule, engine="numpy")
+    resumed.load(tmp_path / "a")
+    for opt in (straight, resumed):
+        opt.step(drawn(SHAPE, 77))
+    assert np.array_equal(straight.params, resumed.params)
+    for other in (P.box(LOW, 0.9), P.compose(P.box(LOW, 0.8), P.sphere(2.0)), None):
+        with pytest.raises(ValueError, match=r"group 'all' had project='compose\(box"):
+            ao.Optimizer(np.zeros(SHAPE), ao.LAMB(lr=0.3, project=other), engine="numpy").load(tmp_path / "a")
+
+
+def test_it_can_be_changed_while_training_unless_it_has_arrays():
+    opt = ao.Optimizer(np.zeros(2), ao.SGD(lr=1.0), engine="numpy")
+    opt.step(np.full(2, -5.0))
+    opt.project = P.box(0, 1)
+    assert opt.step(np.zeros(2)).tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match="group 'all': `project` cannot change while training if it has arrays"):
+        opt.project = P.box(np.zeros(2), 1)
+    opt.project = None
+    assert opt.step(np.full(2, -5.0)).tolist() == [6.0, 6.0]
+
+
+def test_ranks_share_it():
+    rule = ao.LAMB(lr=0.3, project=P.compose(P.box(LOW, 0.9), P.ball(2.0)))
+    alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numpy")).params
+    for params in ao.ranks.run(
+        2, lambda comm: steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numpy", comm=comm)).params
+    ):
+        assert np.array_equal(params, alone)
+
+
+def test_arrays_of_a_part_are_parts():
+    rule = ao.AdamW(lr=0.3, project=P.box(LOW, 0.9))
+    alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numba")).params
+
+    def work(comm):
+        rows = slice(0, 3) if comm.rank == 0 else slice(3, 7)
+        part = ao.Part(drawn(SHAPE, 1)[rows].copy(), offset=(rows.start, 0), shape=SHAPE)
+        opt = ao.Optimizer(part, rule, engine="numba", comm=comm)
+        for i in range(3):
+            opt.step(drawn(SHAPE, 50 + i)[rows].copy())
+        return opt.params.array
+
+    assert np.array_equal(np.concatenate(ao.ranks.run(2, work)), alone)
+
+
+# ---- problems -------------------------------------------------------------------------------------------------------
+
+
+def data(rows, columns, seed):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, columns)), rng.standard_normal(rows)
+
+
+def squares(rows=20, columns=6, seed=0):
+    """½‖Ax - b‖², its gradient, and a learning rate that is sure to do."""
+    a, b = data(rows, columns, seed)
+    return (
+        (lambda x: 0.5 * np.sum((a @ x - b) ** 2)),
+        (lambda x: a.T @ (a @ x - b)),
+        1.0 / np.linalg.norm(a, 2) ** 2,
+        a,
+        b,
+    )
+
+
+def by_scipy(f, gradient, start, bounds):
+    return scipy.optimize.minimize(f, start, jac=gradient, bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-10}).x
+
+
+def nnls():
+    _f, gradient, lr, a, b = squares()
+    return gradient, ao.SGD(lr=lr, momentum=0.5, project=P.nonnegative), np.ones(6), scipy.optimize.nnls(a, b)[0]
+
+
+def bounded_least_squares():
+    _f, gradient, lr, a, b = squares(seed=1)
+    expected = scipy.optimize.lsq_linear(a, b, (-0.1, 0.15), tol=1e-14).x
+    return gradient, ao.SGD(lr=lr, momentum=0.5, project=P.box(-0.1, 0.15)), np.zeros(6), expected
+
+
+def least_squares_with_arrays_of_bounds():
+    _f, gradient, lr, a, b = squares(seed=2)
+    low, high = np.linspace(-0.3, 0.05, 6), np.linspace(0.1, 0.2, 6)
+    expected = scipy.optimize.lsq_linear(a, b, (low, high), tol=1e-14).x
+    return gradient, ao.SGD(lr=lr, momentum=0.5, project=P.box(low, high)), np.zeros(6), expected
+
+
+def bounded_rosenbrock():
+    f, gradient = scipy.optimize.rosen, scipy.optimize.rosen_der
+    expected = by_scipy(f, gradient, [-1.0, 0.3, 0.2], [(-2, 0.6)] * 3)
+    return gradient, ao.SGD(lr=1e-3, momentum=0.9, project=P.box(-2, 0.6)), np.array([-1.0, 0.3, 0.2]), expected
+
+
+def hock_schittkowski_5():
+    def gradient(x):
+        c, d = np.cos(x[0] + x[1]), 2 * (x[0] - x[1])
+        return np.array([c + d - 1.5, c - d + 2.5])
+
+    expected = np.array([0.5 - np.pi / 3, -0.5 - np.pi / 3])  # f = -√3/2 - π/3
+    return gradient, ao.SGD(lr=0.1, project=P.box(np.array([-1.5, -3.0]), np.array([4.0, 3.0]))), np.zeros(2), expected
+
+
+def logistic_regression_in_a_box():
+    a, b = data(60, 4, 3)
+    y = np.sign(a @ np.array([2.0, -2.0, 0.5, 0.0]) + b)
+
+    def f(x):
+        return np.sum(np.logaddexp(0, -y * (a @ x)))
+
+    def gradient(x):
+        return -a.T @ (y / (1 + np.exp(y * (a @ x))))
+
+    expected = by_scipy(f, gradient, np.zeros(4), [(-0.5, 0.5)] * 4)
+    return gradient, ao.SGD(lr=0.02, momentum=0.5, project=P.box(-0.5, 0.5)), np.zeros(4), expected
+
+
+def lasso():
+    f, gradient, lr, _a, _b = squares(seed=4)
+
+    def split(x):
+        return f(x[:6] - x[6:]) + 2.0 * x.sum()
+
+    def slope(x):
+        g = gradient(x[:6] - x[6:])
+        return np.concatenate([g, -g]) + 2.0
+
+    found = by_scipy(split, slope, np.full(12, 0.1), [(0, None)] * 12)
+    return gradient, ao.SGD(lr=lr, project=P.soft_threshold(2.0)), np.ones(6), found[:6] - found[6:]
+
+
+def nonnegative_lasso():
+    f, gradient, lr, _a, _b = squares(seed=5)
+    expected = by_scipy(lambda x: f(x) + 2.0 * x.sum(), lambda x: gradient(x) + 2.0, np.ones(6), [(0, None)] * 6)
+    return gradient, ao.SGD(lr=lr, project=P.compose(P.soft_threshold(2.0), P.nonnegative)), np.ones(6), expected
+
+
+def least_squares_in_a_ball():
+    f, gradient, lr, _a, _b = squares(seed=6)
+    inside = {"type": "ineq", "fun": lambda x: 0.01 - x @ x, "jac": lambda x: -2 * x}
+    expected = scipy.optimize.minimize(f, np.zeros(6), jac=gradient, constraints=inside, method="SLSQP", tol=1e-14).x
+    return gradient, ao.SGD(lr=lr, momentum=0.5, project=P.ball(0.1)), np.zeros(6), expected
+
+
+def the_smallest_eigenvector():
+    a, _ = data(12, 5, 7)
+    m = a.T @ a
+    v = np.linalg.eigh(m)[1][:, 0]
+    start = np.ones(5) / np.sqrt(5)
+    return (lambda x: m @ x), ao.SGD(lr=0.9 / np.linalg.norm(m, 2), project=P.sphere()), start, v * np.sign(v @ start)
+
+
+def phases():
+    rng = np.random.default_rng(8)
+    x = np.exp(1j * rng.uniform(0, 6, 8))
+    m = np.outer(x, x.conj())
+
+    def gradient(p):  # of -½ p* M p, for |p| = 1; the first phase is held
+        g = -m @ p
+        g[0] = 0
+        return g
+
+    start = np.exp(1j * rng.uniform(0, 1, 8)) * x
+    start[0] = x[0]
+    return gradient, ao.SGD(lr=0.2, project=P.unit_modulus), start, x
+
+
+PROBLEMS = [
+    nnls, bounded_least_squares, least_squares_with_arrays_of_bounds, bounded_rosenbrock, hock_schittkowski_5,
+    logistic_regression_in_a_box, lasso, nonnegative_lasso, least_squares_in_a_ball, the_smallest_eigenvector, phases,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda f: f.__name__)
+def test_the_optimum_is_scipys(problem):
+    gradient, rule, x, expected = problem()
+    opt = ao.Optimizer(x, rule, engine="array_api")
+    for _ in range(3000):
+        opt.step(gradient(x))
+    np.testing.assert_allclose(x, expected, rtol=2e-6, atol=2e-7)
