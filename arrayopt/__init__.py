@@ -13,6 +13,7 @@ from arrayopt.ranks.comm import RankError
 from arrayopt.ranks.settings import Ranks
 from arrayopt.rules import (
     CAME,
+    FISTA,
     LAMB,
     LANS,
     LARS,
@@ -34,6 +35,7 @@ from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
     "CAME",
+    "FISTA",
     "LAMB",
     "LANS",
     "LARS",

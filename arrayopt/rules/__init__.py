@@ -6,6 +6,7 @@ from arrayopt.rules.adan import Adan
 from arrayopt.rules.ademamix import AdEMAMix
 from arrayopt.rules.base import Rule
 from arrayopt.rules.factored import CAME, Adafactor
+from arrayopt.rules.fista import FISTA
 from arrayopt.rules.lamb import LAMB, LANS
 from arrayopt.rules.lars import LARS
 from arrayopt.rules.lion import Lion
@@ -17,6 +18,7 @@ from arrayopt.rules.sgd import SGD
 
 __all__ = [
     "CAME",
+    "FISTA",
     "LAMB",
     "LANS",
     "LARS",

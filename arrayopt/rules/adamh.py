@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from arrayopt.arrays import Array, kind
+from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import choose, debias, moments, nonzero, norm, number, sqrt, zeros_abs2
+from arrayopt.rules.words import choose, debias, dot, moments, nonzero, norm, number, sqrt, zeros_abs2
 
 __all__ = ["AdamH"]
 
@@ -44,8 +44,8 @@ class AdamH(Rule):
 
     Notes
     -----
-    A tensor that is zero before its first update has no sphere, and steps as Adam: p ← p - η u. Where u is zero, p is
-    only brought back to its norm. Norms are over the whole tensor. There is no weight decay: the norm is given.
+    A tensor that is zero before its first update has no sphere, and steps as Adam: p ← p - η u. Where u or η is zero, p
+    stands still. Norms are over the whole tensor. There is no weight decay: the norm is given.
 
     The norm of p - ηR n(u) follows from ‖p‖, ‖u‖ and ⟨p, u⟩. So a step is two passes over memory, as for `LAMB`. Where
     η is near 1 and u points along p, little is left of p, and its norm is not exact; the next step makes it so.
@@ -86,7 +86,7 @@ class AdamH(Rule):
         if self.radius is None:
             new["radius"] = choose(h.t == 1, p_norm, s["radius"])
         radius = new.get("radius", h.radius)
-        c, scale = _on_sphere(xp, radius, h.lr, p_norm, u_norm, _dot(xp, p, u))
+        c, scale = _on_sphere(xp, radius, h.lr, p_norm, u_norm, dot(xp, p, u))
         return scale * (p - c * u), new
 
 
@@ -98,11 +98,5 @@ def _on_sphere(xp: Any, radius: Any, lr: Any, p_norm: Array, u_norm: Array, dot:
     cosine = dot / nonzero(xp, p_norm) / nonzero(xp, u_norm)
     square = a * a - 2.0 * a * b * cosine + b * b
     scale = radius / largest / xp.sqrt(xp.maximum(square, 2.0**-20))
-    free = radius == 0
+    free = length == 0
     return xp.where(free, lr, length / nonzero(xp, u_norm)), xp.where(free, 1.0, scale)
-
-
-def _dot(xp: Any, x: Array, y: Array) -> Array:
-    """⟨x, y⟩ over the whole tensor; of complex tensors that of all real and imaginary parts."""
-    complex_ = kind(x) == "complex"
-    return xp.sum(xp.real(x) * xp.real(y) + xp.imag(x) * xp.imag(y) if complex_ else x * y)

@@ -42,7 +42,7 @@ class Lion(Rule):
 
     Notes
     -----
-    The sign of zero is zero. The sign of a complex number z is z / abs(z).
+    The sign of zero is zero, that of an infinite number NaN. The sign of a complex number z is z / abs(z).
 
     References
     ----------
@@ -74,5 +74,5 @@ class Lion(Rule):
 
 
 def _sign(xp: Any, x: Array) -> Array:
-    """x / |x|, and zero where x is."""
-    return x / nonzero(xp, xp.abs(x)) if kind(x) == "complex" else xp.sign(x)
+    """x / |x|, and zero where x is; NaN where x is infinite, so that this is not hidden."""
+    return x / nonzero(xp, xp.abs(x)) if kind(x) == "complex" else xp.sign(x) + 0.0 * x

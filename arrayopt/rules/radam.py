@@ -90,9 +90,9 @@ class RAdam(Rule):
         if self.nesterov:
             u = ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
         known, r = _rectification(h)
-        early = 1.0 if self.degenerated_to_sgd else 0.0
+        early = 1.0 if self.degenerated_to_sgd else 0.0  # a factor, so that NaN comes through
         u = choose(known, r, early) * u / choose(known, sqrt(xp, v) + h.eps, 1.0)
-        u = u + choose(known, 1.0, early) * h.weight_decay * p if self.decoupled else u
+        u = u + choose(known, 1.0 + 0.0 * r, early) * h.weight_decay * p if self.decoupled else u
         return p - h.lr * u, {"m": m, "v": v}
 
 
@@ -102,5 +102,5 @@ def _rectification(h: Any) -> tuple[Any, Any]:
     most = 2.0 / (1.0 - h.beta2) - 1.0
     rho = most - 2.0 * h.t * h.beta2**h.t / c2
     known = rho > choose(h.threshold > 4, h.threshold, 4.0)
-    a, b = (choose(known, x, 5.0) for x in (rho, most))
+    a, b = (choose(known, x, 5.0) for x in (rho, most + 0.0 * rho))
     return known, scalar("sqrt", (a - 4.0) * (a - 2.0) * b / ((b - 4.0) * (b - 2.0) * a) * c2)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, real
 from arrayopt.rules.base import Rule
+from arrayopt.rules.names import Values
 from arrayopt.rules.words import abs2, choose, debias, ema, nonzero, number, sqrt, zeros_abs2
 
 __all__ = ["ScheduleFreeAdamW"]
@@ -59,6 +60,8 @@ class ScheduleFreeAdamW(Rule):
     ``lr_max`` is the largest learning rate so far: one number each for a tensor. `ema_decay` averages p. While it is
     on, `Optimizer.averaged` gives that average.
 
+    `project` projects z. Where the set is convex, p and x are in it too.
+
     References
     ----------
     Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1 and section 4.
@@ -87,6 +90,10 @@ class ScheduleFreeAdamW(Rule):
     wide: ClassVar[tuple[str, ...]] = ("z", "lr_max", "points")
     evaluated_from: ClassVar[tuple[str, ...]] = ("z",)
 
+    @property
+    def projects_itself(self) -> bool:
+        return True
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         z = xp.astype(p, p.dtype)
         return {"z": z, "v": zeros_abs2(xp, p), "lr_max": number(xp, p), "points": number(xp, p)}
@@ -94,12 +101,16 @@ class ScheduleFreeAdamW(Rule):
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         v = ema(s["v"], abs2(xp, g), h.beta2)
         u = g / (sqrt(xp, debias(v, h.beta2, h.t)) + h.eps) + h.weight_decay * p
-        warm = h.t >= h.warmup_steps
-        lr = h.lr * choose(warm, 1.0, h.t / choose(warm, 1.0, h.warmup_steps))
+        warmup = choose(h.warmup_steps == 0, 1.0, h.warmup_steps)
+        lr = h.lr * choose(h.t < warmup, h.t / warmup, 1.0)
         lr_max, points = _points(xp, s, lr, h)
         c = xp.where(points > 0, 1.0 / nonzero(xp, points), 0.0)
-        p = p + c * (s["z"] - p) + lr * (h.beta1 * (1.0 - c) - 1.0) * u
-        return p, {"z": s["z"] - lr * u, "v": v, "lr_max": lr_max, "points": points}
+        old = choose(h.t == 1, p, s["z"])
+        step = -lr * u
+        if self.project is not None:
+            step = self.project(xp, old + step, Values(**{**vars(h), "lr": lr})) - old
+        p = p + c * (old - p) + (1.0 - h.beta1 * (1.0 - c)) * step
+        return p, {"z": old + step, "v": v, "lr_max": lr_max, "points": points}
 
     def evaluated(self, p: Array, s: dict[str, Array], h: Any) -> Array:
         return (p - (1.0 - h.beta1) * s["z"]) / h.beta1
@@ -112,5 +123,5 @@ def _points(xp: Any, s: dict[str, Array], lr: Any, h: Any) -> tuple[Array, Array
     """
     lr_max = xp.maximum(s["lr_max"], lr)
     weight = (s["lr_max"] / nonzero(xp, lr_max)) ** h.weight_lr_power * ((h.t - 1) / h.t) ** h.r  # the last, of this
-    counts = (lr_max > 0) | (h.weight_lr_power == 0)
-    return lr_max, xp.where(counts, 1.0 + s["points"] * weight, 0.0)
+    counted = choose(h.weight_lr_power == 0, 1.0, lr_max)
+    return lr_max, xp.where(counted > 0, 1.0 + s["points"] * weight, 0.0)

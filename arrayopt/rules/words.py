@@ -26,6 +26,7 @@ __all__ = [
     "clip_unitwise",
     "debias",
     "decayed_beta",
+    "dot",
     "ema",
     "finite",
     "is_zero",
@@ -239,6 +240,12 @@ def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False, all_siz
     float32, 1e301 in float64.
     """
     return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims), all_sizes=all_sizes)
+
+
+def dot(xp: Any, x: Array, y: Array) -> Array:
+    """⟨x, y⟩ over the whole tensor, 0-d; of complex tensors that of all real and imaginary parts."""
+    real = kind(x) != "complex"
+    return xp.sum(x * y if real else xp.real(x) * xp.real(y) + xp.imag(x) * xp.imag(y))
 
 
 def rms(xp: Any, x: Array) -> Array:

@@ -37,6 +37,7 @@ RULES: dict[str, Rule] = {
     "AdEMAMix": ao.AdEMAMix(alpha_warmup=5.0, beta3_warmup=5.0),
     "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(warmup_steps=5.0, weight_decay=0.01),
     "AdamH": ao.AdamH(),
+    "FISTA": ao.FISTA(lr=0.1),
 }
 """The rules by name, with numbers under which all of their parts do something."""
 

@@ -79,6 +79,9 @@ BYTES = {
     "AdamH-0": (40, 40),  # LAMB's
     "AdamH-1": (40, 40),
     "AdamH-2": (40, 40),
+    "FISTA-0": (32, 32),
+    "FISTA-1": (20, 24),
+    "FISTA-2": (32, 32),
 }
 every_row = pytest.mark.parametrize("row", QUICK_ROWS)
 

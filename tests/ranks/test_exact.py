@@ -37,6 +37,7 @@ RULES = {
     "AdEMAMix": (ao.AdEMAMix(beta3_warmup=3), {}),
     "ScheduleFreeAdamW": (ao.ScheduleFreeAdamW(warmup_steps=2), {"accumulate": 2}),
     "AdamH": (ao.AdamH(), {"stats": True}),
+    "FISTA": (ao.FISTA(lr=0.01, project=ao.projections.nonnegative), {}),
 }
 QUICK = {"LAMB clipped", "AdamW", "CAME"}
 RANKS = (2, 3, 7)

@@ -67,7 +67,7 @@ TENSORS = {
     "exploding": ((7,), 1e-8, 1e6, 0),
     "empty_last": ((3, 0), 1, 1, 0),
 }
-REAL = ("v", "v_max", "r", "c", "ir", "ic", "mu_product", "lr_max", "points", "radius")  # slots of any tensors
+REAL = ("v", "v_max", "r", "c", "ir", "ic", "mu_product", "lr_max", "points", "radius", "theta")  # slots of any tensors
 FEWER = ("scalar", "empty", "blocks.0.bias", "blocks.0.weight", "blocks.1.bias", "head.0", "late", "empty_last")
 
 
@@ -194,7 +194,7 @@ def close_slots(backend, state, expected, largest, tolerance, where):
     """First moments and buffers relative to their largest magnitude so far; second moments to each element."""
     for slot, x in state.items():
         if slot != "t":
-            signed = slot in ("m", "buf", "slow", "ema", "d", "previous", "m_slow", "z")
+            signed = slot in ("m", "buf", "slow", "ema", "d", "previous", "m_slow", "z", "x")
             relative, scale = (tolerance.relative, largest[slot]) if signed else (tolerance.each, None)
             close(backend.numpy(x), expected[slot], relative, scale, f"{where}.{slot}")
 

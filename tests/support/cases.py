@@ -85,7 +85,7 @@ CASES = {
     "RAdam": [
         {},
         {"weight_decay": 0.1, "beta2": 0.98, "threshold": 4.5, "nesterov": True},
-        {"weight_decay": 0.1, "decoupled": True, "degenerated_to_sgd": False, "threshold": 4.1},
+        {"weight_decay": 0.1, "decoupled": True, "threshold": 4.1},
     ],
     "Adan": [
         {},
@@ -106,6 +106,11 @@ CASES = {
         {},
         {"lr": 0.1, "radius": 2.0, "bias_correction": False},
         {"lr": 0.5, "beta1": 0.5, "clip_value": 0.3},
+    ],
+    "FISTA": [
+        {"lr": 0.1},
+        {"lr": 0.1, "restart": False, "grad_centralization": True},
+        {"lr": 0.5, "clip_value": 0.3},
     ],
 }
 

@@ -13,7 +13,7 @@ import arrayopt as ao
 from arrayopt.params.trees import flatten
 
 RULES = ("LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor")
-RULES += ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH")
+RULES += ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
 COMPLEX = ("LAMB", "AdamW")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0))
@@ -89,7 +89,7 @@ def rules(draw, names=RULES):
                 given[name] = FORMS[draw(st.sampled_from(sorted(FORMS)))](given[name])
     if kind is ao.CAME:
         given.setdefault("eps2", 1e-8)
-    if kind in (ao.SGD, ao.LARS):
+    if kind in (ao.SGD, ao.LARS, ao.FISTA):
         given.setdefault("lr", 0.1)
     assume(not (kind is ao.CAME and given.get("beta1") == 0))  # no instability at all: steps of 1/√eps2
     if kind in (ao.CAME, ao.Adafactor):

@@ -95,11 +95,12 @@ OPEN_END |= {("ScheduleFreeAdamW", "beta1"): ("(0, 1)", [0, 1.0], [1e-9, math.ne
 REQUIRED = {
     "SGD": {"lr": 0.1},
     "LARS": {"lr": 0.1},
+    "FISTA": {"lr": 0.1},
     "CAME": {"lr": 0.1},
     "Adafactor": {"lr": 0.1, "relative_step": False},
 }
 RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
-RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH"]
+RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA"]
 
 
 def fields(rule, *, switches):

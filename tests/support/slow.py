@@ -11,7 +11,7 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 """How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
 
 
-LATER = ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH")
+LATER = ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
 """Rules that the others stand for in most tests: `make test-all` runs these for them too, `make test` those of `OFTEN`."""
 
 OFTEN = {

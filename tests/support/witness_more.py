@@ -1,4 +1,4 @@
-"""Formulas of the witness, continued: Lion, RMSprop, NAdam, RAdam, Adan, AdEMAMix, ScheduleFreeAdamW and AdamH.
+"""Formulas of the witness, continued: Lion, RMSprop, NAdam, RAdam, Adan, AdEMAMix, ScheduleFreeAdamW, AdamH, FISTA.
 
 As in `tests.support.witness`, whose `step` calls them: flat lists in, new lists and slots out. A slot of one number is a
 list of one.
@@ -24,6 +24,7 @@ DEFAULTS = {
     "AdEMAMix": ADAM | MIX | {"eps_root": 0.0},
     "ScheduleFreeAdamW": ADAM | FREE,
     "AdamH": ADAM | {"lr": 1e-2, "radius": None},
+    "FISTA": {"restart": True},
 }
 SLOTS = {
     "Lion": lambda h, p: zeros(p, "m"),
@@ -33,6 +34,7 @@ SLOTS = {
     "Adan": lambda h, p: zeros(p, "m", "d", "v", "previous"),
     "AdEMAMix": lambda h, p: zeros(p, "m", "m_slow", "v"),
     "ScheduleFreeAdamW": lambda h, p: zeros(p, "v") | {"z": list(p), "lr_max": [0.0], "points": [0.0]},
+    "FISTA": lambda h, p: {"x": list(p), "theta": [1.0]},
     "AdamH": lambda h, p: zeros(p, "m", "v") | ({"radius": [0.0]} if h.radius is None else {}),
 }
 
@@ -166,12 +168,22 @@ def adamh(h, shape, p, g, s, t):
     u = [(a / c1) / (math.sqrt(b / c2) + h.eps) for a, b in zip(m, v, strict=True)]
     radius = h.radius if h.radius is not None else norm(p) if t == 1 else s["radius"][0]
     slots = {"m": m, "v": v} | ({"radius": [radius]} if h.radius is None else {})
-    if not radius:
+    if not (radius and h.lr and norm(u)):
         return [a - h.lr * b for a, b in zip(p, u, strict=True)], slots
     c = h.lr * radius / nonzero(norm(u))
     q = [a - c * b for a, b in zip(p, u, strict=True)]
     return [radius * x / nonzero(norm(q)) for x in q], slots
 
 
+def fista(h, shape, p, g, s, t):
+    n = range(len(p))
+    old, theta = s["x"], s["theta"][0]
+    x = [p[i] - h.lr * g[i] for i in n]
+    if h.restart and sum(((p[i] - x[i]) * complex(x[i] - old[i]).conjugate()).real for i in n) > 0:
+        theta = 1.0
+    later = (1 + math.sqrt(1 + 4 * theta * theta)) / 2
+    return [x[i] + (theta - 1) / later * (x[i] - old[i]) for i in n], {"x": x, "theta": [later]}
+
+
 RULES = {"Lion": lion, "RMSprop": rmsprop, "NAdam": nadam, "RAdam": radam, "Adan": adan, "AdEMAMix": ademamix}
-RULES |= {"ScheduleFreeAdamW": schedule_free_adamw, "AdamH": adamh}
+RULES |= {"ScheduleFreeAdamW": schedule_free_adamw, "AdamH": adamh, "FISTA": fista}
