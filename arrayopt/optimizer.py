@@ -333,8 +333,8 @@ class Optimizer(Saved):
         Returns
         -------
         params
-            With `ema_decay`, the parameters' moving averages. Without, under `ScheduleFreeAdamW`, its averages. Of the
-            other tensors copies of the parameters.
+            With `ema_decay`, the parameters' moving averages. Without, what `ScheduleFreeAdamW` and `FISTA`
+            evaluate at. Of the other tensors copies of the parameters.
         """
         with self._guard("Optimizer.averaged"):
             with self._team.warned("Optimizer.averaged"):

@@ -19,9 +19,10 @@ class FISTA(Rule):
     .. math::
 
         x' &= \operatorname{project}(p - \eta g), \qquad
-             \theta \leftarrow 1 \text{ if } \langle p - x', x' - x \rangle > 0 \\
-        \theta' &= \frac{1 + \sqrt{1 + 4 \theta^2}}{2}, \qquad
-             p \leftarrow x' + \frac{\theta - 1}{\theta'} (x' - x), \qquad x \leftarrow x', \quad \theta \leftarrow \theta'
+             \theta \leftarrow 1 \text{ if } \langle p - x', x' - x \rangle > 0, \qquad
+             \theta' = \frac{1 + \sqrt{1 + 4 \theta^2}}{2} \\
+        p &\leftarrow x' + \frac{\theta - 1}{\theta'} (x' - x), \qquad
+             x \leftarrow x', \qquad \theta \leftarrow \theta'
 
     The parameter p is the point that the gradient is taken at; it may lie a bit outside of where `project` leads.
     `Optimizer.averaged` gives x, which lies inside.

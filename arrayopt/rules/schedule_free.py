@@ -56,9 +56,9 @@ class ScheduleFreeAdamW(Rule):
 
     Notes
     -----
-    x is not stored: it follows from p and z. The slot ``points`` is the sum of all weights, divided by the last one, and
-    ``lr_max`` is the largest learning rate so far: one number each for a tensor. `ema_decay` averages p. While it is
-    on, `Optimizer.averaged` gives that average.
+    x is not stored: it follows from p and z. The slot ``points`` is the sum of all weights, divided by the last one,
+    and ``lr_max`` is the largest learning rate so far: one number each for a tensor. `ema_decay` averages p.
+    While it is on, `Optimizer.averaged` gives that average.
 
     `project` projects z. Where the set is convex, p and x are in it too.
 

@@ -182,6 +182,7 @@ def main():
         p0, grads = problem(seed)
         history, x = run(p0, grads)
         system, _, name = case.partition("/")
+        library = "jax" if said.startswith("optax") else "torch"
         meta = {
             "case": name,
             "dtype": "float64",
@@ -192,7 +193,7 @@ def main():
             "shapes": [list(shape) for shape in SHAPES.values()],
             "steps": STEPS,
             "system": system,
-            "version": f"{said}, {'jax' if 'optax' in said else 'torch'} {version('jax' if 'optax' in said else 'torch')}",
+            "version": f"{said}, {library} {version(library)}",
         }
 
         def flat(tensors):

@@ -386,7 +386,11 @@ EDGES = {
     "SGD": [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "dampening": 1.0, "weight_decay": 0.1}],
     "Adafactor": [{}, {"eps1": 0.0, "beta1": 0.9}, {"eps1": 0.0, "eps_scale": 0.0, "decay_rate": 0.0}],
     "Lion": [{}, {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.1}],
-    "RMSprop": [{"momentum": 0.9}, {"alpha": 0.0, "momentum": 0.5, "weight_decay": 0.1}, {"initial_scale": 1.0}],
+    "RMSprop": [
+        {"momentum": 0.9},
+        {"alpha": 0.0, "momentum": 0.5, "weight_decay": 0.1},
+        {"initial_scale": 1.0, "momentum": 0.5},
+    ],
     "NAdam": [{}, {"beta1": 0.0, "beta2": 0.0}, {"momentum_decay": 0.0, "weight_decay": 0.1}],
     "RAdam": [{}, {"beta1": 0.0, "beta2": 0.0}, {"beta2": 0.6, "threshold": 4.1, "weight_decay": 0.1}],
     "Adan": [{}, {"beta1": 0.0, "beta2": 0.0, "beta3": 0.0}],
@@ -431,7 +435,7 @@ def test_zeros_train_on_or_stand_still_whatever_is_switched(engine, name):
                 assert all(np.all(np.isfinite(x)) for x in all_of.values()), rule
         stuck = getattr(rule, "scale_parameter", False) and rule.eps_scale == 0
         stuck |= getattr(rule, "max_norm", None) == 0 or getattr(rule, "max_ratio", None) == 0
-        stuck |= getattr(rule, "dampening", 0) == 1
+        stuck |= getattr(rule, "dampening", 0) == 1 or rule.lr == 0 or not getattr(rule, "degenerated_to_sgd", True)
         assert stuck or all(p.any() for p in woken.params.values() if p.size), rule
         if getattr(rule, "weight_decay", 0) == 0:
             assert all(np.all(p == 1) for p in resting.params.values()), rule

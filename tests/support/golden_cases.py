@@ -11,7 +11,6 @@ from arrayopt.schedules import Join, Polynomial, Warmup
 from tests.support import golden_more
 from tests.support.golden import Golden, LeftOut
 
-
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 REST = "the tensors of no other group"

@@ -53,7 +53,8 @@ GOLDENS = {
 
 LEFT_OUT = {
     "po_schedulefree/default": LeftOut(
-        ("tiny.weight",), "pytorch_optimizer adds 1e-15 under the root, besides eps: that is 3e-8 of the root of a zero v"
+        ("tiny.weight",),
+        "pytorch_optimizer adds 1e-15 under the root, besides eps: that is 3e-8 of the root of a zero v",
     ),
     "optax_schedulefree/warmup": LeftOut(
         None,

@@ -12,7 +12,7 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 
 
 LATER = ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
-"""Rules that the others stand for in most tests: `make test-all` runs these for them too, `make test` those of `OFTEN`."""
+"""Rules that the others stand for in most tests: `make test` runs those of `OFTEN` for them, `make test-all` all."""
 
 OFTEN = {
     "test_a_run_equals_the_witness": re.compile(r"array_api-numpy-float64-\w+-\d"),

@@ -1,7 +1,7 @@
 """Formulas of the witness, continued: Lion, RMSprop, NAdam, RAdam, Adan, AdEMAMix, ScheduleFreeAdamW, AdamH, FISTA.
 
-As in `tests.support.witness`, whose `step` calls them: flat lists in, new lists and slots out. A slot of one number is a
-list of one.
+As in `tests.support.witness`, whose `step` calls them: flat lists in, new lists and slots out. A slot of one number is
+a list of one.
 """
 
 import math
@@ -138,9 +138,7 @@ def ademamix(h, shape, p, g, s, t):
         beta3 = 0.5 ** (1 / now) if now else 0.0
     m, v, slow = ema(s["m"], g, h.beta1), ema(s["v"], squares(g), h.beta2), ema(s["m_slow"], g, beta3)
     c1, c2 = corrections(h, t)
-    u = [
-        (a / c1 + alpha * b) / (math.sqrt(c / c2 + h.eps_root) + h.eps) for a, b, c in zip(m, slow, v, strict=True)
-    ]
+    u = [(a / c1 + alpha * b) / (math.sqrt(c / c2 + h.eps_root) + h.eps) for a, b, c in zip(m, slow, v, strict=True)]
     return moved(h, p, u), {"m": m, "m_slow": slow, "v": v}
 
 
