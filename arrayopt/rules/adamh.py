@@ -86,17 +86,30 @@ class AdamH(Rule):
         if self.radius is None:
             new["radius"] = choose(h.t == 1, p_norm, s["radius"])
         radius = new.get("radius", h.radius)
-        c, scale = _on_sphere(xp, radius, h.lr, p_norm, u_norm, dot(xp, p, u))
-        return scale * (p - c * u), new
+        whole, rest, k = _on_sphere(xp, radius, h.lr, p_norm, u_norm, dot(xp, p, u))
+        return whole * p + (rest * p - k * u), new
 
 
-def _on_sphere(xp: Any, radius: Any, lr: Any, p_norm: Array, u_norm: Array, dot: Array) -> tuple[Array, Array]:
-    """c and a scale such that scale·(p - c·u) = R n(p - lr·R n(u)), by ‖p - c·u‖² = ‖p‖² - 2c⟨p, u⟩ + c²‖u‖²."""
+def _on_sphere(xp: Any, radius: Any, lr: Any, p_norm: Array, u_norm: Array, product: Array) -> tuple[Array, ...]:
+    """Numbers by which whole·p + (rest·p - k·u) is R n(p - c·u), c = lr·R / ‖u‖; product is ⟨p, u⟩.
+
+    By ‖p - c·u‖² = ‖p‖² - 2c⟨p, u⟩ + c²‖u‖². Where that is near R², as it is but for first and for very large steps,
+    `whole` is one and `rest` what is missing: so that p is not rounded twice.
+    """
     length = xp.where(u_norm > 0, lr * radius, 0.0 * u_norm)
-    largest = nonzero(xp, xp.maximum(p_norm, length))  # all terms are in units of its square
+    cosine = product / nonzero(xp, p_norm) / nonzero(xp, u_norm)
+    # the square in units of that of the largest term, which no size of numbers makes infinite
+    largest = nonzero(xp, xp.maximum(p_norm, length))
     a, b = p_norm / largest, length / largest
-    cosine = dot / nonzero(xp, p_norm) / nonzero(xp, u_norm)
-    square = a * a - 2.0 * a * b * cosine + b * b
-    scale = radius / largest / xp.sqrt(xp.maximum(square, 2.0**-20))
-    free = length == 0
-    return xp.where(free, lr, length / nonzero(xp, u_norm)), xp.where(free, 1.0, scale)
+    far = radius / largest / xp.sqrt(xp.maximum(a * a - 2.0 * a * b * cosine + b * b, 2.0**-20))
+    # the square in units of R², less one
+    safe = xp.where(length > 0, 0.0 * length + radius, 1.0)
+    off = xp.minimum((p_norm - safe) / safe, 9.0)
+    e = off * (off + 2.0) + lr * (lr - 2.0 * (1.0 + off) * cosine)
+    near = xp.abs(e) < 0.5
+    root = xp.sqrt(1.0 + xp.where(near, e, 0.0))
+    rest = xp.where(near, -e / (root * (1.0 + root)), far)
+    whole = xp.where(near, 1.0, 0.0 * far)
+    k = (whole + rest) * (length / nonzero(xp, u_norm))
+    still = length == 0
+    return xp.where(still, 1.0, whole), xp.where(still, 0.0, rest), xp.where(still, lr, k)
