@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import choose, dot, number
+from arrayopt.rules.words import dot, number
 
 __all__ = ["FISTA"]
 
@@ -80,7 +80,7 @@ class FISTA(Rule):
         return {"x": xp.astype(p, p.dtype), "theta": number(xp, p) + 1.0}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        old, theta = choose(h.t == 1, p, s["x"]), s["theta"]
+        old, theta = s["x"], s["theta"]
         x = p - h.lr * g
         x = x if self.project is None else self.project(xp, x, h)
         if self.restart:
