@@ -38,7 +38,6 @@ _SAME = {
     "n_sma_threshold": ("threshold",),
     "mu_dtype": ("state_dtype",),
     "rho": ("alpha",),
-    "t_alpha_beta3": ("beta3_warmup",),
     "trust_coeff": ("trust_coefficient",),
     "upper_bound": ("max_norm",),
     "use_nesterov": ("nesterov",),
@@ -128,6 +127,7 @@ RULE: Mapping[str, str] = {
     "maximize": "negate the gradients",
     "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",
     "trust_clip": "give max_ratio=1.0",
+    "t_alpha_beta3": "give both alpha_warmup and beta3_warmup",
     "weight_decay": "nothing decays under it; leave it out",
     "use_ema": "give ema_decay, such as ema_decay=0.999",
 }

@@ -59,7 +59,7 @@ class AdamH(Rule):
     >>> import numpy as np, arrayopt as ao
     >>> w = np.array([3.0, 4.0])
     >>> ao.Optimizer(w, ao.AdamH(lr=0.1)).step(np.array([1.0, -1.0])).round(3)
-    array([2.627, 4.254])
+    array([2.597, 4.273])
     """
 
     lr: Hyper = real("[0, inf)", 1e-2)
