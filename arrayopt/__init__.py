@@ -3,9 +3,11 @@
 from arrayopt import projections, ranks, schedules
 from arrayopt._version import __version__ as __version__
 from arrayopt.engines.source import source
+from arrayopt.exchange.from_optax import load_optax
+from arrayopt.exchange.from_torch import load_torch
+from arrayopt.exchange.to_torch import to_torch
 from arrayopt.functional import init, update
 from arrayopt.hyper import Hyper, flag, real
-from arrayopt.importers import load_torch
 from arrayopt.monitor.monitor import Monitor
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.parts import Part
@@ -61,12 +63,14 @@ __all__ = [
     "ScheduleFreeAdamW",
     "flag",
     "init",
+    "load_optax",
     "load_torch",
     "projections",
     "ranks",
     "real",
     "schedules",
     "source",
+    "to_torch",
     "update",
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 from arrayopt.arrays import array_namespace, detached, size, working_dtype
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import Hyper, coerce, evaluate
-from arrayopt.params.given import as_tree
+from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups, fields_of, unknown_key
 from arrayopt.params.parameters import Parameters
 from arrayopt.params.parts import mesh_of
@@ -122,7 +122,7 @@ class Optimizer(Saved):
         stats: bool = False,
         comm: Any = None,
     ) -> None:
-        params = as_tree("Optimizer", params)
+        params = as_params("Optimizer", params)
         object.__setattr__(self, "_team", team(mesh_of(params) if comm is None else comm, engine))
         with self._team.warned("Optimizer"):
             if not isinstance(rule, Rule):

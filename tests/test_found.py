@@ -1,5 +1,8 @@
 """What random problems found, each in its smallest form."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -121,3 +124,14 @@ def test_a_snapshot_holds_sums_of_its_own(engine):
     saved = opt.state_dict()["tensors"]["w"]["slots"]["accumulated"]
     opt.step({"w": np.full(2, 6.0)})
     assert saved.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+def test_an_optimizer_over_arrays_of_jax_is_copied(copied):
+    """Their devices cannot be."""
+    jnp = pytest.importorskip("jax.numpy")
+    opt = ao.Optimizer({"w": jnp.ones(2)}, ao.SGD(lr=1.0, momentum=0.5))
+    opt.step({"w": jnp.ones(2)})
+    other = copied(opt)
+    for one in (opt, other):
+        assert one.step({"w": jnp.ones(2)})["w"].tolist() == [-1.5, -1.5]

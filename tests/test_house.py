@@ -25,7 +25,7 @@ UP = (  # from the lowest room to the highest; a room may import from those befo
     ("step",),
     ("saving",),
     ("functional", "optimizer"),
-    ("importers", "libraries", "monitor"),
+    ("exchange", "libraries", "monitor"),
     ("arrayopt",),
     ("testing", "demo"),
     ("cli",),

@@ -55,6 +55,8 @@ class Batch(ABC):
     ----------
     geo : array of int64
         `GEOMETRY` of each tensor.
+    filled : array of bool
+        Whether the whole tensor has elements.
     scalars : array of float64
         For each tensor the plan's scalars of the step.
     values : array of float64
@@ -76,6 +78,7 @@ class Batch(ABC):
             self.geo = geometry(shapes, plan.element, self.chunk)
         else:
             self.geo = lane_geometry(shapes, plan.element, self.lane_room)
+        self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0  # of whole tensors: the same on all ranks
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.whole = self._made_rows(np.arange(len(members)))
@@ -101,7 +104,7 @@ class Batch(ABC):
         return self._some[key]
 
     def _made_rows(self, rows: Ints) -> Rows:
-        return Rows(rows, rows[self.geo[rows, GEOMETRY.index("SIZE")] > 0])
+        return Rows(rows, rows[self.filled[rows]])
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 

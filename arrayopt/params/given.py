@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, is_array, kind, library, place, writable
@@ -10,7 +10,16 @@ from arrayopt.params.kinds import refusal
 from arrayopt.params.overlap import overlaps_itself, shared
 from arrayopt.params.trees import flatten
 
-__all__ = ["as_tree", "check_params", "extend", "is_group_list", "match_grads", "named_params", "parse_group_list"]
+__all__ = [
+    "as_params",
+    "as_tree",
+    "check_params",
+    "extend",
+    "is_group_list",
+    "match_grads",
+    "named_params",
+    "parse_group_list",
+]
 
 
 def as_tree(who: str, params: Any) -> Any:
@@ -31,6 +40,17 @@ def as_tree(who: str, params: Any) -> Any:
     if twice:
         raise ValueError(f"{who}: two parameters are named {twice[0]!r}")
     return dict(entries)
+
+
+def as_params(who: str, params: Any) -> Any:
+    """Parameters as trees: what an iterator gives, as a whole or as the `params` of a group dict."""
+    params = as_tree(who, params)
+    if not is_group_list(params):
+        return params
+    return [
+        {key: as_tree(who, x) if key in ("params", "order_params") else x for key, x in entry.items()}
+        for entry in params
+    ]
 
 
 def _is_pair(entry: Any) -> bool:
@@ -168,15 +188,18 @@ def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str
     return ordered
 
 
-def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, list[tuple[str, Array]]]:
+def extend(
+    who: str, tree: Any, params: Any, names: list[str], own: Callable[[Any], tuple[Any, Any]] | None = None
+) -> tuple[Any, list[tuple[str, Array]]]:
     """A tree with more parameters in it than those of `names`, and the new ones with their names.
+
+    With `own`, what is first of what it gives for the tree is what this rank has of it.
 
     Raises
     ------
     TypeError, ValueError
         As `named_params`; for names that are taken; for a tree that is neither a dict nor a list.
     """
-    params = as_tree(who, params)
     if isinstance(tree, dict) and isinstance(params, dict):
         taken = [str(key) for key in params if key in tree]
         if taken:
@@ -190,7 +213,7 @@ def extend(who: str, tree: Any, params: Any, names: list[str]) -> tuple[Any, lis
             f"{who}: params must be a dict where the parameters are a dict, an array or a list where they are a list;"
             f" got {type(params).__name__} for {type(tree).__name__}"
         )
-    named = named_params(larger, who)[len(names) :]
+    named = named_params(larger if own is None else own(larger)[0], who)[len(names) :]
     taken = [repr(name) for name, _ in named if name in names]
     if taken:
         raise ValueError(f"{who}: there is already a parameter named {', '.join(taken)}")

@@ -8,7 +8,7 @@ from arrayopt.arrays import Array, look
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.kinds import plain
-from arrayopt.params.parts import has_parts, local, localized
+from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch
@@ -56,7 +56,12 @@ class Parameters:
             named = named_params(tree)
             made = assign(rule, groups, named)
         tensors = {name: Tensor(name, leaf, block=blocks.get(id(leaf))) for name, leaf in named}
-        self._tree, self.all = given if self._parted and not self._by_position else tree, list(tensors.values())
+        if self._parted and self._by_position:
+            whose = {id(local(x)): x for _, x in flatten(given)}
+            tree = [whose.get(id(leaf), leaf) for leaf in tree]
+        elif self._parted:
+            tree = given
+        self._tree, self.all = tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
         self._begun, self.kinds = False, 0
         self._lent: Lent | None = None
@@ -67,12 +72,15 @@ class Parameters:
     def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
         """Take more parameters in, as a new group, once all ranks `agree`."""
         self.take_up()
-        if has_parts(params):
-            raise ValueError("Optimizer.add_group: parts of larger tensors must be there from the start")
-        tree, named = extend("Optimizer.add_group", self._tree, params, [x.name for x in self.all])
-        group = Group(f"added {len(self.groups)}", rule, overrides, [Tensor(name, leaf) for name, leaf in named])
+        who, names, params = "Optimizer.add_group", [x.name for x in self.all], as_tree("Optimizer.add_group", params)
+        parted = self._parted or has_parts(params)
+        tree, named = extend(who, self._tree, params, names, localized if parted else None)
+        blocks = localized(params)[1] if parted else {}
+        tensors = [Tensor(name, leaf, block=blocks.get(id(leaf))) for name, leaf in named]
+        group = Group(f"added {len(self.groups)}", rule, overrides, tensors)
         self._prepare([group])
         agree(group)
+        self._parted = parted
         self._join(group.tensors)
         self.groups.append(group)
         self.all += group.tensors
@@ -112,6 +120,8 @@ class Parameters:
         """The tensors' gradients, checked."""
         self.take_up()
         if self._parted:
+            grads = as_tree("Optimizer.step", grads)
+            self._check_places("Optimizer.step: grads do not match params", self._leaves(grads))
             grads = rebuild(grads, local)
         given = leaves(self._template, grads)
         if given is None:
@@ -210,21 +220,34 @@ class Parameters:
         tree = as_tree(who, tree)
         if self._by_position and is_group_list(tree):
             tree = [leaf for _, leaf in parse_group_list(tree)[0]]
-        own = self._local(tree)
-        found = leaves(self._template, own)
-        pairs = flatten(own) if found is None else zip(self._names, found, strict=True)
-        named = [(name, leaf) for name, leaf in pairs if leaf is not None]
+        given = [(name, leaf) for name, leaf in self._leaves(tree) if leaf is not None]
+        if self._parted:
+            self._check_places(f"{who}: parts must stay where they were", given)
+        named = [(name, local(leaf)) for name, leaf in given] if self._parted else given
         fixed = self._begun or any(x.share is not None for x in self.all)  # which tensors were divided by
         rules = None if fixed else {x.name: group.rule for group in self.groups for x in group.tensors}
         if exchange(who, self.all, self._looks, named, rules):
             self.kinds += 1
         alike = type(tree) is type(self._tree) and template(tree) == self._template
-        self._hold(tree if tree is self._tree or alike else self.tree_of([tensor.array for tensor in self.all]))
+        leaf_of = dict(given)
+        self._hold(tree if tree is self._tree or alike else self.tree_of([leaf_of[tensor.name] for tensor in self.all]))
+
+    def _leaves(self, tree: Any) -> list[tuple[str, Any]]:
+        """The leaves of a tree with the names of the parameters where it has their structure, else with its own."""
+        found = leaves(self._template, tree)
+        return flatten(tree) if found is None else list(zip(self._names, found, strict=True))
+
+    def _check_places(self, what: str, given: list[tuple[str, Any]]) -> None:
+        """Raise ValueError for parts of other places than the parameters."""
+        wrong = strays(given, {tensor.name: tensor.block for tensor in self.all})
+        if wrong:
+            raise ValueError(f"{what}: {'; '.join(wrong)}")
 
     def settle(self) -> None:
         """After a step, or a load: arrays that cannot be written have been replaced, and the tree is made anew."""
         if not self._watch.in_place and not all(map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)):
-            self._hold(self.tree_of([tensor.array for tensor in self.all]))
+            new = iter(self.all)
+            self._hold(rebuild(self._tree, lambda leaf: leaf if leaf is None else with_array(leaf, next(new).array)))
 
     def tree_of(self, arrays: list[Array]) -> Any:
         """Arrays, one for each tensor, in the structure of the parameters."""
@@ -232,4 +255,5 @@ class Parameters:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": []}
+        looks = [x[:2] for x in self._looks]  # dtype and shape: not all libraries can pickle a device
+        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": [], "_looks": looks}

@@ -1,14 +1,18 @@
 """Arrays that are parts of larger tensors, whose other parts are on other ranks: `Part`, and DTensor of PyTorch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from arrayopt.arrays import Array, is_array
 from arrayopt.params.trees import flatten, rebuild
 from arrayopt.state.tensors import Block
 
-__all__ = ["Part", "block_of", "has_parts", "local", "localized", "mesh_of"]
+__all__ = ["Part", "block_of", "has_parts", "local", "localized", "mesh_of", "strays", "with_array"]
+
+KEPT = 4096
+"""So many layouts of DTensors are remembered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +102,42 @@ def localized(tree: Any) -> tuple[Any, dict[int, Block]]:
 def block_of(x: Any) -> Block | None:
     """Where in the whole tensor a part lies; None for whole arrays."""
     if isinstance(x, Part):
-        return Block(tuple(x.offset), tuple(x.shape))
-    if not _is_dtensor(x):
+        offset, here = x.offset, tuple(x.array.shape)
+    elif _is_dtensor(x):
+        shape, offset = _placed(x.shape, x.device_mesh, tuple(x.placements))
+        here = tuple(x._local_tensor.shape)
+        if shape != here:
+            raise ValueError(
+                f"a DTensor of shape {tuple(x.shape)}, placed by {x.placements}, has {here} here, not {shape}"
+            )
+    else:
         return None
+    return Block(tuple(offset) if 0 not in here else (0,) * len(here), tuple(x.shape))
+
+
+@lru_cache(maxsize=KEPT)
+def _placed(shape: Any, mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and the offset of what this rank has of a DTensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # there is no public one
 
-    shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
-    here = tuple(x._local_tensor.shape)
-    if tuple(shape) != here:
-        raise ValueError(f"a DTensor of shape {tuple(x.shape)}, placed by {x.placements}, has {here} here, not {shape}")
-    return Block(tuple(offset) if 0 not in here else (0,) * x.ndim, tuple(x.shape))
+    here, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(here), tuple(offset)
+
+
+def strays(named: Iterable[tuple[str, Any]], blocks: Mapping[str, Block | None]) -> list[str]:
+    """What is wrong with parts that are not of the same place as the parameters of their names."""
+    wrong = []
+    for name, x in named:
+        found, expected = block_of(x), blocks.get(name)
+        if found is not None and name in blocks and found != expected:
+            here = f"from {expected.offset} on of {expected.shape}" if expected is not None else "no part"
+            wrong.append(f"{name!r} is the part from {found.offset} on of {found.shape}, expected {here}")
+    return wrong
+
+
+def with_array(x: Any, array: Array) -> Any:
+    """A leaf with another array in the place of its own."""
+    return Part(array, x.offset, x.shape) if isinstance(x, Part) else array
 
 
 def mesh_of(tree: Any) -> Any:

@@ -41,6 +41,8 @@ class Comm(ABC):
     rank: int
     size: int
     timeout: float
+    number = 1
+    """Which of those that share a way of messages this is, in the order of making."""
     on_device = False
     """Whether `broadcast` takes CuPy's memory, too."""
 

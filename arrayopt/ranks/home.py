@@ -45,10 +45,10 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     """A slot, or the parameter ("p"), whole: on one rank as an array of NumPy, or on all."""
     own, share = tensor.array if slot == "p" else tensor.slots[slot], tensor.share
     shape = tensor.shape if slot == "p" else tensor.whole[slot]
-    if share is None or not share.holders:
-        return own
     if isinstance(share, Shards):
         return _assembled(comm, own, share, shape, root)
+    if share is None or not share.holders:
+        return own
     mine = np.ascontiguousarray(to_host(own)).reshape(-1)
     room = np.empty(int(np.prod(shape)), mine.dtype)
     ends = _ends(share.ends, share.holders[0], len(room)) if slot in share.undivided else share.ends

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,49 @@ SPIN = 2e-3
 """Seconds that a rank asks without a pause whether a message has come. Then it sleeps between its questions."""
 
 
+class _Twin:
+    """The duplicate of a communicator that every `MPIComm` over it sends its messages by; freed with it.
+
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm or None
+        The duplicate; None until there is one.
+    coming : tuple, optional
+        The next one, and the request that it comes with.
+    left : list
+        Messages that nobody waits for any more: MPI may still write what they hold.
+    broken : bool
+        Whether a call was broken off, so that messages of it may be on their way.
+    opened : int
+        How many have begun to use it.
+    """
+
+    def __init__(self) -> None:
+        self.comm: Any = None
+        self.coming: Any = None
+        self.left: list[Any] = []
+        self.broken, self.opened = False, 0
+
+
+@cache
+def _key() -> int:
+    """Under which communicators keep their `_Twin`."""
+    from mpi4py import MPI
+
+    def freed(comm: Any, key: int, twin: _Twin) -> None:
+        if twin.comm is not None and not MPI.Is_finalized():
+            twin.comm.Free()
+
+    return int(MPI.Comm.Create_keyval(delete_fn=freed))
+
+
 class MPIComm(Comm):
     """A communicator of mpi4py.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        The communicator. It is duplicated, so that messages here do not meet the user's.
+        The communicator. It is duplicated once, so that messages here do not meet the user's.
     timeout : float
         Seconds that a call may take.
     """
@@ -33,17 +70,34 @@ class MPIComm(Comm):
 
         self._mpi, self._given = MPI, comm
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
-        self._left: list[Any] = []  # messages that nobody waits for any more: MPI may still write what they hold
-        self._comm: Any = None
-        self._coming: Any = None
-        self.renew()
+        found = comm.Get_attr(_key())
+        self._twin: _Twin = _Twin() if found is None else found
+        if found is None:
+            comm.Set_attr(_key(), self._twin)
+        if self._twin.comm is None:
+            self.renew()
+        self._twin.opened += 1
+        self.number = self._twin.opened
+
+    @property
+    def _comm(self) -> Any:
+        """What messages are sent by."""
+        if self._twin.broken:
+            raise RankError(
+                "a call of an Optimizer over the same communicator was broken off; its messages may be on their way"
+            )
+        return self._twin.comm
+
+    def give_up(self) -> None:
+        self._twin.broken = True
 
     def renew(self) -> None:
-        if self._coming is None:  # else others may have come to the one that this rank did not wait for
-            self._coming = self._given.Idup()  # Dup would wait without a limit
-        made, request = self._coming
+        twin = self._twin
+        if twin.coming is None:  # else others may have come to the one that this rank did not wait for
+            twin.coming = self._given.Idup()  # Dup would wait without a limit
+        made, request = twin.coming
         self._wait([request])
-        old, self._comm, self._coming = self._comm, made, None
+        old, twin.comm, twin.coming, twin.broken = twin.comm, made, None, False
         if old is not None:
             old.Free()
 
@@ -54,7 +108,7 @@ class MPIComm(Comm):
             while not self._mpi.Request.Testall(requests):
                 passed = time.monotonic() - began
                 if passed > self.timeout:
-                    self._left += requests
+                    self._twin.left += requests
                     raise RankError(f"another rank did not answer within {self.timeout:g} s")
                 time.sleep(0.0 if passed < SPIN else 1e-4)
         except self._mpi.Exception as error:

@@ -4,7 +4,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, like
 from arrayopt.ranks.alone import Alone
-from arrayopt.state.tensors import Shards, Tensor
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Scattered", "slot_of"]
 
@@ -35,14 +35,13 @@ class Scattered:
 
     def own(self, x: Array) -> Array:
         """This rank's part of such a slot, in an array as its own is."""
-        share = self._tensor.share
-        return like(self.mine, share.taken(x) if isinstance(share, Shards) else self._tensor.own(self._slot, x))
+        return like(self.mine, self._tensor.taken(self._slot, x))
 
 
 def slot_of(team: Alone, tensor: Tensor, slot: str) -> Any:
     """A slot, or the parameter ("p"), or what stands for it where ranks have parts of it."""
     if slot == "p" and tensor.block is None:
         return tensor.array
-    if tensor.share is None or not tensor.share.holders:
+    if tensor.share is None or (not tensor.share.holders and tensor.block is None):
         return tensor.slots[slot]
     return Scattered(team, tensor, slot)

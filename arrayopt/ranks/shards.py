@@ -51,15 +51,22 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any]) -> Shards:
         The tensor, of which this rank has a part.
     rank : int
         This rank.
-    every : sequence of (offset, shape)
+    every : sequence of (offset, shape, checksum)
         Each rank's part.
 
     Raises
     ------
     ValueError
-        If the parts do not fill the tensor, or lie on each other.
+        If the parts do not fill the tensor, or lie on each other, or those of one place have other values.
     """
-    blocks = tuple((tuple(offset), tuple(shape)) for offset, shape in every)
+    blocks = tuple((tuple(offset), tuple(shape)) for offset, shape, _ in every)
+    first: dict[Any, tuple[int, Any]] = {}
+    for r, (block, (*_, checksum)) in enumerate(zip(blocks, every, strict=True)):
+        before, other = first.setdefault(block, (r, checksum))
+        if checksum != other:
+            raise ValueError(
+                f"Optimizer: ranks {before} and {r} have the same part of {tensor.name!r}, but other values in it"
+            )
     at: dict[Any, int] = {}
     ends, starts = [0], []
     for block in blocks:

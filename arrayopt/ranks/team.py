@@ -49,7 +49,7 @@ class Team(Alone):
     def agree(self, what: str, said: Said = dict, error: BaseException | None = None, *, wish: bool = False) -> bool:
         if self.torn is not None and what != "Optimizer.load":
             raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
-        words = {} if error is not None else said()
+        words = {} if error is not None else {"which Optimizer over the communicator": self._comm.number, **said()}
         digest = blake2b(_plain((what, words)).encode(), digest_size=14).digest()
         vote = np.frombuffer(bytes([error is not None, wish]) + digest, np.uint8)
         with self._answered(what):
@@ -120,16 +120,14 @@ class Team(Alone):
 
     def divide(self, groups: list[Group]) -> None:
         tensors = [tensor for group in groups for tensor in group.tensors]
-        mine = [(x.name, x.block.offset, x.shape, tuple(x.array.shape)) for x in tensors if x.block is not None]
+        parts = [x for x in tensors if x.block is not None]
         with self.warned("Optimizer"):
             check_parts(groups, self._engine)
         settings = {"`grads`": self._ranks.grads, "`gather`": self._ranks.gather}
-        self.agree("Optimizer", lambda: {"the list of parts": [(name, shape) for name, _, shape, _ in mine]} | settings)
-        if mine:
-            every = [
-                json.loads(x) for x in self._comm.words(json.dumps([(at, here) for _, at, _, here in mine]).encode())
-            ]
-            parts = [x for x in tensors if x.block is not None]
+        self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
+        if parts:
+            mine = [(x.block and x.block.offset, tuple(x.array.shape), _checksum(x.array)) for x in parts]
+            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
             for i, tensor in enumerate(parts):
                 tensor.share = shards(tensor, self.rank, [own[i] for own in every])
         divide(groups, self._engine, self.rank, self.size)
@@ -243,8 +241,13 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
             words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {label}"
             if tensor.block is not None:
                 continue
-            words[f"the checksum of {tensor.name!r}"] = zlib.crc32(as_bytes(np.ascontiguousarray(to_host(x))).data)
+            words[f"the checksum of {tensor.name!r}"] = _checksum(x)
     return words
+
+
+def _checksum(x: Array) -> int:
+    """A checksum of an array's values."""
+    return zlib.crc32(as_bytes(np.ascontiguousarray(to_host(x))).data)
 
 
 def team(comm: Any, engine: str) -> Alone:

@@ -161,7 +161,7 @@ def load(
     ]
     new_slots = {
         name: {
-            slot: like(mine, tensor.own(slot, x)) if copies else x
+            slot: like(mine, tensor.taken(slot, x)) if copies else x
             for slot, mine in tensor.slots.items()
             for x in (saved["tensors"][name]["slots"][slot],)
         }

@@ -77,6 +77,10 @@ class Share:
             return x if self.last > self.first else xp.asarray(flat[:0], copy=True)
         return xp.asarray(flat[self.first : self.last], copy=True)
 
+    def taken(self, slot: str, x: Array) -> Array:
+        """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
+        return self.of(slot, x)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -129,8 +133,7 @@ class Shards(Share):
     def of(self, slot: str, x: Array) -> Array:
         return x
 
-    def taken(self, x: Array) -> Array:
-        """This rank's part of a whole array."""
+    def taken(self, slot: str, x: Array) -> Array:
         return x[self.where(self.rank)]
 
     def where(self, rank: int) -> tuple[slice, ...]:
@@ -167,8 +170,12 @@ class Tensor:
         return "whole" if self.share is None else self.share.kind
 
     def own(self, slot: str, x: Array) -> Array:
-        """This rank's part of a whole slot, or of a value for each element."""
+        """This rank's part of a slot, or of a value for each element, that is as large as the array."""
         return x if self.share is None else self.share.of(slot, x)
+
+    def taken(self, slot: str, x: Array) -> Array:
+        """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
+        return x if self.share is None else self.share.taken(slot, x)
 
     def fresh(self, rule: Rule, array: Array | None = None) -> dict[str, Array]:
         """This rank's state before the first update; see `new_slots`."""

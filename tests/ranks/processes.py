@@ -5,6 +5,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
 import arrayopt as ao
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
@@ -49,7 +50,35 @@ def equal(comm, rank, size, folder):
         one = train(parameters(), rule, mean, engine="numba", **options)
         many = train(parameters(), rule, own[rank], ao.Ranks(comm, grads="mean"), engine="numba", **options)
         assert differing(contents(one), contents(many)) == []
+    if hasattr(comm, "Idup"):
+        shared(comm, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
+def shared(comm, rank):
+    """Optimizers over one communicator of MPI have one duplicate of it between them, which is freed with it."""
+    from mpi4py import MPI
+
+    made = []
+
+    class Seen(MPI.Intracomm):
+        def Idup(self, info=None):
+            made.append(super().Idup())
+            return made[-1]
+
+    mine = Seen(comm.Dup())
+    opts = [ao.Optimizer({"w": np.zeros(2)}, ao.SGD(lr=1.0), comm=mine, engine="numpy") for _ in range(3)]
+    assert len(made) == 1
+    with pytest.raises(ValueError, match="which Optimizer over the communicator is 1 on rank 0, 2 on rank 1"):
+        opts[min(rank, 1)].step({"w": np.ones(2)})
+    opts[1]._team._comm.give_up()
+    with pytest.raises(ao.RankError, match="over the same communicator was broken off"):
+        opts[2].step({"w": np.ones(2)})
+    opts[1]._team.renew()
+    assert len(made) == 2
+    opts[0].step({"w": np.ones(2)})
+    mine.Free()
+    assert made[0][0] == made[1][0] == MPI.COMM_NULL
 
 
 def nccl(comm, rank, size, folder):

@@ -158,3 +158,138 @@ def test_parts_that_cannot_be_run(offsets, rule, engine, words):
             ao.Optimizer([part], rule, comm=comm, engine=engine)
 
     ao.ranks.run(2, rank)
+
+
+def halves(comm, rule, x=None, **options):
+    """An optimizer of two ranks over one matrix of (4, 3), of which each has two rows; as its own array, if given."""
+    x = np.ones((2, 3)) if x is None else x
+    part = ao.Part(x, (2 * comm.rank, 0), (4, 3))
+    return ao.Optimizer({"w": part}, rule, comm=comm, engine="numba", **options)
+
+
+MOMENTUM = ao.SGD(lr=1.0, momentum=0.5, ema_decay=0.5, lookahead_steps=2)
+GRADIENT = np.arange(12.0).reshape(4, 3)
+
+
+def test_parts_may_lie_in_memory_in_another_order():
+    """Their slots lie as they do."""
+    one = ao.Optimizer({"w": np.ones((4, 3))}, MOMENTUM, engine="numba")
+    for _ in range(2):
+        one.step({"w": GRADIENT})
+    whole = one.state_dict()["tensors"]["w"]["slots"]
+
+    def rank(comm):
+        x = np.ones((2, 3), order="F")
+        opt = halves(comm, MOMENTUM, x)
+        for _ in range(2):
+            opt.step({"w": GRADIENT[2 * comm.rank :][:2]})
+        slots = opt.state_dict()["tensors"]["w"]["slots"]
+        assert (x == one.params["w"][2 * comm.rank :][:2]).all()
+        assert all((slots[slot] == y).all() for slot, y in whole.items())
+
+    ao.ranks.run(2, rank)
+
+
+def test_a_snapshot_of_parts_is_loaded():
+    """It is of whole slots, and each rank takes its part of them."""
+
+    def rank(comm):
+        opt, other = halves(comm, MOMENTUM), halves(comm, MOMENTUM)
+        opt.step({"w": GRADIENT[2 * comm.rank :][:2]})
+        other.load_state_dict(opt.state_dict())
+        for slot in ("buf", "slow", "ema"):
+            assert (other.state["w"][slot] == opt.state["w"][slot]).all()
+
+    ao.ranks.run(2, rank)
+
+
+def test_parts_of_a_tensor_without_elements(tmp_path):
+    def rank(comm):
+        def made():
+            part = ao.Part(np.ones((comm.rank, 0, 2)), (0, 0, 0), (7, 0, 2))
+            return ao.Optimizer({"w": part}, MOMENTUM, comm=comm, engine="numba")
+
+        opt, other = made(), made()
+        opt.step({"w": np.ones((comm.rank, 0, 2))})
+        opt.save(tmp_path / "x")
+        other.load(tmp_path / "x")
+        other.load_state_dict(opt.state_dict())
+        assert opt.averaged()["w"].shape == opt.state_dict()["tensors"]["w"]["slots"]["buf"].shape == (7, 0, 2)
+        assert other.state["w"]["buf"].shape == (comm.rank, 0, 2)
+
+    ao.ranks.run(2, rank)
+
+
+def test_parts_of_another_place_are_refused():
+    def rank(comm):
+        opt = halves(comm, MOMENTUM)
+        there = ao.Part(np.zeros((2, 3)), (2 - 2 * comm.rank, 0), (4, 3))
+        with pytest.raises(ValueError, match=r"'w' is the part from .* expected from"):
+            opt.params = {"w": there}
+        with pytest.raises((ValueError, ao.RankError), match=r"'w' is the part from .* expected from"):
+            opt.step({"w": there})
+        opt.params = {"w": ao.Part(np.zeros((2, 3)), (2 * comm.rank, 0), (4, 3))}
+        assert opt.step({"w": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))})["w"].array[0, 0] == -1.0
+
+    ao.ranks.run(2, rank)
+
+
+def test_the_same_part_has_the_same_values():
+    def rank(comm):
+        with pytest.raises(ValueError, match="ranks 0 and 1 have the same part of 'w', but other values"):
+            ao.Optimizer({"w": ao.Part(np.full(3, 1.0 * comm.rank), (0,), (3,))}, MOMENTUM, comm=comm, engine="numba")
+
+    ao.ranks.run(2, rank)
+
+
+def test_parts_stay_parts():
+    """In lists of groups, and where an array cannot be written."""
+
+    def rank(comm):
+        x = np.ones((2, 3))
+        x.flags.writeable = False
+        opt = halves(comm, MOMENTUM, x)
+        opt.step({"w": np.ones((2, 3))})
+        assert opt.params["w"].offset == (2 * comm.rank, 0)
+        part = ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))
+        opt = ao.Optimizer([{"params": iter([part])}], MOMENTUM, comm=comm, engine="numba")
+        assert opt.step([np.ones((2, 3))])[0] is part
+
+    ao.ranks.run(2, rank)
+
+
+def test_groups_are_added_beside_parts():
+    def rank(comm):
+        opt = halves(comm, MOMENTUM)
+        opt.add_group({"whole": np.ones(3)})
+        opt.add_group({"more": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))})
+        with pytest.raises(ValueError, match="must fill a tensor"):
+            opt.add_group({"half": ao.Part(np.ones((2, 3)), (0, 0), (4, 3))})
+        p = opt.step({"w": np.ones((2, 3)), "whole": np.ones(3), "more": np.full((2, 3), 2.0)})
+        assert (p["w"].array[0, 0], p["whole"][0], p["more"].array[0, 0]) == (0.0, 0.0, -1.0)
+        other = ao.Optimizer({"w": np.ones(3)}, MOMENTUM, comm=comm, engine="numba")
+        other.add_group({"more": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))})
+        assert other.step({"w": np.ones(3), "more": np.ones((2, 3))})["more"].array[0, 0] == 0.0
+
+    ao.ranks.run(2, rank)
+
+
+def test_a_rank_without_elements_meets_the_others_where_gradients_are_absent():
+    """What it has no part of counts among the tensors of a step."""
+    rule = ao.LARS(lr=1.0, trust_coefficient=1.0)
+    one = ao.Optimizer({"w": np.ones((4, 3)), "v": np.ones((4, 3))}, rule, engine="numba", clip_norm=0.5)
+    one.step({"w": GRADIENT, "v": None})
+
+    def rank(comm):
+        first = (0, 2, 4, 4)[comm.rank :][:2]
+        params = {
+            "w": ao.Part(np.ones((first[1] - first[0], 3)), (first[0], 0), (4, 3)),
+            "v": ao.Part(np.ones((4, 1)), (0, comm.rank), (4, 3)),
+        }
+        opt = ao.Optimizer(params, rule, comm=comm, engine="numba", clip_norm=0.5, stats=True)
+        opt.step({"w": GRADIENT[slice(*first)], "v": None})
+        np.testing.assert_allclose(params["w"].array, one.params["w"][slice(*first)], rtol=1e-12)
+        return opt.stats.read()
+
+    stats = ao.ranks.run(3, rank)
+    assert stats[0] == stats[1] == stats[2] != {}

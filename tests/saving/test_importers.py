@@ -109,7 +109,7 @@ class Lamb(torch.optim.Optimizer):
                 if p.grad is not None:
                     s = self.state.setdefault(p, {}) or self.state[p]
                     g = p.grad / max(1.0, norm / h["max_grad_norm"]) if h["max_grad_norm"] else p.grad
-                    s["exp_avg"] = b1 * s.get("exp_avg", 0) + (1 - b1) * g
+                    s["exp_avg"] = b1 * s.get("exp_avg", 0) + (1 - b1 if h["grad_averaging"] else 1) * g
                     s["exp_avg_sq"] = b2 * s.get("exp_avg_sq", 0) + (1 - b2) * g * g
                     u = s["exp_avg"] / (1 - b1**t) / ((s["exp_avg_sq"] / (1 - b2**t)) ** 0.5 + h["eps"])
                     u = u + h["weight_decay"] * p
@@ -130,6 +130,7 @@ LAMBS = {
         ao.LAMB(max_ratio=5, bias_correction=False),
         {},
     ),
+    "grad_averaging": ({"lr": 0.02, "grad_averaging": False}, ao.LAMB(grad_averaging=False), {}),
     "always_adapt": ({"lr": 0.1, "weight_decay": 0.0, "always_adapt": True}, ao.LAMB(), {}),
     "groups": ({"lr": 0.1}, ao.LAMB(), {"b": {"adapt": False}}),
 }
@@ -292,7 +293,81 @@ def test_names_must_be_those_that_there_are(names):
 
 
 def test_rules_without_a_source_are_refused():
-    with pytest.raises(TypeError, match=r"an Optimizer under AdamW, Adam, SGD, RMSprop, NAdam, RAdam, LAMB; got Optimizer\(CAME"):
+    with pytest.raises(
+        TypeError, match=r"an Optimizer under AdamW, Adam, SGD, RMSprop, NAdam, RAdam, LAMB; got Optimizer\(CAME"
+    ):
         ao.load_torch(ao.Optimizer(parameters(), ao.CAME(lr=0.1)), {})
     with pytest.raises(TypeError, match="`opt` must be an Optimizer"):
         ao.load_torch(ao.AdamW(), {})
+
+
+# ---- apex and bitsandbytes, which need a GPU: dicts of their form ----------------------------------------------------
+
+
+def adam_state(kind=torch.optim.AdamW, **options):
+    """Three steps of PyTorch's AdamW, or SGD: the parameters and the state."""
+    params = {"a": torch.nn.Parameter(torch.ones(3)), "b": torch.nn.Parameter(torch.full((2, 2), 0.5))}
+    opt = kind(params.values(), lr=0.1, weight_decay=0.05, **options)
+    for k in range(3):
+        for p in params.values():
+            p.grad = torch.full_like(p, 0.5 - k) * p.detach()
+        opt.step()
+    return params, opt.state_dict()
+
+
+def as_apex(saved):
+    """The number of steps stands in the group."""
+    (group,) = saved["param_groups"]
+    kept = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "params")}
+    state = {i: {name: x for name, x in s.items() if name != "step"} for i, s in saved["state"].items()}
+    return {"state": state, "param_groups": [{**kept, "bias_correction": True, "step": 3}]}
+
+
+def as_bitsandbytes(saved):
+    """The arrays are called state1 and state2."""
+    names = {"exp_avg": "state1", "exp_avg_sq": "state2", "momentum_buffer": "state1"}
+    state = {i: {names.get(name, name): x for name, x in s.items()} for i, s in saved["state"].items()}
+    known = ("lr", "betas", "eps", "weight_decay", "params", "momentum", "dampening", "nesterov")
+    groups = [{k: x for k, x in g.items() if k in known} for g in saved["param_groups"]]
+    return {
+        "state": {i: {**s, **({"step": 3} if "step" in s else {})} for i, s in state.items()},
+        "param_groups": groups,
+    }
+
+
+@pytest.mark.parametrize("form", [as_apex, as_bitsandbytes])
+def test_adam_of_apex_and_bitsandbytes(form):
+    params, saved = adam_state()
+    made = [ao.Optimizer({n: p.detach().clone() for n, p in params.items()}, ao.AdamW()) for _ in range(2)]
+    ao.load_torch(made[0], saved)
+    ao.load_torch(made[1], form(saved))
+    assert made[1].step_count == made[1].state["a"]["t"] == 3
+    for opt in made:
+        opt.step({n: torch.ones_like(p) for n, p in params.items()})
+    assert all(torch.equal(made[0].params[n], made[1].params[n]) for n in params)
+    assert made[0].rule == made[1].rule
+
+
+def test_momentum_of_bitsandbytes():
+    params, saved = adam_state(torch.optim.SGD, momentum=0.9)
+    opt = ao.Optimizer(dict(params), ao.SGD(lr=1.0, momentum=0.5))
+    ao.load_torch(opt, as_bitsandbytes(saved))
+    assert opt.momentum == 0.9
+    assert torch.equal(opt.state["b"]["buf"], saved["state"][1]["momentum_buffer"])
+
+
+def test_lamb_of_apex():
+    params, saved = adam_state()
+    given = as_apex(saved)
+    given["param_groups"][0] |= {"grad_averaging": True, "max_grad_norm": 1.0}
+    opt = ao.Optimizer(dict(params), ao.LAMB())
+    ao.load_torch(opt, given)
+    assert (opt.clip_norm, opt.step_count, opt.adapt, opt.max_ratio) == (1.0, 3, True, None)
+
+
+def test_eight_bits_are_refused():
+    params, saved = adam_state()
+    given = as_bitsandbytes(saved)
+    given["state"][0] |= {"qmap1": torch.zeros(256), "absmax1": torch.zeros(1)}
+    with pytest.raises(ValueError, match="load_torch: the state of 'a' is in 8 bits, which are not read"):
+        ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)

@@ -15,8 +15,8 @@ class Model:
 
     Parameters
     ----------
-    rule : str
-        The rule's name.
+    rule : str or dict of str to str
+        The rule's name; of each tensor, where they differ.
     params : dict of str to array
         The parameters.
     options : dict of str to dict
@@ -67,9 +67,11 @@ class Model:
         factor = limit / total if limit is not None and total > limit else 1.0
         for name, g in grads.items():
             self.t[name] += 1
-            self.p[name], self.slots[name] = witness.step(
-                self.rule,
-                {key: self._now(x) for key, x in self.options[name].items()},
+            now = {key: self._now(x) for key, x in self.options[name].items()}
+            step = witness.step_of_layers if now.pop("stacked", False) else witness.step
+            self.p[name], self.slots[name] = step(
+                self.rule if isinstance(self.rule, str) else self.rule[name],
+                now,
                 self.shapes[name],
                 self.p[name],
                 [factor * x for x in g],

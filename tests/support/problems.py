@@ -54,6 +54,8 @@ NUMBERS = {
 }
 """For each field numbers that matter: off, the ends of its interval, what binds and what does not."""
 
+PROJECTS = (None, ao.projections.box(-0.5, 0.25), ao.projections.ball(1.5))
+
 GROUPABLE = ("lr", "weight_decay", "grad_centralization", "clip_value", "clip_tensor_norm", "ema_decay", "adapt")
 STEPS = 4
 
@@ -81,7 +83,9 @@ def rules(draw, names=RULES):
     given = {}
     for name in sorted(chosen):
         about = fields[name].metadata
-        if about.get("flag"):
+        if name == "project":
+            given[name] = draw(st.sampled_from(PROJECTS))
+        elif about.get("flag"):
             given[name] = draw(st.sampled_from(about.get("options", (True, False))))
         else:
             given[name] = draw(st.sampled_from(NUMBERS[name]))
@@ -183,7 +187,7 @@ class Problem:
     grads : list of list of Values or None
         For each call of `step` the gradients; None leaves a tensor out.
     groups : list of (set of int, dict)
-        Positions of parameters, and what these have for themselves.
+        Positions of parameters, and what these have for themselves: values of fields, or a rule.
     options : dict
         The Optimizer's.
     """
@@ -219,16 +223,18 @@ def problems(draw, rule=None, dtypes=DTYPES, *, plain=False):
     """A `Problem`; a plain one has the structure of its rule in all groups, tensors of rank ≤ 2, and no reports."""
     rule = draw(rules()) if rule is None else rule
     kinds = [d for d in dtypes if not d.startswith("complex") or (type(rule).__name__ in COMPLEX)]
-    if rule.state_dtype is not None:
+    if rule.state_dtype is not None or getattr(rule.project, "real_only", False):
         kinds = [d for d in kinds if not d.startswith("complex")]
     if rule.master_weights is True:
         kinds = [d for d in kinds if d in ("float16", "bfloat16")]
     assume(kinds)
-    known = [shape for shape in SHAPES if len(shape) <= 2 or not plain]
+    known = [shape for shape in SHAPES if (len(shape) <= 2 or not plain) and (shape or not rule.stacked)]
     shapes = draw(st.lists(st.sampled_from(known), min_size=1, max_size=5))
     tree = draw(st.sampled_from(sorted(TREES)))
     shapes = shapes[:1] if tree == "lone" else shapes
     params = [draw(values(shape, kinds, ["all", "all", "all", "zero"])) for shape in shapes]
+    if rule.stacked:  # fused engines refuse what they cannot write in place
+        params = [x._replace(layout="C") if x.layout == "read-only" else x for x in params]
     accumulate = draw(st.sampled_from([1, 1, 1, 2]))
     scale = draw(st.sampled_from([None, None, 4.0, ao.LossScale(init=16.0, window=2)]))
     skip = draw(st.booleans())
@@ -253,6 +259,12 @@ def problems(draw, rule=None, dtypes=DTYPES, *, plain=False):
         for _ in range(draw(st.integers(1, 2))):
             some = draw(st.sets(st.sampled_from(sorted(places)), min_size=1)) if places else set()
             fields = [f.name for f in dataclasses.fields(rule) if f.name in (GROUPABLE[:2] if plain else GROUPABLE)]
+            if some and not plain and not any(d.startswith("complex") for d in kinds) and draw(st.booleans()):
+                other = draw(rules())
+                fits = other.master_weights == rule.master_weights and other.stacked == rule.stacked
+                groups += [(some, {"rule": other})] if fits else []
+                places -= some
+                continue
             name = draw(st.sampled_from(fields))
             if name == "lr" and rule.lr is None:
                 continue

@@ -17,7 +17,7 @@ CAME = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.9999, "eps2": 1e-16, "decay_rat
 CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
 AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
-AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None}
+AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "project": None}
 ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}
 LARS = {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False}
 LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False}
@@ -66,9 +66,39 @@ def step(
         slots["slow"] = s["slow"]
         if t % h.lookahead_steps == 0:
             new_p = slots["slow"] = [a + h.lookahead_alpha * (b - a) for a, b in zip(s["slow"], new_p, strict=True)]
+    if h.project is not None:
+        kind, *numbers = h.project
+        new_p = PROJECTIONS[kind](new_p, *numbers)
     if h.ema_decay is not None:
         slots["ema"] = ema(s["ema"], new_p, h.ema_decay)
     return new_p, slots
+
+
+def step_of_layers(rule_name, options, shape, p, g, state, t):
+    """As `step`, of each layer of a stacked tensor; the layers' slots lie end to end."""
+    count = shape[0]
+
+    def part(x, i):
+        return x[i * len(x) // count : (i + 1) * len(x) // count]
+
+    if len(p) == 0:
+        return p, state
+    done = [
+        step(rule_name, options, shape[1:], part(p, i), part(g, i), {k: part(x, i) for k, x in state.items()}, t)
+        for i in range(count)
+    ]
+    return [x for q, _ in done for x in q], {k: [x for _, s in done for x in s[k]] for k in done[0][1]}
+
+
+def in_a_box(p, low, high):
+    return [min(max(x, low), high) for x in p]
+
+
+def in_a_ball(p, radius):
+    return [x * (radius / norm(p)) for x in p] if norm(p) > radius else p
+
+
+PROJECTIONS = {"box": in_a_box, "ball": in_a_ball}
 
 
 def around_slots(h, p):

@@ -191,7 +191,7 @@ class _Table(Batch):
         with on_device(self.access, self.device):
             self._launch(rows)
             if cupy.cuda.get_current_stream().is_capturing():
-                self.bucket.run.record(self, rows, self.alive)
+                self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
         self.alive = []
 
     def _launch(self, rows: Rows) -> None:

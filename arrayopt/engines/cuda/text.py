@@ -66,6 +66,10 @@ class CudaWords(Lines):
         return known
 
 
+WIDE = 10
+"""With more loads, stores and sums than that, a pass needs more than 80 registers."""
+
+
 class CudaText(CudaWords, Written):
     """The text of a CUDA source, being written."""
 
@@ -78,8 +82,9 @@ class CudaText(CudaWords, Written):
         self.put(0, f"typedef {CODECS[self.real].cuda} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
-        # resident on a multiprocessor, which leaves a thread 80 registers, or 128
-        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" else 2
+        # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
+        most = max(len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes)
+        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
         if self.plan.element == "C":
             values["kChunk"] = CHUNK
         else:

@@ -82,7 +82,6 @@ class Cut:
 
     def shift(self) -> None:
         """Put the addresses of this rank's parts of slots back."""
-        self.of.staged = [(i, name) for i, name in self.of.staged if name == "p" or name in self.shares[i].undivided]
         for row in range(len(self.shares)):
             for name in self.of.plan.touched:
                 x = memory(self.of.stored(row, name))

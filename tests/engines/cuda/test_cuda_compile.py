@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not inst
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 OLDEST, NEWEST = ARCHS[0], ARCHS[-1]
 DTYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
-BUDGET = {"LAMB": 80, "LANS": 80, "AdamW": 80}
-"""Registers of a thread: with 80, a multiprocessor has three blocks of 256 threads at once."""
+BUDGET = {"LAMB": 80, "LANS": 128, "AdamW": 80}
+"""Registers of a thread: with 80, a multiprocessor has three blocks of 256 threads at once; with 128, two.
 
-SPILLED = {"LANS": 64}
-"""Bytes of a thread beside its registers; LANS has six sums in one pass."""
+LANS has four loads, two stores and six sums in one pass.
+"""
 
 OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
 
@@ -63,7 +63,7 @@ def test_every_kernel_compiles(name, dtype, rank, arch):
     assert used.keys() == {"prepare", "run"}
     if name in BUDGET and dtype in ("float32", "float16", "bfloat16"):
         assert used["run"].registers <= BUDGET[name]
-        assert max(used["run"].spill_stores, used["run"].spill_loads) <= SPILLED.get(name, 0)
+        assert used["run"].spill_stores == used["run"].spill_loads == 0
     assert used["run"].shared <= 48 << 10
 
 

@@ -1,6 +1,7 @@
 """The CuPy engine's steps as a whole: skipped by the device, captured in graphs, on PyTorch's tensors."""
 
 import copy
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -231,6 +232,8 @@ def test_gradients_that_are_not_contiguous_can_be_captured(cupy, options):
         opts[0].step(given)
     compare(opts)
     assert all((x.get() == 7.0).all() for x in others)
+    given, _ = [weakref.ref(x) for x in there.values()], there.clear()
+    assert all(x() is not None for x in given), "a replay would read memory that was given back"
 
 
 def test_an_array_that_has_moved_since_the_capture_is_refused(cupy):

@@ -21,7 +21,7 @@ class _Source:
     fields : callable
         Takes a group; returns the rule's fields.
     slots : dict
-        The names of its arrays, by slot.
+        The names of its arrays, by slot: PyTorch's, and bitsandbytes'.
     fixed : dict
         Options with the only value that the rule can be.
     count : callable
@@ -29,7 +29,7 @@ class _Source:
     """
 
     fields: Callable[[Mapping[str, Any]], dict[str, Any]]
-    slots: dict[str, str]
+    slots: dict[str, tuple[str, ...]]
     fixed: dict[str, Any]
     count: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 
@@ -41,13 +41,20 @@ def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: float(x) for k, x in numbers.items()}, "weight_decay": float(group["weight_decay"])}
 
 
+def _adamw(group: Mapping[str, Any]) -> dict[str, Any]:
+    """PyTorch's; apex and bitsandbytes have no amsgrad, and apex may leave out the bias correction."""
+    switches = {"amsgrad": False, "bias_correction": True}
+    return {**_adam(group), **{name: bool(group.get(name, x)) for name, x in switches.items()}}
+
+
 def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's: without decay there is no trust ratio, unless `always_adapt`."""
+    """timm's and apex's: without decay there is no trust ratio, unless timm's `always_adapt`."""
     return {
         **_adam(group),
         "bias_correction": bool(group["bias_correction"]),
-        "adapt": group["weight_decay"] != 0 or bool(group["always_adapt"]),
-        "max_ratio": 1.0 if group["trust_clip"] else None,
+        "grad_averaging": bool(group["grad_averaging"]),
+        "adapt": group["weight_decay"] != 0 or bool(group.get("always_adapt")),
+        "max_ratio": 1.0 if group.get("trust_clip") else None,
     }
 
 
@@ -71,45 +78,54 @@ def _nadam(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**_decoupled(group), "momentum_decay": float(group["momentum_decay"])}
 
 
-_MOMENTS = {"m": "exp_avg", "v": "exp_avg_sq"}
+_MOMENTS: dict[str, tuple[str, ...]] = {"m": ("exp_avg", "state1"), "v": ("exp_avg_sq", "state2")}
 _ADAMW = _Source(
-    fields=lambda group: {**_adam(group), "amsgrad": bool(group["amsgrad"])},
-    slots={**_MOMENTS, "v_max": "max_exp_avg_sq"},
+    fields=_adamw,
+    slots={**_MOMENTS, "v_max": ("max_exp_avg_sq",)},
     fixed={"maximize": False, "decoupled_weight_decay": True},
-    count=lambda group, state: state.get("step", 0),
+    count=lambda group, state: state.get("step", group.get("step", 0) if state else 0),  # apex counts for a group
 )
 _SOURCES: dict[type[Rule], _Source] = {
     AdamW: _ADAMW,
     Adam: replace(_ADAMW, fixed={"maximize": False, "decoupled_weight_decay": False}),
     SGD: _Source(
         fields=_sgd,
-        slots={"buf": "momentum_buffer"},
+        slots={"buf": ("momentum_buffer", "state1")},
         fixed={"maximize": False},
-        count=lambda group, state: "momentum_buffer" in state,
+        count=lambda group, state: bool({"momentum_buffer", "state1"} & state.keys()),
     ),
     RMSprop: _Source(
         fields=_rmsprop,
-        slots={"v": "square_avg", "m": "grad_avg", "buf": "momentum_buffer"},
+        slots={"v": ("square_avg",), "m": ("grad_avg",), "buf": ("momentum_buffer",)},
         fixed={"maximize": False},
         count=_ADAMW.count,
     ),
-    NAdam: replace(_ADAMW, fields=_nadam, slots={**_MOMENTS, "mu_product": "mu_product"}, fixed={"maximize": False}),
+    NAdam: replace(_ADAMW, fields=_nadam, slots={**_MOMENTS, "mu_product": ("mu_product",)}, fixed={"maximize": False}),
     RAdam: replace(_ADAMW, fields=_decoupled, slots=_MOMENTS, fixed={"maximize": False}),
     LAMB: _Source(
         fields=_lamb,
         slots=_MOMENTS,
-        fixed={"grad_averaging": True, "caution": False, "decoupled_decay": False},
+        fixed={"caution": False, "decoupled_decay": False},
         count=lambda group, state: group.get("step", 0),
     ),
 }
-_KNOWN = {"amsgrad", "nesterov", "bias_correction", "always_adapt", "trust_clip", "corrected_weight_decay"}
-_KNOWN |= {"centered", "decoupled_weight_decay"}
+_KNOWN = {
+    "amsgrad",
+    "nesterov",
+    "bias_correction",
+    "grad_averaging",
+    "always_adapt",
+    "trust_clip",
+    "corrected_weight_decay",
+    "centered",
+    "decoupled_weight_decay",
+}
 _KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
 """Switches that are translated, or that change no result."""
 
 
 def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str] | None = None) -> None:
-    """Go on from the state of ``torch.optim``'s AdamW, Adam, SGD, RMSprop, NAdam or RAdam, or of timm's Lamb.
+    """Go on from the state of ``torch.optim``'s AdamW, Adam, SGD, RMSprop, NAdam or RAdam, or of their like elsewhere.
 
     Parameters
     ----------
@@ -117,7 +133,8 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
         Over the same parameters, of any library, under the rule of that name (`LAMB` for Lamb) with the same switches.
         Tensors that PyTorch has in groups with different options must be in groups of their own here, too.
     state : dict
-        What ``state_dict()`` of PyTorch's optimizer returned.
+        What ``state_dict()`` of PyTorch's optimizer returned; of timm's Lamb; of apex's FusedAdam, FusedLAMB or
+        FusedSGD; or of bitsandbytes' Adam, AdamW or SGD with 32-bit state.
     names : sequence of str, optional
         For each of PyTorch's parameters, in the order of its groups, the name of the tensor here. By default the
         names that PyTorch's optimizer was given, if it was; else, where it has a single group, the names here in their
@@ -135,8 +152,9 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     -----
     Hyper-parameters become PyTorch's, except those that are schedules here, which stay. `step_count`, which schedules
     see, becomes the largest number of updates of a tensor; PyTorch's SGD keeps none, so that it stays as it is: set it.
-    timm's ``max_grad_norm`` becomes `clip_norm`. Options about how PyTorch computes, such as ``foreach``, mean nothing.
-    The parameters themselves are not touched.
+    ``max_grad_norm`` of timm and apex becomes `clip_norm`. apex does not save ``adam_w_mode``: the rule says which it
+    is. bitsandbytes' Adam decays as AdamW does; on a GPU after the update, so that p differs by lr² λ u in each step.
+    Options about how PyTorch computes, such as ``foreach``, mean nothing. The parameters themselves are not touched.
 
     Examples
     --------
@@ -193,9 +211,14 @@ def _translated(
         for tensor in group.tensors:
             i, index = home[tensor.name]
             theirs = {k: x for k, x in states.get(index, {}).items() if x is not None}
+            if any(k.startswith(("qmap", "absmax")) for k in theirs):
+                raise ValueError(
+                    f"load_torch: the state of {tensor.name!r} is in 8 bits, which are not read; give bitsandbytes'"
+                    " optimizer optim_bits=32"
+                )
             slots = new_slots(group.rule, tensor.name, tensor.array)
             if theirs:
-                slots |= {k: _cast(theirs.get(source.slots[k]), x) for k, x in slots.items() if k in source.slots}
+                slots |= {k: _cast(_found(theirs, source.slots[k]), x) for k, x in slots.items() if k in source.slots}
             saved["tensors"][tensor.name].update(t=int(source.count(groups[i], theirs)), slots=slots)
     if isinstance(opt.rule, LAMB):
         limits = {f"group {i}": {"max_grad_norm": group["max_grad_norm"]} for i, group in enumerate(groups)}
@@ -251,6 +274,11 @@ def _put(rule: dict[str, Any], fields: dict[str, Any]) -> None:
             rule["switches"][name] = value
         elif not callable(rule["hypers"][name]):
             rule["hypers"][name] = value
+
+
+def _found(theirs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """An array of a tensor's state, under the name that it has there."""
+    return next((theirs[name] for name in names if name in theirs), None)
 
 
 def _cast(x: Any, slot: Array) -> Any:

@@ -1,0 +1,1 @@
+"""State of other libraries' optimizers, read and written."""

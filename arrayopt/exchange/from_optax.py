@@ -1,0 +1,112 @@
+"""The state of optax's transformations, translated to that of an `Optimizer`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from arrayopt.arrays import like, to_host
+from arrayopt.optimizer import Optimizer
+from arrayopt.params.trees import flatten
+
+__all__ = ["load_optax"]
+
+_FOUND = {"mu": "m", "nu": "v", "trace": "buf"}
+"""Slots, by the names of fields in optax's states."""
+
+_HYPERS = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "decay": "momentum"}
+"""Fields whose name is another in optax."""
+
+
+def load_optax(opt: Optimizer, state: Any) -> None:
+    """Go on from the state of an optax transformation: ``adamw``, ``adam``, ``lamb``, ``sgd``, ``lion`` and their like.
+
+    Parameters
+    ----------
+    opt : Optimizer
+        Over the same parameters, of any library, under the rule that the transformation is; its slots must all be among
+        ``m`` (optax's ``mu``), ``v`` (``nu``) and ``buf`` (``trace``).
+    state : optax state
+        What ``transformation.init`` or ``update`` returned. In it are looked for: one state with ``mu`` and ``nu``, or
+        with ``trace``; its ``count``; and the ``hyperparams`` of ``optax.inject_hyperparams``.
+
+    Raises
+    ------
+    TypeError
+        If `opt` is no Optimizer, or there is nothing of that kind in the state.
+    ValueError
+        If it does not fit, listing every mismatch. Nothing has been changed then.
+
+    Notes
+    -----
+    optax keeps hyper-parameters in its functions and not in its state: those of the rule stay, unless injected.
+    `step_count` becomes the number of updates. optax's ``amsgrad`` takes the maximum of corrected moments, which no
+    field here does; its state is refused.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, optax, arrayopt as ao
+    >>> params = {"w": jnp.ones(3)}
+    >>> theirs = optax.adamw(0.1)
+    >>> _, state = theirs.update({"w": jnp.ones(3)}, theirs.init(params), params)
+    >>> opt = ao.Optimizer(params, ao.AdamW(lr=0.1))
+    >>> ao.load_optax(opt, state)
+    >>> opt.step_count, opt.state["w"]["t"]
+    (1, 1)
+    """
+    if not isinstance(opt, Optimizer):
+        raise TypeError(f"load_optax: `opt` must be an Optimizer; got {type(opt).__name__}")
+    with opt._team.warned("load_optax"):
+        saved = _translated(opt, state)
+    opt._restore(saved, "load_optax")
+
+
+def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
+    """The state dict that the optimizer is to have."""
+    parts = list(_parts(state))
+    held = [x for x in parts if any(name in x._fields for name in _FOUND)]
+    if len(held) != 1:
+        what = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else type(state).__name__
+        raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {what}")
+    if "nu_max" in held[0]._fields:
+        raise ValueError("load_optax: optax's amsgrad takes the maximum of corrected moments; no field here does")
+    counts = [int(x.count) for x in [*held, *parts] if "count" in x._fields]
+    count = counts[0] if counts else 1
+    theirs = {slot: dict(flatten(getattr(held[0], name))) for name, slot in _FOUND.items() if name in held[0]._fields}
+    saved, wrong = opt.state_dict(), list[str]()
+    for name, about in saved["tensors"].items():
+        own = [slot for slot in about["slots"] if slot not in ("master", "slow", "ema")]
+        lacking = [slot for slot in own if theirs.get(slot, {}).get(name) is None]
+        if lacking:
+            wrong.append(f"{', '.join(lacking)} of {name!r}")
+            continue
+        for slot in own:
+            mine, x = about["slots"][slot], theirs[slot][name]
+            if tuple(x.shape) != tuple(mine.shape):
+                wrong.append(f"shape {tuple(mine.shape)} of {slot} of {name!r}, which is {tuple(x.shape)}")
+            else:
+                about["slots"][slot] = like(mine, to_host(x).astype(to_host(mine).dtype))
+        about["t"] = count
+    extra = [name for each in theirs.values() for name in each if name not in saved["tensors"]]
+    if wrong or extra:
+        also = f"; there are others, {', '.join(map(repr, dict.fromkeys(extra)))}" if extra else ""
+        raise ValueError(f"load_optax: the state lacks {'; '.join(wrong) or 'nothing'}{also}")
+    saved["step"] = count
+    _put_hypers(saved, parts)
+    return saved
+
+
+def _parts(state: Any) -> Iterator[Any]:
+    """The namedtuples in a state, the outer ones first."""
+    if hasattr(state, "_fields"):
+        yield state
+    for x in state.values() if isinstance(state, dict) else state if isinstance(state, tuple | list) else ():
+        yield from _parts(x)
+
+
+def _put_hypers(saved: dict[str, Any], parts: list[Any]) -> None:
+    """Take over what was injected, except where there is a schedule here."""
+    injected = {k: x for part in parts if "hyperparams" in part._fields for k, x in part.hyperparams.items()}
+    fields = {_HYPERS.get(name, name): float(x) for name, x in injected.items()}
+    for rule in (saved["rule"], *saved["groups"]):
+        for name in fields.keys() & rule["hypers"].keys():
+            if name not in rule.get("own", ()) and not callable(rule["hypers"][name]):
+                rule["hypers"][name] = fields[name]

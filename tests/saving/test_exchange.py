@@ -1,0 +1,144 @@
+"""State that goes to PyTorch's optimizers, and state that comes from optax's: runs go on as if they had been one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import arrayopt as ao
+from arrayopt.schedules import Linear
+from tests.support.optimizing import drawn
+
+SHAPES = {"w": (4, 3), "b": (3,), "s": ()}
+
+
+def tree(seed=0, dtype="float64"):
+    return {name: np.array(drawn(shape, seed + i), dtype) for i, (name, shape) in enumerate(SHAPES.items())}
+
+
+RULES = {
+    "AdamW": (ao.AdamW(lr=0.1), torch.optim.AdamW),
+    "amsgrad": (ao.AdamW(lr=0.1, amsgrad=True, weight_decay=0.0), torch.optim.AdamW),
+    "Adam": (ao.Adam(lr=0.1, weight_decay=0.1), torch.optim.Adam),
+    "SGD": (ao.SGD(lr=0.1), torch.optim.SGD),
+    "momentum": (ao.SGD(lr=0.1, momentum=0.9, nesterov=True), torch.optim.SGD),
+    "a schedule": (ao.AdamW(lr=Linear(0.1, 0.01, 10)), torch.optim.AdamW),
+}
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize("name", RULES)
+def test_pytorch_goes_on(name, engine):
+    rule, kind = RULES[name]
+    opt = ao.Optimizer(tree(), rule, groups={"b": {"weight_decay": 0.5}}, engine=engine)
+    for k in range(3):
+        opt.step(tree(10 * k + 5) | ({"s": None} if k != 1 else {}))
+    saved = ao.to_torch(opt)
+    params = {n: torch.nn.Parameter(torch.tensor(x)) for n, x in opt.params.items()}
+    order = [n for group in opt.groups for n in group.names]
+    theirs = kind([{"params": [(n, params[n]) for n in g.names]} for g in opt.groups], lr=99.0)
+    theirs.load_state_dict(saved)
+    assert [n for g in theirs.state_dict()["param_groups"] for n in g["param_names"]] == order
+    assert [g["lr"] for g in theirs.param_groups] == [opt.now()] * 2
+    opt.lr = opt.now()
+    for k in range(3, 5):
+        grads = tree(10 * k + 5)
+        opt.step(grads)
+        for n, p in params.items():
+            p.grad = torch.tensor(grads[n])
+        theirs.step()
+    for n, p in params.items():
+        np.testing.assert_allclose(p.detach().numpy(), opt.params[n], rtol=1e-10, atol=1e-12)
+    back = ao.Optimizer({n: p.detach().numpy() for n, p in params.items()}, rule, groups={"b": {}}, engine=engine)
+    if kind is not torch.optim.SGD:
+        ao.load_torch(back, theirs.state_dict())
+        assert {n: back.state[n]["t"] for n in SHAPES} == {n: opt.state[n]["t"] for n in SHAPES}
+
+
+@pytest.mark.parametrize(
+    ("opt", "kind", "says"),
+    [
+        (
+            lambda p: ao.Optimizer(p, ao.LAMB()),
+            TypeError,
+            "must be an Optimizer under AdamW, Adam or SGD",
+        ),
+        (lambda p: None, TypeError, "to_torch: `opt` must be an Optimizer"),
+        (
+            lambda p: ao.Optimizer(p, ao.AdamW(eps_root=1e-8, clip_value=1.0, project=ao.projections.nonnegative)),
+            ValueError,
+            "no counterpart for clip_value=1.0 in group 'all'; project=nonnegative in group 'all'; eps_root=1e-08"
+            " in group 'all'",
+        ),
+        (
+            lambda p: ao.Optimizer(p, ao.AdamW(), groups={"b": ao.Adam()}),
+            ValueError,
+            "group 'rest' is under AdamW, and 'b' under Adam",
+        ),
+        (
+            lambda p: ao.Optimizer({n: x.astype("float16") for n, x in p.items()}, ao.SGD(lr=1.0)),
+            ValueError,
+            "torch.optim.SGD has no counterpart for the master of 'w'",
+        ),
+    ],
+)
+def test_what_pytorch_cannot_have(opt, kind, says):
+    with pytest.raises(kind) as error:
+        ao.to_torch(opt(tree()))
+    assert says in str(error.value)
+
+
+OPTAX = {
+    "adamw": (lambda: optax.adamw(0.1, weight_decay=0.1), ao.AdamW(lr=0.1, weight_decay=0.1)),
+    "a chain": (lambda: optax.chain(optax.clip(1e9), optax.adam(0.1)), ao.Adam(lr=0.1)),
+    "lamb": (lambda: optax.lamb(0.1, weight_decay=0.1), ao.LAMB(lr=0.1, weight_decay=0.1)),
+    "sgd": (lambda: optax.sgd(0.1, momentum=0.9), ao.SGD(lr=0.1, momentum=0.9)),
+    "injected": (lambda: optax.inject_hyperparams(optax.adamw)(0.1, b1=0.8, weight_decay=0.1), ao.AdamW(lr=9.0)),
+}
+
+
+@pytest.mark.parametrize("name", OPTAX)
+def test_optax_is_gone_on_from(name):
+    make, rule = OPTAX[name]
+    with jax.enable_x64(True):
+        theirs, params = make(), {n: jnp.asarray(x) for n, x in tree().items()}
+        state, update = theirs.init(params), jax.jit(theirs.update)
+        opt = None
+        for k in range(5):
+            if k == 3:
+                opt = ao.Optimizer({n: np.array(x) for n, x in params.items()}, rule, engine="numpy")
+                ao.load_optax(opt, state)
+                assert (opt.step_count, opt.state["w"]["t"]) == ((3, 3) if name != "sgd" else (1, 1))
+            grads = tree(10 * k + 5)
+            updates, state = update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+            if opt is not None:
+                opt.step(grads)
+        for n, x in params.items():
+            np.testing.assert_allclose(opt.params[n], x, rtol=1e-9, atol=1e-12)
+
+
+def test_what_of_optax_does_not_fit():
+    params = {n: jnp.asarray(x) for n, x in tree().items()}
+    opt = ao.Optimizer(tree(), ao.AdamW(), engine="numpy")
+    before = opt.state_dict()
+    for state, kind, says in [
+        (optax.amsgrad(0.1).init(params), ValueError, "optax's amsgrad takes the maximum of corrected moments"),
+        (optax.sgd(0.1).init(params), TypeError, "needs an optax state with one of `mu` and `nu`, or `trace`"),
+        (
+            optax.sgd(0.1, momentum=0.9).init(params),
+            ValueError,
+            "the state lacks m, v of 'w'; m, v of 'b'; m, v of 's'",
+        ),
+        (optax.adamw(0.1).init({"w": params["w"], "z": params["b"]}), ValueError, "there are others, 'z'"),
+        (optax.adamw(0.1).init({**params, "b": jnp.zeros(2)}), ValueError, r"shape (3,) of m of 'b', which is (2,)"),
+        (None, TypeError, "got NoneType"),
+    ]:
+        with pytest.raises(kind) as error:
+            ao.load_optax(opt, state)
+        assert says in str(error.value)
+    assert str(opt.state_dict()) == str(before)
+    with pytest.raises(TypeError, match="load_optax: `opt` must be an Optimizer; got dict"):
+        ao.load_optax({}, optax.adamw(0.1).init(params))
