@@ -39,3 +39,22 @@ def clamp(x, low, high):
     """x within [low, high], where these are set; NaN stays NaN."""
     x = x if low is None else max(x, low)
     return x if high is None else min(x, high)
+
+
+def in_a_box(p, low, high):
+    return [min(max(x, low), high) for x in p]
+
+
+def in_a_ball(p, radius):
+    return [x * (radius / norm(p)) for x in p] if norm(p) > radius else p
+
+
+PROJECTIONS = {"box": in_a_box, "ball": in_a_ball}
+
+
+def projected(h, x):
+    """x, in the set that `project` names, if it does."""
+    if h.project is None:
+        return x
+    kind, *numbers = h.project
+    return PROJECTIONS[kind](x, *numbers)

@@ -7,7 +7,7 @@ clever: a line of code is a line of the rule's definition. `h` holds the options
 import math
 
 from tests.support import witness_more
-from tests.support.plain import clamp, corrections, ema, nonzero, norm, rms, square
+from tests.support.plain import clamp, corrections, ema, nonzero, norm, projected, rms, square
 
 MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
 TRUST = {"adapt": True, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
@@ -66,9 +66,8 @@ def step(
         slots["slow"] = s["slow"]
         if t % h.lookahead_steps == 0:
             new_p = slots["slow"] = [a + h.lookahead_alpha * (b - a) for a, b in zip(s["slow"], new_p, strict=True)]
-    if h.project is not None:
-        kind, *numbers = h.project
-        new_p = PROJECTIONS[kind](new_p, *numbers)
+    if rule_name not in witness_more.PROJECT_THEMSELVES:
+        new_p = projected(h, new_p)
     if h.ema_decay is not None:
         slots["ema"] = ema(s["ema"], new_p, h.ema_decay)
     return new_p, slots
@@ -88,17 +87,6 @@ def step_of_layers(rule_name, options, shape, p, g, state, t):
         for i in range(count)
     ]
     return [x for q, _ in done for x in q], {k: [x for _, s in done for x in s[k]] for k in done[0][1]}
-
-
-def in_a_box(p, low, high):
-    return [min(max(x, low), high) for x in p]
-
-
-def in_a_ball(p, radius):
-    return [x * (radius / norm(p)) for x in p] if norm(p) > radius else p
-
-
-PROJECTIONS = {"box": in_a_box, "ball": in_a_ball}
 
 
 def around_slots(h, p):

@@ -6,7 +6,7 @@ a list of one.
 
 import math
 
-from tests.support.plain import corrections, ema, nonzero, norm, square
+from tests.support.plain import corrections, ema, nonzero, norm, projected, square
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 RMSPROP = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
@@ -37,6 +37,7 @@ SLOTS = {
     "FISTA": lambda h, p: {"x": list(p), "theta": [1.0]},
     "AdamH": lambda h, p: zeros(p, "m", "v") | ({"radius": [0.0]} if h.radius is None else {}),
 }
+PROJECT_THEMSELVES = ("ScheduleFreeAdamW", "FISTA")
 
 
 def zeros(p, *names):
@@ -155,6 +156,7 @@ def schedule_free_adamw(h, shape, p, g, s, t):
     c = weight / (before + weight) if before + weight else 0.0
     x = [(p[i] - (1 - h.beta1) * s["z"][i]) / h.beta1 for i in n]
     z = [s["z"][i] - lr * (g[i] / (math.sqrt(v[i] / c2) + h.eps) + h.weight_decay * p[i]) for i in n]
+    z = projected(h, z)
     x = [(1 - c) * x[i] + c * z[i] for i in n]
     new = [(1 - h.beta1) * z[i] + h.beta1 * x[i] for i in n]
     return new, {"z": z, "v": v, "lr_max": [lr_max], "points": [1 / c if c else 0.0]}
@@ -176,7 +178,7 @@ def adamh(h, shape, p, g, s, t):
 def fista(h, shape, p, g, s, t):
     n = range(len(p))
     old, theta = s["x"], s["theta"][0]
-    x = [p[i] - h.lr * g[i] for i in n]
+    x = projected(h, [p[i] - h.lr * g[i] for i in n])
     if h.restart and sum(((p[i] - x[i]) * complex(x[i] - old[i]).conjugate()).real for i in n) > 0:
         theta = 1.0
     later = (1 + math.sqrt(1 + 4 * theta * theta)) / 2
