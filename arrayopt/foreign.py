@@ -26,6 +26,8 @@ _SAME = {
     "clipvalue": ("clip_value",),
     "ema_momentum": ("ema_decay",),
     "epsilon": ("eps", "eps1"),
+    "decoupled_decay": ("decoupled",),
+    "decoupled_weight_decay": ("decoupled",),
     "eta": ("trust_coefficient", "lr"),
     "k": ("lookahead_steps",),
     "l2": ("weight_decay",),
@@ -33,11 +35,14 @@ _SAME = {
     "lower_bound": ("min_norm",),
     "momentum": ("beta1",),
     "mu": ("momentum", "beta1"),
+    "n_sma_threshold": ("threshold",),
     "mu_dtype": ("state_dtype",),
+    "rho": ("alpha",),
     "trust_coeff": ("trust_coefficient",),
     "upper_bound": ("max_norm",),
     "use_nesterov": ("nesterov",),
     "wd": ("weight_decay",),
+    "weight_decouple": ("decoupled",),
     "weight_decay_rate": ("weight_decay",),
     # rules and schedules
     "base_lr": ("lr", "init_value", "peak_value", "value"),
@@ -122,6 +127,8 @@ RULE: Mapping[str, str] = {
     "maximize": "negate the gradients",
     "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",
     "trust_clip": "give max_ratio=1.0",
+    "t_alpha_beta3": "give both alpha_warmup and beta3_warmup",
+    "weight_decay": "nothing decays under it; leave it out",
     "use_ema": "give ema_decay, such as ema_decay=0.999",
 }
 """What to do instead of giving a name to a rule."""

@@ -5,7 +5,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import array_namespace, size
+from arrayopt.arrays import array_namespace, detached, size, working_dtype
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import Hyper, coerce, evaluate
 from arrayopt.params.given import as_params
@@ -14,10 +14,11 @@ from arrayopt.params.parameters import Parameters
 from arrayopt.params.parts import mesh_of
 from arrayopt.ranks.team import alike, team
 from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.names import Values
 from arrayopt.saving.saved import Saved
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run, checked_count
-from arrayopt.state.tensors import TensorState
+from arrayopt.state.tensors import Tensor, TensorState
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
@@ -327,23 +328,34 @@ class Optimizer(Saved):
         return self._step.judging.nonfinite()
 
     def averaged(self) -> Any:
-        """Copies of the parameters' moving averages, in the parameters' structure and dtypes.
+        """Copies of the points to evaluate at, in the parameters' structure and dtypes.
 
         Returns
         -------
         params
-            Tensors without `ema_decay` have no average: a copy of the parameter stands in its place.
+            With `ema_decay`, the parameters' moving averages. Without, what `ScheduleFreeAdamW` and `FISTA`
+            evaluate at. Of the other tensors copies of the parameters.
         """
         with self._guard("Optimizer.averaged"):
             with self._team.warned("Optimizer.averaged"):
                 self._parameters.take_up()
             self._team.agree("Optimizer.averaged")
-            now = [
-                (x.array, self._team.collect(x, name) if name in x.slots or x.block is not None else x.array)
-                for x in self._parameters.all
-                for name in ("ema" if "ema" in x.slots else "p",)
-            ]
+            rules = {x.name: group.rule for group in self.groups for x in group.tensors}
+            now = [(x.array, self._evaluated(x, rules[x.name])) for x in self._parameters.all]
         return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
+
+    def _evaluated(self, x: Tensor, rule: Rule) -> Any:
+        """The whole of the point of a tensor to evaluate at."""
+        if "ema" in x.slots:
+            return self._team.collect(x, "ema")
+        p = self._team.collect(x, "p") if x.block is not None else x.array
+        if not rule.evaluated_from:
+            return p
+        p = self._team.collect(x, "master") if "master" in x.slots else detached(p)
+        xp = array_namespace(p)
+        slots = {name: self._team.collect(x, name) for name in rule.evaluated_from}
+        now = Values(**rule.at(max(self.step_count - 1, 0)), t=x.t)
+        return rule.evaluated(xp.astype(p, working_dtype(xp, p), copy=False), slots, now)
 
     @property
     def rule(self) -> Rule:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from arrayopt.engines import table as engines
+from tests.support.slow import waits
 
 
 def pytest_make_parametrize_id(val):
@@ -24,7 +25,10 @@ CASES = pytest.StashKey[dict[str, list[bool]]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Remember which cases each test has, before any are left out."""
+    """Mark what is slow for its rule; remember which cases each test has, before any are left out."""
+    for item in items:
+        if (case := getattr(item, "callspec", None)) and waits(item.originalname, case.id):
+            item.add_marker(pytest.mark.slow)
     made = config.stash.setdefault(CASES, {})
     for item in items:
         made.setdefault(item.nodeid.partition("[")[0], []).append(item.get_closest_marker("slow") is not None)

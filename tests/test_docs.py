@@ -25,7 +25,7 @@ LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
 
 def page_of(rule):
     """The page about a rule, and the name that its table has for it."""
-    return DOCS / "rules" / f"{'adam' if rule.startswith('Adam') else rule.lower()}.md"
+    return DOCS / "rules" / f"{'adam' if rule in ('Adam', 'AdamW') else rule.lower()}.md"
 
 
 def option_table(path):

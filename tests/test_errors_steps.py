@@ -168,7 +168,7 @@ def test_schedules_that_fail(place, schedule, exception, words):
 @each_number
 def test_every_value_of_a_schedule_is_checked(rule, field):
     interval, outside, _ = OPEN_END.get((rule, field), INTERVALS[field])
-    opt = optimizer(build(rule, **{field: lambda s: outside[0] if s == 1 else 0.25}), engine="numpy")
+    opt = optimizer(build(rule, **{field: lambda s: outside[0] if s == 1 else 0.25}))
     opt.step(params())
     words = f"{rule}: `{field}` at step 1 must be in {interval}; got {float(outside[0])}"
     fails_without_a_trace(opt, lambda: opt.step(params()), ValueError, words)

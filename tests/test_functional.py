@@ -387,6 +387,15 @@ FIELDS = {
     "Adam": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "weight_decay": 0.1},
     "SGD": {"lr": 0.1, "momentum": 0.8, "dampening": 0.1, "weight_decay": 0.1},
     "Adafactor": {"lr": 0.1, "beta1": 0.8, "decay_rate": 0.7, "eps1": 0.01, "eps_scale": 3.0, "clip_threshold": 0.7},
+    "Lion": {"lr": 0.1, "weight_decay": 0.1},
+    "RMSprop": {"lr": 0.1, "alpha": 0.8, "momentum": 0.5, "eps": 0.01, "weight_decay": 0.1, "initial_scale": 0.5},
+    "NAdam": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "weight_decay": 0.1, "momentum_decay": 0.5},
+    "RAdam": {"lr": 0.1, "beta1": 0.8, "weight_decay": 0.1},
+    "Adan": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "beta3": 0.6, "eps": 0.01, "weight_decay": 0.1},
+    "AdEMAMix": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "beta3": 0.9, "eps": 0.01, "alpha": 2.0, "beta3_warmup": 4.5},
+    "ScheduleFreeAdamW": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "weight_decay": 0.1, "r": 0.5},
+    "AdamH": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "radius": 2.0},
+    "FISTA": {"lr": 0.1},
 }
 HYPERS = [(name, field) for name, fields in FIELDS.items() for field in fields]
 

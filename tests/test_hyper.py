@@ -165,12 +165,12 @@ def test_rules_are_values(name, options):
     for twin in (pickle.loads(pickle.dumps(rule)), copy.deepcopy(rule), dataclasses.replace(rule)):
         assert twin == rule
         assert type(twin) is type(rule)
-    changed = dataclasses.replace(rule, weight_decay=0.375)
-    assert changed.weight_decay == 0.375
+    changed = dataclasses.replace(rule, lookahead_alpha=0.375)
+    assert changed.lookahead_alpha == 0.375
     assert changed != rule
-    assert dataclasses.replace(changed, weight_decay=rule.weight_decay) == rule
-    with pytest.raises(ValueError, match=f"{name}: `weight_decay` must be in"):
-        dataclasses.replace(rule, weight_decay=-1)
+    assert dataclasses.replace(changed, lookahead_alpha=rule.lookahead_alpha) == rule
+    with pytest.raises(ValueError, match=f"{name}: `lookahead_alpha` must be in"):
+        dataclasses.replace(rule, lookahead_alpha=-1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         rule.weight_decay = 0.0
 

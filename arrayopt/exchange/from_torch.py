@@ -6,7 +6,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
 from arrayopt.optimizer import Optimizer
-from arrayopt.rules import LAMB, SGD, Adam, AdamW, Rule
+from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
 from arrayopt.state.tensors import new_slots
 
 __all__ = ["load_torch"]
@@ -64,6 +64,20 @@ def _sgd(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "dampening": fields["dampening"] * (fields["momentum"] != 0), "nesterov": bool(group["nesterov"])}
 
 
+def _rmsprop(group: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {k: float(group[k]) for k in ("lr", "alpha", "eps", "weight_decay", "momentum")}
+    return {**fields, "centered": bool(group["centered"])}
+
+
+def _decoupled(group: Mapping[str, Any]) -> dict[str, Any]:
+    """RAdam's, and most of NAdam's."""
+    return {**_adam(group), "decoupled": bool(group["decoupled_weight_decay"])}
+
+
+def _nadam(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_decoupled(group), "momentum_decay": float(group["momentum_decay"])}
+
+
 _MOMENTS: dict[str, tuple[str, ...]] = {"m": ("exp_avg", "state1"), "v": ("exp_avg_sq", "state2")}
 _ADAMW = _Source(
     fields=_adamw,
@@ -80,6 +94,14 @@ _SOURCES: dict[type[Rule], _Source] = {
         fixed={"maximize": False},
         count=lambda group, state: bool({"momentum_buffer", "state1"} & state.keys()),
     ),
+    RMSprop: _Source(
+        fields=_rmsprop,
+        slots={"v": ("square_avg",), "m": ("grad_avg",), "buf": ("momentum_buffer",)},
+        fixed={"maximize": False},
+        count=_ADAMW.count,
+    ),
+    NAdam: replace(_ADAMW, fields=_nadam, slots={**_MOMENTS, "mu_product": ("mu_product",)}, fixed={"maximize": False}),
+    RAdam: replace(_ADAMW, fields=_decoupled, slots=_MOMENTS, fixed={"maximize": False}),
     LAMB: _Source(
         fields=_lamb,
         slots=_MOMENTS,
@@ -95,19 +117,21 @@ _KNOWN = {
     "always_adapt",
     "trust_clip",
     "corrected_weight_decay",
+    "centered",
+    "decoupled_weight_decay",
 }
 _KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
 """Switches that are translated, or that change no result."""
 
 
 def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str] | None = None) -> None:
-    """Go on from the state of ``torch.optim``'s AdamW, Adam or SGD, or of their like in timm, apex and bitsandbytes.
+    """Go on from the state of ``torch.optim``'s AdamW, Adam, SGD, RMSprop, NAdam or RAdam, or of their like elsewhere.
 
     Parameters
     ----------
     opt : Optimizer
-        Over the same parameters, of any library, under `AdamW`, `Adam`, `SGD` or `LAMB` with the same switches. Tensors
-        that PyTorch has in groups with different options must be in groups of their own here, too.
+        Over the same parameters, of any library, under the rule of that name (`LAMB` for Lamb) with the same switches.
+        Tensors that PyTorch has in groups with different options must be in groups of their own here, too.
     state : dict
         What ``state_dict()`` of PyTorch's optimizer returned; of timm's Lamb; of apex's FusedAdam, FusedLAMB or
         FusedSGD; or of bitsandbytes' Adam, AdamW or SGD with 32-bit state.
@@ -146,7 +170,8 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     """
     source = _SOURCES.get(type(opt.rule)) if isinstance(opt, Optimizer) else None
     if source is None:
-        raise TypeError(f"load_torch: `opt` must be an Optimizer under AdamW, Adam, SGD or LAMB; got {opt!r}")
+        named = ", ".join(kind.__name__ for kind in _SOURCES)
+        raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {opt!r}")
     with opt._team.warned("load_torch"):
         other = [f"{g.label!r} {type(g.rule).__name__}" for g in opt.groups if type(g.rule) is not type(opt.rule)]
         if other:

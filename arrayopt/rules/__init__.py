@@ -1,10 +1,38 @@
 """The update rules: mathematics and nothing else."""
 
 from arrayopt.rules.adam import Adam, AdamW
+from arrayopt.rules.adamh import AdamH
+from arrayopt.rules.adan import Adan
+from arrayopt.rules.ademamix import AdEMAMix
 from arrayopt.rules.base import Rule
 from arrayopt.rules.factored import CAME, Adafactor
+from arrayopt.rules.fista import FISTA
 from arrayopt.rules.lamb import LAMB, LANS
 from arrayopt.rules.lars import LARS
+from arrayopt.rules.lion import Lion
+from arrayopt.rules.nadam import NAdam
+from arrayopt.rules.radam import RAdam
+from arrayopt.rules.rmsprop import RMSprop
+from arrayopt.rules.schedule_free import ScheduleFreeAdamW
 from arrayopt.rules.sgd import SGD
 
-__all__ = ["CAME", "LAMB", "LANS", "LARS", "SGD", "Adafactor", "Adam", "AdamW", "Rule"]
+__all__ = [
+    "CAME",
+    "FISTA",
+    "LAMB",
+    "LANS",
+    "LARS",
+    "SGD",
+    "AdEMAMix",
+    "Adafactor",
+    "Adam",
+    "AdamH",
+    "AdamW",
+    "Adan",
+    "Lion",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rule",
+    "ScheduleFreeAdamW",
+]

@@ -80,6 +80,12 @@ class Rule(ABC):
     squares: ClassVar[tuple[str, ...]] = ()
     """Slots that average squares. In half precision their roots are stored: squares would underflow."""
 
+    wide: ClassVar[tuple[str, ...]] = ()
+    """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
+
+    evaluated_from: ClassVar[tuple[str, ...]] = ()
+    """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
+
     grad_centralization: bool = flag(False)
     clip_value: Hyper | None = real("(0, inf)", None)
     clip_tensor_norm: Hyper | None = real("(0, inf)", None)
@@ -162,6 +168,13 @@ class Rule(ABC):
             The new parameter; and the new slots, with other values to report (see `Optimizer.stats`).
         """
 
+    def evaluated(self, p: Array, s: dict[str, Array], h: Any) -> Array:
+        """The point to evaluate at, where it is not the parameter; element by element, from `evaluated_from`.
+
+        `p`, `s` and `h` are as for `update`, after it, with the hyper-parameters of the last step.
+        """
+        return p
+
     def all_slots(self, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
         """The whole state of one tensor before its first update, in the dtype of arithmetic.
 
@@ -182,7 +195,7 @@ class Rule(ABC):
         if self.state_dtype is None:
             return frozenset()
         p = np.zeros((2,) * rank)
-        return frozenset(name for name, x in self.slots(np, p).items() if x.shape == p.shape)
+        return frozenset(name for name, x in self.slots(np, p).items() if x.shape == p.shape and name not in self.wide)
 
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         """`update`, with all that the fields of `Rule` ask for around it: what an engine runs.

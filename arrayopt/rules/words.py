@@ -26,6 +26,7 @@ __all__ = [
     "clip_unitwise",
     "debias",
     "decayed_beta",
+    "dot",
     "ema",
     "finite",
     "is_zero",
@@ -33,11 +34,13 @@ __all__ = [
     "moments",
     "nonzero",
     "norm",
+    "number",
     "rank_one",
     "real_name",
     "relative_lr",
     "rms",
     "root_of_squares",
+    "scalar",
     "scaled_down",
     "sqrt",
     "trust_ratio",
@@ -47,15 +50,15 @@ __all__ = [
 # ---- scalars: of the host, or traced --------------------------------------------------------------------------------
 
 
-def _scalar(name: str, x: Any) -> Any:
+def scalar(name: str, x: Any) -> Any:
     """A function of `math` on a Python number, the namespace's own on an array."""
     return getattr(math, name)(x) if isinstance(x, int | float) else getattr(array_namespace(x), name)(x)
 
 
 def bias_correction(beta: Any, t: Any) -> Any:
     """1 - beta^t, without cancellation (Adam, arXiv:1412.6980, section 3)."""
-    log_beta = -math.inf if is_zero(beta) else _scalar("log", beta)
-    return -_scalar("expm1", t * log_beta)
+    log_beta = -math.inf if is_zero(beta) else scalar("log", beta)
+    return -scalar("expm1", t * log_beta)
 
 
 def at_first(t: Any, first: Any, later: Any) -> Any:
@@ -79,7 +82,7 @@ def decayed_beta(t: Any, decay_rate: Any) -> Any:
 
 def relative_lr(t: Any, *, warmup: bool) -> Any:
     """min(1e-2, 1/√t), or min(1e-6·t, 1/√t) with warm-up (Adafactor, arXiv:1804.04235, section 8)."""
-    decay, ceiling = 1.0 / _scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
+    decay, ceiling = 1.0 / scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
     return min(decay, ceiling) if isinstance(t, int) else array_namespace(t).minimum(decay, ceiling)
 
 
@@ -136,6 +139,11 @@ def abs2(xp: Any, x: Array) -> Array:
 def zeros_abs2(xp: Any, p: Array) -> Array:
     """Zeros that can hold |p|²: real also for complex p."""
     return xp.zeros_like(xp.real(p) if kind(p) == "complex" else p)
+
+
+def number(xp: Any, p: Array) -> Array:
+    """Zero, 0-d and real, where p is and in its precision: a slot of one number for a whole tensor."""
+    return xp.sum(zeros_abs2(xp, p))
 
 
 def clip_by_value(xp: Any, g: Array, limit: Any) -> Array:
@@ -232,6 +240,12 @@ def norm(xp: Any, x: Array, *, axis: Any = None, keepdims: bool = False, all_siz
     float32, 1e301 in float64.
     """
     return _root(xp, x, lambda square: xp.sum(square, axis=axis, keepdims=keepdims), all_sizes=all_sizes)
+
+
+def dot(xp: Any, x: Array, y: Array) -> Array:
+    """⟨x, y⟩ over the whole tensor, 0-d; of complex tensors that of all real and imaginary parts."""
+    real = kind(x) != "complex"
+    return xp.sum(x * y if real else xp.real(x) * xp.real(y) + xp.imag(x) * xp.imag(y))
 
 
 def rms(xp: Any, x: Array) -> Array:

@@ -29,6 +29,15 @@ RULES: dict[str, Rule] = {
     "Adam": ao.Adam(lr=0.01),
     "SGD": ao.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
     "Adafactor": ao.Adafactor(),
+    "Lion": ao.Lion(lr=0.01, weight_decay=0.01),
+    "RMSprop": ao.RMSprop(momentum=0.9, centered=True),
+    "NAdam": ao.NAdam(weight_decay=0.01),
+    "RAdam": ao.RAdam(weight_decay=0.01),
+    "Adan": ao.Adan(weight_decay=0.01),
+    "AdEMAMix": ao.AdEMAMix(alpha_warmup=5.0, beta3_warmup=5.0),
+    "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(warmup_steps=5.0, weight_decay=0.01),
+    "AdamH": ao.AdamH(),
+    "FISTA": ao.FISTA(lr=0.1),
 }
 """The rules by name, with numbers under which all of their parts do something."""
 

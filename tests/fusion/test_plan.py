@@ -58,6 +58,30 @@ BYTES = {
     "Adafactor-1": (28, 20),
     "Adafactor-2": (36, 28),
     "Adafactor-3": (32, 28),
+    "Lion-0": (20, 20),
+    "Lion-2": (20, 20),
+    "RMSprop-0": (20, 20),
+    "RMSprop-1": (36, 36),
+    "RMSprop-2": (28, 28),
+    "RMSprop-3": (20, 20),
+    "NAdam-0": (28, 28),  # a slot of one number costs nothing
+    "NAdam-1": (28, 28),
+    "RAdam-0": (28, 28),
+    "RAdam-1": (28, 28),
+    "RAdam-2": (28, 28),
+    "Adan-0": (44, 44),
+    "Adan-1": (44, 44),
+    "Adan-2": (44, 48),
+    "AdEMAMix-0": (36, 36),
+    "AdEMAMix-1": (36, 36),
+    "AdEMAMix-2": (36, 36),
+    "ScheduleFreeAdamW-0": (28, 28),
+    "AdamH-0": (40, 40),  # LAMB's
+    "AdamH-1": (40, 40),
+    "AdamH-2": (40, 40),
+    "FISTA-0": (32, 32),
+    "FISTA-1": (20, 24),
+    "FISTA-2": (32, 32),
 }
 every_row = pytest.mark.parametrize("row", QUICK_ROWS)
 
@@ -127,6 +151,14 @@ pass 0: load g; store -; reduce per tensor; 4 B
 pass 1: load p g m v; store m v; reduce per tensor; 24 B
 pass 2: load p g m v; store p; reduce -; 20 B
 48 bytes per float32 parameter""",
+    ),
+    "AdamH": (
+        ao.AdamH(),
+        2,
+        """\
+pass 0: load p g m v; store m v; reduce per tensor; 24 B
+pass 1: load p m v; store p; reduce -; 16 B
+40 bytes per float32 parameter""",
     ),
     "LARS": (
         ao.LARS(lr=0.1),

@@ -29,6 +29,15 @@ RULES = {
     "SGD": (ao.SGD(lr=0.01, momentum=0.9), {"skip_nonfinite": True}),
     "CAME": (ao.CAME(lr=0.01), {"clip_norm": 1.0}),
     "Adafactor": (ao.Adafactor(lr=0.01, relative_step=False), {}),
+    "Lion": (ao.Lion(lr=0.01), {}),
+    "RMSprop": (ao.RMSprop(momentum=0.9, centered=True), {}),
+    "NAdam": (ao.NAdam(), {"clip_norm": 1.0}),
+    "RAdam": (ao.RAdam(beta2=0.98, threshold=4.1), {}),
+    "Adan": (ao.Adan(lr=0.01), {}),
+    "AdEMAMix": (ao.AdEMAMix(beta3_warmup=3), {}),
+    "ScheduleFreeAdamW": (ao.ScheduleFreeAdamW(warmup_steps=2), {"accumulate": 2}),
+    "AdamH": (ao.AdamH(), {"stats": True}),
+    "FISTA": (ao.FISTA(lr=0.01, project=ao.projections.nonnegative), {}),
 }
 QUICK = {"LAMB clipped", "AdamW", "CAME"}
 RANKS = (2, 3, 7)

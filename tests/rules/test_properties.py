@@ -255,7 +255,7 @@ def test_two_runs_are_the_same(engine, row, problem):
 @given(problems(), st.data())
 def test_the_functional_form_equals_the_optimizer(engine, row, problem, data):
     params, grads = problem
-    rule, groups = make(*ALL[row]), {"p0": {"grad_centralization": True, "weight_decay": 0.25}}
+    rule, groups = make(*ALL[row]), {"p0": {"grad_centralization": True, "clip_value": 0.25}}
     grads = [{name: data.draw(st.sampled_from([g, g, None])) for name, g in step.items()} for step in grads]
     opt = run(engine, rule, params, grads, groups=groups)
     pure, state = params, ao.init(rule, params, groups=groups)
@@ -289,23 +289,30 @@ def test_without_a_learning_rate_parameters_stay_and_state_moves(engine, row, pr
             assert any(x.any() for x in slots) or not (slots and seen.any())
 
 
+def decay_of(rule):
+    """A number besides the learning rate: the weight decay, where a rule has it."""
+    return "weight_decay" if hasattr(rule, "weight_decay") else "clip_value"
+
+
 @with_lr
 @every_engine
 @given(problems())
 def test_a_schedule_equals_setting_the_value_before_each_step(engine, row, problem):
     params, grads = problem
-    rates, decays = [0.5 / (step + 1) for step in range(len(grads))], [0.1, 0.0, 0.3, 0.2]
     rule = make(*ALL[row])
-    by_hand = ao.Optimizer(copied(params), dataclasses.replace(rule, weight_decay=decays[0]), engine=engine)
+    other = decay_of(rule)
+    rates, decays = [0.5 / (step + 1) for step in range(len(grads))], [0.1, 0.4 * (other != "weight_decay"), 0.3, 0.2]
+    by_hand = ao.Optimizer(copied(params), dataclasses.replace(rule, **{other: decays[0]}), engine=engine)
     for rate, decay, g in zip(rates, decays, grads, strict=True):
-        by_hand.lr, by_hand.weight_decay = rate, decay
+        by_hand.lr = rate
+        setattr(by_hand, other, decay)
         by_hand.step(g)
-    for lr, weight_decay in [
+    for lr, decay in [
         (lambda step: 0.5 / (step + 1), lambda step: decays[step]),
         (rates, decays),
         (np.asarray(rates), tuple(decays)),
     ]:
-        scheduled = run(engine, dataclasses.replace(rule, lr=lr, weight_decay=weight_decay), params, grads)
+        scheduled = run(engine, dataclasses.replace(rule, lr=lr, **{other: decay}), params, grads)
         assert_same(contents(scheduled), contents(by_hand))
     assert by_hand.lr == rates[-1]
 
@@ -313,15 +320,16 @@ def test_a_schedule_equals_setting_the_value_before_each_step(engine, row, probl
 @with_lr
 @every_engine
 @given(problems(), st.floats(1e-4, 1.0), st.floats(1e-4, 0.5))
-def test_a_change_takes_effect_in_the_next_step(engine, row, problem, lr, weight_decay):
+def test_a_change_takes_effect_in_the_next_step(engine, row, problem, lr, decay):
     params, grads = problem
     rule = make(*ALL[row])
     opt = run(engine, rule, params, grads[:2])
     pure, state = params, rule.init(params)
     for g in grads[:2]:
         pure, state = ao.update(rule, pure, g, state)
-    opt.lr, opt.weight_decay = lr, weight_decay
-    changed = dataclasses.replace(rule, lr=lr, weight_decay=weight_decay)
+    opt.lr = lr
+    setattr(opt, decay_of(rule), decay)
+    changed = dataclasses.replace(rule, lr=lr, **{decay_of(rule): decay})
     for g in grads[2:]:
         opt.step(g)
         pure, state = ao.update(changed, pure, g, state)
@@ -334,7 +342,7 @@ def test_a_change_takes_effect_in_the_next_step(engine, row, problem, lr, weight
 def test_groups_equal_optimizers_of_their_own(engine, row, problem):
     params, grads = problem
     rule = make(*ALL[row])
-    changes = [{"weight_decay": 0.2}, {"grad_centralization": not rule.grad_centralization}, {}]
+    changes = [{decay_of(rule): 0.2}, {"grad_centralization": not rule.grad_centralization}, {}]
     parts = [{name: p for i, (name, p) in enumerate(params.items()) if i % 3 == k} for k in range(3)]
     groups = [(lambda name, p, part=part: name in part, change) for part, change in zip(parts, changes, strict=True)]
     together = run(engine, rule, params, grads, groups=[pair for pair, part in zip(groups, parts, strict=True) if part])
@@ -377,12 +385,26 @@ EDGES = {
     "Adam": [{}, {"weight_decay": 0.1}, {"beta1": 0.0, "beta2": 0.0}],
     "SGD": [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "dampening": 1.0, "weight_decay": 0.1}],
     "Adafactor": [{}, {"eps1": 0.0, "beta1": 0.9}, {"eps1": 0.0, "eps_scale": 0.0, "decay_rate": 0.0}],
+    "Lion": [{}, {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.1}],
+    "RMSprop": [
+        {"momentum": 0.9},
+        {"alpha": 0.0, "momentum": 0.5, "weight_decay": 0.1},
+        {"initial_scale": 1.0, "momentum": 0.5},
+    ],
+    "NAdam": [{}, {"beta1": 0.0, "beta2": 0.0}, {"momentum_decay": 0.0, "weight_decay": 0.1}],
+    "RAdam": [{}, {"beta1": 0.0, "beta2": 0.0}, {"beta2": 0.6, "threshold": 4.1, "weight_decay": 0.1}],
+    "Adan": [{}, {"beta1": 0.0, "beta2": 0.0, "beta3": 0.0}],
+    "AdEMAMix": [{}, {"beta1": 0.0, "beta3": 0.0, "beta3_warmup": 2.0, "alpha_warmup": 2.0}],
+    "ScheduleFreeAdamW": [{}, {"lr": 0.0}, {"lr": 0.0, "weight_lr_power": 0.0, "warmup_steps": 2.0}],
+    "AdamH": [{}, {"radius": 2.0}, {"beta1": 0.0, "beta2": 0.0}],
+    "FISTA": [{"lr": 0.1}],
 }
 
 
 def all_flags(name):
     """The rules of a name with every combination of switches that goes together, over each of the edges."""
     switches = [f.name for f in dataclasses.fields(getattr(ao, name)) if isinstance(f.default, bool)]
+    switches.remove("stacked")  # which scalars cannot be
     for edge in EDGES[name]:
         for values in itertools.product([False, True], repeat=len(switches)):
             options = {**edge, **dict(zip(switches, values, strict=True))}
@@ -413,9 +435,9 @@ def test_zeros_train_on_or_stand_still_whatever_is_switched(engine, name):
                 assert all(np.all(np.isfinite(x)) for x in all_of.values()), rule
         stuck = getattr(rule, "scale_parameter", False) and rule.eps_scale == 0
         stuck |= getattr(rule, "max_norm", None) == 0 or getattr(rule, "max_ratio", None) == 0
-        stuck |= getattr(rule, "dampening", 0) == 1
+        stuck |= getattr(rule, "dampening", 0) == 1 or rule.lr == 0 or not getattr(rule, "degenerated_to_sgd", True)
         assert stuck or all(p.any() for p in woken.params.values() if p.size), rule
-        if rule.weight_decay == 0:
+        if getattr(rule, "weight_decay", 0) == 0:
             assert all(np.all(p == 1) for p in resting.params.values()), rule
 
 

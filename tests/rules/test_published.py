@@ -1,5 +1,7 @@
 """What the pages say of published optimizers that are at hand: of PyTorch always, of timm and optax where installed."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,57 @@ def test_lars_of_timm_adapts_only_what_decays(always, decay):
     lars.Lars([theirs], lr=LR, weight_decay=decay, always_adapt=always).step()
     rule = ao.LARS(lr=LR, momentum=0.0, eps=1e-8, weight_decay=decay, adapt=always or decay > 0)
     np.testing.assert_allclose(ours(rule, 1.0), theirs.detach(), rtol=1e-6)
+
+
+TORCH = {
+    "RMSprop": (ao.RMSprop(), {}),
+    "RMSprop, all": (
+        ao.RMSprop(lr=1e-3, alpha=0.9, eps=1e-6, weight_decay=0.1, momentum=0.8, centered=True),
+        {"lr": 1e-3, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1, "momentum": 0.8, "centered": True},
+    ),
+    "NAdam": (ao.NAdam(), {}),
+    "NAdam, L2": (
+        ao.NAdam(lr=0.01, beta1=0.8, beta2=0.99, weight_decay=0.1, momentum_decay=0.1),
+        {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1, "momentum_decay": 0.1},
+    ),
+    "NAdam, decoupled": (
+        ao.NAdam(weight_decay=0.1, decoupled=True),
+        {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    ),
+    "RAdam": (ao.RAdam(), {}),
+    "RAdam, L2": (
+        ao.RAdam(lr=0.01, beta1=0.8, beta2=0.98, eps=1e-4, weight_decay=0.1),
+        {"lr": 0.01, "betas": (0.8, 0.98), "eps": 1e-4, "weight_decay": 0.1},
+    ),
+    "RAdam, decoupled": (
+        ao.RAdam(weight_decay=0.1, decoupled=True),
+        {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "options"), TORCH.values(), ids=TORCH)
+def test_every_step_is_that_of_pytorch(rule, options):
+    """To a hundred roundings of float64; over 12 steps, so that RAdam comes to rectify."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    start, *grads = rng.standard_normal((13, 4, 3))
+    theirs = torch.tensor(start, requires_grad=True)
+    with torch_default(torch, torch.float64):  # NAdam's product of momenta is of the default dtype
+        made = getattr(torch.optim, type(rule).__name__)([theirs], **options)
+        opt = ao.Optimizer(start.copy(), rule, engine="array_api")
+        for g in grads:
+            theirs.grad = torch.tensor(g)
+            made.step()
+            np.testing.assert_allclose(opt.step(g), theirs.detach(), rtol=0, atol=1e-14)
+
+
+@contextlib.contextmanager
+def torch_default(torch, dtype):
+    """PyTorch with another default dtype."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)

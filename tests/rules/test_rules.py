@@ -12,7 +12,7 @@ import pytest
 
 import arrayopt as ao
 from tests.conftest import BACKENDS
-from tests.support import witness
+from tests.support import witness, witness_more
 from tests.support.cases import ALL, CASES, IDS, PLACES, REFERENCE, each_run, make
 from tests.support.refusals import Signs
 from tests.support.slow import marked
@@ -67,6 +67,7 @@ TENSORS = {
     "exploding": ((7,), 1e-8, 1e6, 0),
     "empty_last": ((3, 0), 1, 1, 0),
 }
+REAL = ("v", "v_max", "r", "c", "ir", "ic", "mu_product", "lr_max", "points", "radius", "theta")  # slots of any tensors
 FEWER = ("scalar", "empty", "blocks.0.bias", "blocks.0.weight", "blocks.1.bias", "head.0", "late", "empty_last")
 
 
@@ -156,6 +157,9 @@ def expected_slots(row, shape):
 
 def own_slots(rule_name, h, shape):
     """Those of the rule itself."""
+    if rule_name in witness_more.SLOTS:
+        slots = witness_more.SLOTS[rule_name](h, [0.0] * 99)
+        return {slot: shape if len(x) == 99 else () for slot, x in slots.items()}
     if rule_name in ("SGD", "LARS"):
         return {"buf": shape} if h.momentum or rule_name == "LARS" else {}
     if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
@@ -190,7 +194,7 @@ def close_slots(backend, state, expected, largest, tolerance, where):
     """First moments and buffers relative to their largest magnitude so far; second moments to each element."""
     for slot, x in state.items():
         if slot != "t":
-            signed = slot in ("m", "buf", "slow", "ema")
+            signed = slot in ("m", "buf", "slow", "ema", "d", "previous", "m_slow", "z", "x")
             relative, scale = (tolerance.relative, largest[slot]) if signed else (tolerance.each, None)
             close(backend.numpy(x), expected[slot], relative, scale, f"{where}.{slot}")
 
@@ -224,7 +228,7 @@ def check_slots_kind(row, dtype, shape, state, like, where):
     slots = expected_slots(row, shape)
     assert set(state) == {"t", *slots}, where
     for slot, slot_shape in slots.items():
-        slot_dtype = (real_dtype if slot in ("v", "v_max", "r", "c", "ir", "ic") else state_dtype)(dtype)
+        slot_dtype = (real_dtype if slot in REAL else state_dtype)(dtype)
         same_kind(state[slot], like, slot_dtype, slot_shape, f"{where}.{slot}")
 
 

@@ -25,7 +25,7 @@ from tests.support.slow import marked
 def test_every_rule_goes_on_as_if_nothing_had_been(name, options, tmp_path):
     def new(values):
         params = {k: x.copy() for k, x in values.items()}
-        groups = {"b": {"weight_decay": 0.125}}
+        groups = {"b": {"clip_value": 0.125}}
         return ao.Optimizer(params, make(name, options), groups=groups, engine="array_api", clip_norm=S.Linear(3, 2, 9))
 
     straight = run(new(START), np.copy, range(5))

@@ -58,6 +58,18 @@ SOURCES = {
         {"lr": 0.02, "momentum": 0.9, "nesterov": True},
         ao.SGD(lr=1.0, momentum=0.1, nesterov=True),
     ),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.02, "alpha": 0.9, "weight_decay": 0.1}, ao.RMSprop()),
+    "RMSprop-momentum": (
+        torch.optim.RMSprop,
+        {"lr": 0.02, "momentum": 0.9, "centered": True},
+        ao.RMSprop(momentum=0.1, centered=True),
+    ),
+    "NAdam": (
+        torch.optim.NAdam,
+        {"lr": 0.02, "momentum_decay": 0.1, "decoupled_weight_decay": True},
+        ao.NAdam(decoupled=True),
+    ),
+    "RAdam": (torch.optim.RAdam, {"lr": 0.02, "betas": (0.8, 0.98), "weight_decay": 0.1}, ao.RAdam()),
 }
 
 
@@ -74,7 +86,7 @@ def test_torch_goes_on_here(kind, options, rule, library):
     assert opt.state["unused"]["t"] == 0
     assert opt.groups[0].overridden == set()
     assert opt.lr == opt.groups[0].lr == theirs.param_groups[0]["lr"]
-    compare(theirs, params, opt, backend)
+    compare(theirs, params, opt, backend, rtol=1e-6 if kind is torch.optim.NAdam else 1e-12)  # its mu is in float32
 
 
 class Lamb(torch.optim.Optimizer):
@@ -281,7 +293,9 @@ def test_names_must_be_those_that_there_are(names):
 
 
 def test_rules_without_a_source_are_refused():
-    with pytest.raises(TypeError, match=r"an Optimizer under AdamW, Adam, SGD or LAMB; got Optimizer\(CAME"):
+    with pytest.raises(
+        TypeError, match=r"an Optimizer under AdamW, Adam, SGD, RMSprop, NAdam, RAdam, LAMB; got Optimizer\(CAME"
+    ):
         ao.load_torch(ao.Optimizer(parameters(), ao.CAME(lr=0.1)), {})
     with pytest.raises(TypeError, match="`opt` must be an Optimizer"):
         ao.load_torch(ao.AdamW(), {})

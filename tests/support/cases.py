@@ -65,6 +65,53 @@ CASES = {
         {"warmup_init": True, "beta1": 0.9, "clip_threshold": None},
         {"decay_rate": 0.5, "eps1": 1e-20, "eps_scale": 0.01, "clip_threshold": 0.5, "grad_centralization": True},
     ],
+    "Lion": [
+        {},
+        {"lr": 0.01, "weight_decay": 0.1, "beta1": 0.5},
+        {"lr": 0.01, "weight_decay": 0.1, "decoupled": False},
+    ],
+    "RMSprop": [
+        {},
+        {"lr": 1e-3, "momentum": 0.9, "centered": True},
+        {"momentum": 0.5, "nesterov": True, "eps_in_sqrt": True, "initial_scale": 1.0},
+        {"bias_correction": True, "decoupled": True, "weight_decay": 0.1, "alpha": 0.9},
+        {"weight_decay": 0.1, "alpha": 0.9},
+    ],
+    "NAdam": [
+        {},
+        {"weight_decay": 0.1, "decoupled": True, "momentum_decay": 0.5},
+        {"weight_decay": 0.1, "momentum_decay": 0.0},
+    ],
+    "RAdam": [
+        {},
+        {"weight_decay": 0.1, "beta2": 0.98, "threshold": 4.5, "nesterov": True},
+        {"weight_decay": 0.1, "decoupled": True, "threshold": 4.1},
+    ],
+    "Adan": [
+        {},
+        {"lr": 0.01, "weight_decay": 0.1, "no_prox": True},
+        {"lr": 0.01, "weight_decay": 0.1, "beta3": 0.9, "grad_centralization": True},
+    ],
+    "AdEMAMix": [
+        {},
+        {"alpha_warmup": 4, "beta3_warmup": 5, "weight_decay": 0.1},
+        {"decoupled": False, "weight_decay": 0.1, "eps_root": 1e-4, "beta3": 0.99, "alpha": 2.0},
+    ],
+    "ScheduleFreeAdamW": [
+        {},
+        {"lr": 0.01, "warmup_steps": 4, "weight_decay": 0.1},
+        {"r": 1.0, "weight_lr_power": 0.5, "beta1": 0.5, "warmup_steps": 2.5},
+    ],
+    "AdamH": [
+        {},
+        {"lr": 0.1, "radius": 2.0, "bias_correction": False},
+        {"lr": 0.5, "beta1": 0.5, "clip_value": 0.3},
+    ],
+    "FISTA": [
+        {"lr": 0.1},
+        {"lr": 0.1, "restart": False, "grad_centralization": True},
+        {"lr": 0.5, "clip_value": 0.3},
+    ],
 }
 
 REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits

@@ -2,42 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 import arrayopt as ao
 from arrayopt.schedules import Join, Polynomial, Warmup
-
-
-@dataclass(frozen=True)
-class Golden:
-    """How a file is reproduced.
-
-    `groups` is what the Optimizer takes, or a list of (names, overrides), which makes params a list of group dicts,
-    with `order_params` where the file has an order; `loss_scale` divides the gradients first; `tolerance` is a dtype
-    whose tolerance is taken in place of the file's own.
-    """
-
-    rule: ao.Rule
-    groups: Mapping[Any, dict[str, Any]] | list[tuple[Any, dict[str, Any]]] | None = None
-    loss_scale: float | None = None
-    tolerance: str | None = None
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Tensors of a file that are not compared, and what the original does differently; all must indeed differ.
-
-    Where that is all tensors (None), the file is not in GOLDENS; `nearest` is then what one would take for it.
-    """
-
-    tensors: tuple[str, ...] | None
-    why: str
-    nearest: Golden | None = None
-
+from tests.support import golden_more
+from tests.support.golden import Golden, LeftOut
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
@@ -213,6 +185,7 @@ GOLDENS = {
     "mx_lars/fused_nomom": Golden(MX_LARS_NOMOM, NO_ADAPT),
     "mx_lars/step_default": Golden(MX_LARS, NO_ADAPT),
     "mx_lars/step_nomom": Golden(MX_LARS_NOMOM, NO_ADAPT),
+    **golden_more.GOLDENS,
 }
 
 # ---- what is left out ------------------------------------------------------------------------------------------------
@@ -239,6 +212,7 @@ LEFT_OUT = {
         ("dense.bias", "bn.gamma", "scalar.w"),
         "MindSpore's m averages lr_t·u, here m averages u; in the other tensors RMS(p), and so lr_t, hardly changes",
     ),
+    **golden_more.LEFT_OUT,
     "po_lamb/default_f64": LeftOut(
         None,
         "pytorch_optimizer decays p by 1 - lr·wd before the update, which then knows no decay; has c1 but not c2;"
@@ -266,7 +240,7 @@ ELSEWHERE = {"ms_schedules/schedules": "tests/schedules/test_schedules.py"}
 
 # What a file holds besides: the slots that moments are compared with, what else is compared, and why the rest is not
 SLOTS = {"m": "m", "v": "v", "mean": "m", "var": "v"}
-OTHERS = ["w32", "global_step_after", "lr_after", "lr_used"]
+OTHERS = ["x", "w32", "global_step_after", "lr_after", "lr_used"]
 NOT_COMPARED = {
     "g_after": "MXNet's `step` writes into the gradients; here they stay as they are",
 }

@@ -53,6 +53,9 @@ OTHER = {
     "bias_correction": False, "adapt": False, "amsgrad": True, "sequential": True, "nesterov": True,
     "decayed_norm": True, "grad_centralization": True, "clip_tensor_norm": 0.5, "clip_unit_ratio": 0.01,
     "lookahead_steps": 2, "eps_root": 0.3, "grad_averaging": False, "trust_clip": True, "clip_after_ratio": True,
+    "alpha": 0.3, "initial_scale": 2.0, "momentum_decay": 1.0, "threshold": 4.1, "alpha_warmup": 3.0, "radius": 0.5,
+    "beta3_warmup": 3.0, "warmup_steps": 4.0, "r": 2.0, "weight_lr_power": 0.5, "decoupled": True, "no_prox": True,
+    "eps_in_sqrt": True, "centered": True, "degenerated_to_sgd": False, "restart": True,
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
 ELSEWHERE |= {"project", "stacked"}  # tests/test_projections.py, tests/engines/test_stacked.py
@@ -65,10 +68,22 @@ BASE = {
     "Adam": {"lr": 0.1, "beta2": 0.1},
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "Adafactor": {"lr": 0.1, "relative_step": False},
+    "Lion": {"lr": 0.1, "decoupled": False, "weight_decay": 0.5, "beta1": 0.8},
+    "RMSprop": {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.1},
+    "NAdam": {"lr": 0.1, "beta2": 0.1, "weight_decay": 0.1},
+    "RAdam": {"lr": 0.1, "beta2": 0.1, "weight_decay": 0.1},
+    "Adan": {"lr": 0.1, "weight_decay": 0.5},
+    "AdEMAMix": {"lr": 0.1, "beta2": 0.1, "beta3": 0.9, "decoupled": False},
+    "ScheduleFreeAdamW": {"lr": 0.1},
+    "AdamH": {"lr": 0.1},
+    "FISTA": {"lr": 0.1, "restart": False},
 }
 NOT_SEEN = {  # alone
     ("LANS", "clip_tensor_norm"),  # it divides the gradient by its norm
     ("LARS", "clip_after_ratio"),  # without a limit to clip to
+    ("RAdam", "threshold"),  # in so few steps; as `eps` and `beta2`
+    ("RAdam", "beta2"),
+    ("RAdam", "eps"),
 }
 FIELDS = [
     (rule, {f.name: OTHER[f.name]})

@@ -13,6 +13,7 @@ import arrayopt as ao
 from arrayopt.params.trees import flatten
 
 RULES = ("LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor")
+RULES += ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
 COMPLEX = ("LAMB", "AdamW")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0))
@@ -39,6 +40,16 @@ NUMBERS = {
     "decay_rate": [0.0, 0.8, 1.0],
     "trust_coefficient": [1e-3, 1.0],
     "dampening": [0.0, 0.5, 1.0],
+    "alpha": [0.5, 0.9, 0.999],
+    "initial_scale": [0.0, 1.0],
+    "momentum_decay": [0.0, 4e-3, 1.0],
+    "threshold": [0.0, 4.1, 5.0],
+    "alpha_warmup": [None, 1, 2.5],
+    "beta3_warmup": [None, 1, 2.5],
+    "warmup_steps": [0.0, 1, 2.5],
+    "r": [0.0, 0.5, 1.0],
+    "weight_lr_power": [0.0, 1.0, 2.0],
+    "radius": [None, 1e-3, 2.0],
     **{name: [0.0, 0.5, 0.9, 0.999] for name in ("beta1", "beta2", "beta3", "momentum")},
 }
 """For each field numbers that matter: off, the ends of its interval, what binds and what does not."""
@@ -82,9 +93,13 @@ def rules(draw, names=RULES):
                 given[name] = FORMS[draw(st.sampled_from(sorted(FORMS)))](given[name])
     if kind is ao.CAME:
         given.setdefault("eps2", 1e-8)
-    if kind in (ao.SGD, ao.LARS):
+    if kind in (ao.SGD, ao.LARS, ao.FISTA):
         given.setdefault("lr", 0.1)
     assume(not (kind is ao.CAME and given.get("beta1") == 0))  # no instability at all: steps of 1/√eps2
+    if kind is ao.FISTA:  # the sign of a rounding error would decide whether it begins anew
+        given["restart"] = False
+    if kind is ao.RMSprop and given.get("centered"):  # else a variance that is a rounding error is divided by
+        given |= {"eps": 1e-3, "bias_correction": False, "state_dtype": None}
     if kind in (ao.CAME, ao.Adafactor):
         relative = given.get("relative_step", kind is ao.Adafactor)
         given["lr"] = None if relative else given.get("lr", 0.01)

@@ -77,16 +77,30 @@ INTERVALS = {
     "lookahead_steps": ("(0, inf)", [0, -1], [1, 5, None]),
     "lookahead_alpha": ("(0, 1]", [0, -0.5, 1.1], [0.5, 1]),
     "ema_decay": ("[0, 1)", [-1e-9, 1.0], [0, 0.999, None]),
+    "alpha": ("[0, 1)", [-0.1, 1.0], [0, 0.5]),
+    "initial_scale": ("[0, inf)", [-1e-9], [0, 1]),
+    "momentum_decay": ("[0, inf)", [-1e-9], [0, 1]),
+    "threshold": ("[0, inf)", [-1], [0, 5]),
+    "alpha_warmup": ("(0, inf)", [0, -1], [0.5, 100, None]),
+    "beta3_warmup": ("(0, inf)", [0, -1], [0.5, 100, None]),
+    "warmup_steps": ("[0, inf)", [-1], [0, 100]),
+    "r": ("[0, inf)", [-1e-9], [0, 1]),
+    "weight_lr_power": ("[0, inf)", [-1e-9], [0, 2]),
+    "radius": ("(0, inf)", [0, -1.0], [1e-300, 1, None]),
 }
 OPTIONS = {"master_weights": "'auto', True or False", "state_dtype": "None, 'float16' or 'bfloat16'"}
 OPEN_END = {("SGD", "momentum"): ("[0, 1]", [-0.1, 1.1], [0, 0.9, 1]), ("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
+OPEN_END |= {("AdEMAMix", "alpha"): ("[0, inf)", [-1e-9], [0, 5])}
+OPEN_END |= {("ScheduleFreeAdamW", "beta1"): ("(0, 1)", [0, 1.0], [1e-9, math.nextafter(1, 0)])}
 REQUIRED = {
     "SGD": {"lr": 0.1},
     "LARS": {"lr": 0.1},
+    "FISTA": {"lr": 0.1},
     "CAME": {"lr": 0.1},
     "Adafactor": {"lr": 0.1, "relative_step": False},
 }
 RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
+RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA"]
 
 
 def fields(rule, *, switches):

@@ -1,13 +1,36 @@
 """Which cases of a test each run has, and which only `make test-all` has: what costs is compiling."""
 
 import os
+import re
 
 import pytest
 
-__all__ = ["PROFILE", "examples", "marked"]
+__all__ = ["LATER", "PROFILE", "examples", "marked", "waits"]
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 """How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
+
+
+LATER = ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
+"""Rules that the others stand for in most tests: `make test` runs those of `OFTEN` for them, `make test-all` all."""
+
+OFTEN = {
+    "test_a_run_equals_the_witness": re.compile(r"array_api-numpy-float64-\w+-\d"),
+    "test_every_row_on_every_shape": re.compile(r"numpy-(ScheduleFreeAdamW|AdamH)-0"),
+    "test_bytes_per_parameter": re.compile(""),
+    "test_every_step_is_that_of_pytorch": re.compile(""),
+    "test_torch_goes_on_here": re.compile(r"numpy-[\w-]+-numpy"),
+    "test_zeros_train_on_or_stand_still_whatever_is_switched": re.compile("AdamH.*numpy|numpy.*AdamH"),
+}
+"""Tests that `make test` runs for them, with the cases."""
+
+_LATER = re.compile(rf"(?<![A-Za-z.])({'|'.join(LATER)})(?![A-Za-z])")
+
+
+def waits(test, case):
+    """Whether a case of a test is one that only `make test-all` runs, for the rule that it is of."""
+    often = OFTEN.get(test)
+    return bool(_LATER.search(case)) and not (often and often.search(case))
 
 
 def marked(cases, quick, name=str):

@@ -6,6 +6,9 @@ clever: a line of code is a line of the rule's definition. `h` holds the options
 
 import math
 
+from tests.support import witness_more
+from tests.support.plain import clamp, corrections, ema, nonzero, norm, projected, rms, square
+
 MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
 TRUST = {"adapt": True, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
 BUFFER = {"weight_decay": 0.0}  # and `lr`, which has no default
@@ -27,6 +30,7 @@ DEFAULTS = {
     "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
+    **witness_more.DEFAULTS,
 }
 
 
@@ -46,7 +50,7 @@ def step(
 ) -> tuple[list, dict]:
     """One step of a rule on one tensor: (new p, new state). `state` is {} at first; `t` counts this update from 1."""
     h = Options(rule_name, options)
-    s = state or zero_slots(rule_name, h, shape) | around_slots(h, p)
+    s = state or zero_slots(rule_name, h, shape, p) | around_slots(h, p)
     if len(p) == 0:
         return p, s
     if h.grad_centralization and len(shape) >= 2:
@@ -62,9 +66,8 @@ def step(
         slots["slow"] = s["slow"]
         if t % h.lookahead_steps == 0:
             new_p = slots["slow"] = [a + h.lookahead_alpha * (b - a) for a, b in zip(s["slow"], new_p, strict=True)]
-    if h.project is not None:
-        kind, *numbers = h.project
-        new_p = PROJECTIONS[kind](new_p, *numbers)
+    if rule_name not in witness_more.PROJECT_THEMSELVES:
+        new_p = projected(h, new_p)
     if h.ema_decay is not None:
         slots["ema"] = ema(s["ema"], new_p, h.ema_decay)
     return new_p, slots
@@ -86,17 +89,6 @@ def step_of_layers(rule_name, options, shape, p, g, state, t):
     return [x for q, _ in done for x in q], {k: [x for _, s in done for x in s[k]] for k in done[0][1]}
 
 
-def in_a_box(p, low, high):
-    return [min(max(x, low), high) for x in p]
-
-
-def in_a_ball(p, radius):
-    return [x * (radius / norm(p)) for x in p] if norm(p) > radius else p
-
-
-PROJECTIONS = {"box": in_a_box, "ball": in_a_ball}
-
-
 def around_slots(h, p):
     """The slots that are no rule's own: copies of the parameter."""
     return {name: list(p) for name, on in (("slow", h.lookahead_steps), ("ema", h.ema_decay)) if on is not None}
@@ -112,9 +104,11 @@ def clip_units(shape, g, p, limit):
     return out
 
 
-def zero_slots(rule_name, h, shape):
+def zero_slots(rule_name, h, shape, p):
     """The state before the first step."""
     whole = math.prod(shape)
+    if rule_name in witness_more.SLOTS:
+        return witness_more.SLOTS[rule_name](h, p)
     if rule_name in ("SGD", "LARS"):
         return {"buf": [0.0] * whole}
     if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
@@ -137,44 +131,6 @@ def centralize(shape, g):
     size = math.prod(shape[1:])
     means = [sum(g[i * size : (i + 1) * size]) / size for i in range(shape[0])]
     return [x - means[k // size] for k, x in enumerate(g)]
-
-
-def square(x):
-    """|x|^2 of a real or complex number."""
-    return x.real * x.real + x.imag * x.imag
-
-
-def norm(x):
-    """The Euclidean norm over the whole tensor."""
-    return math.hypot(*map(abs, x))
-
-
-def rms(x):
-    """The root of the mean square over the whole tensor."""
-    return norm(x) / math.sqrt(len(x))
-
-
-def nonzero(x):
-    """A divisor, where zero counts as 1."""
-    return 1.0 if x == 0 else x
-
-
-def ema(old, new, beta):
-    """beta old + (1 - beta) new."""
-    return [beta * a + (1 - beta) * b for a, b in zip(old, new, strict=True)]
-
-
-def corrections(h, t):
-    """c1 = 1 - beta1^t and c2 = 1 - beta2^t, or 1 without bias correction."""
-    if not h.bias_correction:
-        return 1.0, 1.0
-    return tuple(1.0 if beta == 0 else -math.expm1(t * math.log(beta)) for beta in (h.beta1, h.beta2))
-
-
-def clamp(x, low, high):
-    """x within [low, high], where these are set; NaN stays NaN."""
-    x = x if low is None else max(x, low)
-    return x if high is None else min(x, high)
 
 
 def clip(g, limit):
@@ -346,4 +302,4 @@ def adafactor(h, shape, p, g, s, t):
 
 
 RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
-RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
+RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor, **witness_more.RULES}

@@ -57,16 +57,17 @@ def test_every_rule_of_the_package_is_in_the_table():
 def test_all_rules_agree_and_a_run_repeats():
     settings = Settings(shapes=((5, 3), (4,), ()), dtypes=("float64", "complex128"), steps=2)
     backends, seen = choose(["numpy:array_api", "numpy:numpy"]), []
-    first, second = (verify(RULES, backends, settings, versions={}, on_row=seen.append) for _ in range(2))
+    few = {name: RULES[name] for name in ("LAMB", "Adafactor")}
+    first, second = (verify(rules, backends, settings, versions={}, on_row=seen.append) for rules in (RULES, few))
     assert first.passed
     assert first.backends == ["numpy:numpy"]
     assert seen == first.rows + second.rows
-    assert first.rows == second.rows
+    assert [row for row in first.rows if row.rule in few] == second.rows
     by_key = {(row.rule, row.dtype): row.outcomes["numpy:numpy"] for row in first.rows}
     assert set(by_key) == {(name, dtype) for name in RULES for dtype in ("float64", "complex128")}
     assert by_key["LAMB", "complex128"].difference is not None
-    other = verify(RULES, backends, Settings(settings.shapes, settings.dtypes, 2, seed=1), versions={})
-    assert other.rows != first.rows
+    other = verify(few, backends, Settings(settings.shapes, settings.dtypes, 2, seed=1), versions={})
+    assert other.rows != second.rows
 
 
 def test_a_report_knows_what_passes():
@@ -269,7 +270,7 @@ def test_a_rule_of_ones_own(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rules", "lamp"], "must be of CAME, LAMB"),
+        (["--rules", "lamp"], "must be of CAME, FISTA, LAMB"),
         (["--rules", "no_such_module:Rule"], "cannot be imported"),
         (["--rules", "pathlib:Path"], "is not a class of rules"),
         (["--backends", "abacus"], "there is no backend 'abacus'"),

@@ -138,6 +138,8 @@ class _Table(Batch):
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
         column, given = self.at["g"], list(chosen(grads, rows))
+        if all(hasattr(kind, "data_ptr") for kind in set(map(type, given))):
+            return self._bind_tensors(rows, given)
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
             given = list(map(memory, given))
         if len(given) <= FEW:
@@ -153,6 +155,16 @@ class _Table(Batch):
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])
             self.table[rows[i], column] = given[i].ctypes.data
+        return given
+
+    def _bind_tensors(self, rows: Ints, given: list[Array]) -> list[Array]:
+        """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
+        at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
+        at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
+        for i in np.flatnonzero(at == 0).tolist():
+            given[i] = np.require(memory(given[i]), requirements=["C", "A"])
+            at[i] = given[i].ctypes.data
+        self.table[rows, self.at["g"]] = at
         return given
 
     def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:

@@ -1,0 +1,88 @@
+"""Adan: Adam with an average of how gradients change."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import Hyper, flag, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import abs2, choose, debias, ema, sqrt, zeros_abs2
+
+__all__ = ["Adan"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Adan(Rule):
+    r"""Adaptive Nesterov momentum (Xie et al. 2022).
+
+    .. math::
+
+        \delta &= g - g_\text{previous} \text{ (0 at first)}, \qquad m \leftarrow \beta_1 m + (1-\beta_1)\, g, \qquad
+             d \leftarrow \beta_2 d + (1-\beta_2)\, \delta \\
+        v &\leftarrow \beta_3 v + (1-\beta_3)\, |g + \beta_2 \delta|^2, \qquad
+             u = \frac{m / c_1 + \beta_2 d / c_2}{\sqrt{v / c_3} + \epsilon}, \qquad c_i = 1 - \beta_i^t \\
+        p &\leftarrow \frac{p - \eta u}{1 + \eta \lambda}
+             \qquad \text{or } (1 - \eta\lambda)\, p - \eta u \text{ with no\_prox}
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1e-3
+        The learning rate η, in [0, inf).
+    beta1, beta2, beta3 : number, schedule or sequence, default 0.98, 0.92, 0.99
+        Decay of the averages of gradients, of their differences, and of squares, in [0, 1). The paper writes 1 - β.
+    eps : number, schedule or sequence, default 1e-8
+        Added to the root of the second moment, in (0, inf).
+    weight_decay : number, schedule or sequence, default 0
+        λ, in [0, inf).
+    no_prox : bool, default False
+        Decay as AdamW does, and not by the proximal step.
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    The slot ``previous`` is the last gradient, after clipping. A tensor that was left out of a step compares with the
+    gradient before.
+
+    References
+    ----------
+    Xie et al., "Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep Models", arXiv:2208.06677,
+    algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> ao.Optimizer(np.ones(2), ao.Adan(lr=0.1)).step(np.array([1.0, -5.0])).round(3)
+    array([0.9, 1.1])
+    """
+
+    lr: Hyper = real("[0, inf)", 1e-3)
+    beta1: Hyper = real("[0, 1)", 0.98)
+    beta2: Hyper = real("[0, 1)", 0.92)
+    beta3: Hyper = real("[0, 1)", 0.99)
+    eps: Hyper = real("(0, inf)", 1e-8)
+    weight_decay: Hyper = real("[0, inf)", 0.0)
+    no_prox: bool = flag(False)
+
+    complex_ok: ClassVar[bool] = True
+    squares: ClassVar[tuple[str, ...]] = ("v",)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        zeros = {name: xp.zeros_like(p) for name in ("m", "d", "previous")}
+        return {**zeros, "v": zeros_abs2(xp, p)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        delta = g - choose(h.t == 1, g, s["previous"])
+        m, d = ema(s["m"], g, h.beta1), ema(s["d"], delta, h.beta2)
+        v = ema(s["v"], abs2(xp, g + h.beta2 * delta), h.beta3)
+        u = debias(m, h.beta1, h.t) + h.beta2 * debias(d, h.beta2, h.t)
+        u = u / (sqrt(xp, debias(v, h.beta3, h.t)) + h.eps)
+        decay = h.lr * h.weight_decay
+        p = (1.0 - decay) * p - h.lr * u if self.no_prox else (p - h.lr * u) / (1.0 + decay)
+        return p, {"m": m, "d": d, "v": v, "previous": g}

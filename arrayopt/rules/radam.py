@@ -1,0 +1,106 @@
+"""RAdam: Adam whose step is small as long as the second moment is not known well."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import Hyper, flag, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import bias_correction, choose, debias, ema, moments, scalar, sqrt, zeros_abs2
+
+__all__ = ["RAdam"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RAdam(Rule):
+    r"""Rectified Adam (Liu et al. 2020).
+
+    .. math::
+
+        m &\leftarrow \beta_1 m + (1-\beta_1)\, g, \qquad v \leftarrow \beta_2 v + (1-\beta_2)\, |g|^2,
+             \qquad c_i = 1 - \beta_i^t \\
+        \rho_\infty &= \frac{2}{1 - \beta_2} - 1, \qquad \rho = \rho_\infty - \frac{2 t \beta_2^t}{c_2}, \qquad
+             r = \sqrt{\frac{(\rho - 4)(\rho - 2)\, \rho_\infty}{(\rho_\infty - 4)(\rho_\infty - 2)\, \rho}} \\
+        p &\leftarrow p - \eta\, r\, \frac{m / c_1}{(\sqrt{v} + \epsilon) / \sqrt{c_2}} \text{ where } \rho > 5,
+             \qquad p - \eta\, m / c_1 \text{ before}
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1e-3
+        The learning rate η, in [0, inf).
+    beta1, beta2 : number, schedule or sequence, default 0.9, 0.999
+        Decay of the first and second moment, in [0, 1).
+    eps : number, schedule or sequence, default 1e-8
+        Added to the root of the second moment, before the correction by c₂ (as in PyTorch), in (0, inf).
+    weight_decay : number, schedule or sequence, default 0
+        λ, in [0, inf). It is added to the gradient (L2).
+    decoupled : bool, default False
+        Decay the parameter instead: p ← p - ηλp. The moments are then without decay.
+    threshold : number, schedule or sequence, default 5
+        What ρ must be above for the step to be scaled by r / √v, in [0, inf). Below 4, where there is no r, it is 4.
+    degenerated_to_sgd : bool, default True
+        Step along m / c₁ as long as ρ is not above the threshold. With False, p stands still then: it does not decay
+        either, where that is decoupled.
+    nesterov : bool, default False
+        Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax).
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    With the default β₂ the first five updates are those along m / c₁. With β₂ ≤ 2/3 all are, for ρ is never above 5.
+
+    References
+    ----------
+    Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", arXiv:1908.03265, algorithm 2.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> ao.Optimizer(np.ones(2), ao.RAdam(lr=0.1)).step(np.array([1.0, -5.0]))
+    array([0.9, 1.5])
+    """
+
+    lr: Hyper = real("[0, inf)", 1e-3)
+    beta1: Hyper = real("[0, 1)", 0.9)
+    beta2: Hyper = real("[0, 1)", 0.999)
+    eps: Hyper = real("(0, inf)", 1e-8)
+    weight_decay: Hyper = real("[0, inf)", 0.0)
+    decoupled: bool = flag(False)
+    threshold: Hyper = real("[0, inf)", 5.0)
+    degenerated_to_sgd: bool = flag(True)
+    nesterov: bool = flag(False)
+
+    complex_ok: ClassVar[bool] = True
+    squares: ClassVar[tuple[str, ...]] = ("v",)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {"m": xp.zeros_like(p), "v": zeros_abs2(xp, p)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        g = g if self.decoupled else g + h.weight_decay * p
+        m, v = moments(xp, g, s, h)
+        u = debias(m, h.beta1, h.t)
+        if self.nesterov:
+            u = ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
+        known, r = _rectification(h)
+        early = 1.0 if self.degenerated_to_sgd else 0.0  # a factor, so that NaN comes through
+        u = choose(known, r, early) * u / choose(known, sqrt(xp, v) + h.eps, 1.0)
+        u = u + choose(known, 1.0 + 0.0 * r, early) * h.weight_decay * p if self.decoupled else u
+        return p - h.lr * u, {"m": m, "v": v}
+
+
+def _rectification(h: Any) -> tuple[Any, Any]:
+    """Whether ρ is above the threshold, and r √c₂, which has a meaning only then."""
+    c2 = bias_correction(h.beta2, h.t)
+    most = 2.0 / (1.0 - h.beta2) - 1.0
+    rho = most - 2.0 * h.t * h.beta2**h.t / c2
+    known = rho > choose(h.threshold > 4, h.threshold, 4.0)
+    a, b = (choose(known, x, 5.0) for x in (rho, most + 0.0 * rho))
+    return known, scalar("sqrt", (a - 4.0) * (a - 2.0) * b / ((b - 4.0) * (b - 2.0) * a) * c2)

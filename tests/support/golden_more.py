@@ -1,0 +1,69 @@
+"""Golden trajectories that `tests/goldens/record.py` has made, continuing `golden_cases.py`."""
+
+import math
+
+import arrayopt as ao
+from arrayopt.schedules import Warmup
+from tests.support.golden import Golden, LeftOut
+
+
+def late_eps(s, beta2=0.999):
+    """The eps 1e-8 of optax's RAdam, which is added after the correction by c2, as one that is added before it."""
+    return 1e-8 * math.sqrt(-math.expm1((s + 1) * math.log(beta2)))
+
+
+def alpha_warm(s):
+    return 2.0 * min((s + 1) / 4, 1.0)
+
+
+CENTERED = {"centered": True, "momentum": 0.9, "nesterov": True, "initial_scale": 1.0}
+TF = {"alpha": 0.9, "eps": 1e-10, "eps_in_sqrt": True, "initial_scale": 1.0}
+WARM = {"warmup_steps": 4, "r": 1.0, "weight_lr_power": 1.5, "weight_decay": 0.1}
+LATE_FREE = ao.ScheduleFreeAdamW(lr=Warmup(0.01, 4), weight_decay=0.1)
+
+GOLDENS = {
+    "timm_lion/default": Golden(ao.Lion(lr=0.01, weight_decay=0.1)),
+    "optax_lion/default": Golden(ao.Lion(lr=0.01, weight_decay=1e-3)),
+    "po_lion/l2": Golden(ao.Lion(lr=0.01, beta1=0.8, beta2=0.95, weight_decay=0.1, decoupled=False)),
+    "optax_rmsprop/default": Golden(ao.RMSprop(lr=0.01, alpha=0.9, eps_in_sqrt=True)),
+    "optax_rmsprop/centered": Golden(ao.RMSprop(lr=0.01, alpha=0.9, eps_in_sqrt=True, **CENTERED)),
+    "optax_rmsprop/corrected": Golden(ao.RMSprop(lr=0.01, alpha=0.9, bias_correction=True, momentum=0.5)),
+    "timm_rmsproptf/default": Golden(ao.RMSprop(lr=1e-3, momentum=0.9, **TF)),
+    "timm_rmsproptf/decoupled": Golden(
+        ao.RMSprop(lr=1e-3, centered=True, decoupled=True, weight_decay=0.1, **(TF | {"alpha": 0.8}))
+    ),
+    "optax_radam/default": Golden(ao.RAdam(lr=0.01, eps=late_eps)),
+    "optax_radam/nesterov": Golden(ao.RAdam(lr=0.01, beta2=0.98, nesterov=True, eps=lambda s: late_eps(s, 0.98))),
+    "po_radam/standing": Golden(
+        ao.RAdam(lr=0.01, beta2=0.98, weight_decay=0.1, decoupled=True, degenerated_to_sgd=False)
+    ),
+    "timm_adan/default": Golden(ao.Adan(lr=0.01, weight_decay=0.1)),
+    "timm_adan/no_prox": Golden(ao.Adan(lr=0.01, weight_decay=0.1, no_prox=True)),
+    "po_adan/default": Golden(ao.Adan(lr=0.01, beta1=0.9, beta2=0.8, beta3=0.95, weight_decay=0.1)),
+    "optax_ademamix/default": Golden(ao.AdEMAMix(lr=0.01, weight_decay=0.1)),
+    "optax_ademamix/warmup": Golden(ao.AdEMAMix(lr=0.01, alpha=alpha_warm, eps_root=1e-4)),
+    "po_ademamix/warmup": Golden(
+        ao.AdEMAMix(lr=0.01, beta2=0.99, beta3=0.999, alpha_warmup=8, beta3_warmup=8, weight_decay=0.1)
+    ),
+    "schedulefree_adamw/default": Golden(ao.ScheduleFreeAdamW(lr=0.01)),
+    "schedulefree_adamw/warmup": Golden(ao.ScheduleFreeAdamW(lr=0.01, beta1=0.8, beta2=0.99, **WARM)),
+    "po_schedulefree/default": Golden(ao.ScheduleFreeAdamW(lr=0.01, warmup_steps=4, weight_decay=0.1)),
+    "optax_schedulefree/default": Golden(ao.ScheduleFreeAdamW(lr=0.01, weight_decay=0.1)),
+}
+
+LEFT_OUT = {
+    "po_schedulefree/default": LeftOut(
+        ("tiny.weight",),
+        "pytorch_optimizer adds 1e-15 under the root, besides eps: that is 3e-8 of the root of a zero v",
+    ),
+    "optax_schedulefree/warmup": LeftOut(
+        None,
+        "in optax's warm-up, z moves by the learning rate of step t - 1, and weights are made of that of step t",
+        Golden(LATE_FREE),
+    ),
+    "optax_adan/default": LeftOut(
+        None,
+        "optax multiplies differences by 1 - b2 where the paper, whose beta is 1 - b2, has 1 - beta: by b2 here",
+        Golden(ao.Adan(lr=0.01, weight_decay=0.1)),
+    ),
+}

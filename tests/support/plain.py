@@ -1,0 +1,60 @@
+"""Plain Python that the formulas of the witness are written in."""
+
+import math
+
+
+def square(x):
+    """|x|^2 of a real or complex number."""
+    return x.real * x.real + x.imag * x.imag
+
+
+def norm(x):
+    """The Euclidean norm over the whole tensor."""
+    return math.hypot(*map(abs, x))
+
+
+def rms(x):
+    """The root of the mean square over the whole tensor."""
+    return norm(x) / math.sqrt(len(x))
+
+
+def nonzero(x):
+    """A divisor, where zero counts as 1."""
+    return 1.0 if x == 0 else x
+
+
+def ema(old, new, beta):
+    """beta old + (1 - beta) new."""
+    return [beta * a + (1 - beta) * b for a, b in zip(old, new, strict=True)]
+
+
+def corrections(h, t):
+    """c1 = 1 - beta1^t and c2 = 1 - beta2^t, or 1 without bias correction."""
+    if not h.bias_correction:
+        return 1.0, 1.0
+    return tuple(1.0 if beta == 0 else -math.expm1(t * math.log(beta)) for beta in (h.beta1, h.beta2))
+
+
+def clamp(x, low, high):
+    """x within [low, high], where these are set; NaN stays NaN."""
+    x = x if low is None else max(x, low)
+    return x if high is None else min(x, high)
+
+
+def in_a_box(p, low, high):
+    return [min(max(x, low), high) for x in p]
+
+
+def in_a_ball(p, radius):
+    return [x * (radius / norm(p)) for x in p] if norm(p) > radius else p
+
+
+PROJECTIONS = {"box": in_a_box, "ball": in_a_ball}
+
+
+def projected(h, x):
+    """x, in the set that `project` names, if it does."""
+    if h.project is None:
+        return x
+    kind, *numbers = h.project
+    return PROJECTIONS[kind](x, *numbers)
