@@ -1,0 +1,49 @@
+"""Rules per group, projections and stacked layers on the CuPy engine, over the stand-in for CuPy."""
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt import projections as P
+from tests.engines.cuda.test_cupy import compare, pair, step
+from tests.support.slow import marked
+
+SHAPES = {"w": (3, 40, 30), "b": (3, 30), "x": (5,), "s": (3,)}
+LOW = np.linspace(-0.4, 0.0, 30, dtype="float32")
+
+
+@pytest.mark.parametrize("name", marked([("LAMB",), ("CAME",)], lambda name: name == "LAMB"))
+def test_stacked_layers(cupy, name):
+    rule = getattr(ao, name)(lr=0.1, stacked=True)
+    opts = pair(cupy, rule, {k: SHAPES[k] for k in ("w", "b")}, stats=True, clip_norm=1.0)
+    for k in range(3):
+        step(cupy, opts, {k: SHAPES[k] for k in ("w", "b")}, seed=100 + 10 * k, without=["b"] if k == 1 else [])
+    compare(opts)
+    assert sorted(opts[1].stats) == sorted(opts[0].stats)
+    assert "2 tensors of 6 layers" in opts[1].explain()
+
+
+def test_layers_that_lie_at_any_address(cupy):
+    """A layer of 7 numbers begins at a multiple of 28 bytes: nothing of it is read in pieces of 16."""
+    opts = pair(cupy, ao.AdamW(lr=0.1, stacked=True), {"odd": (4, 7), "s": (3,)})
+    for k in range(2):
+        step(cupy, opts, {"odd": (4, 7), "s": (3,)}, seed=200 + k)
+    compare(opts)
+
+
+def test_projections(cupy):
+    rule = ao.AdamW(lr=0.3, project=P.compose(P.soft_threshold(0.01), P.box(-0.5, 0.4), P.ball(3.0)))
+    groups = {"w": {"project": P.box(LOW, None)}, "x": {"project": P.sphere(2.0)}}
+    opts = pair(cupy, rule, SHAPES, groups=groups)
+    for k in range(3):
+        step(cupy, opts, SHAPES, seed=300 + k)
+    compare(opts)
+    assert float(opts[1].params["b"].get().max()) <= 0.4
+    assert (opts[1].params["w"].get() >= LOW).all()
+
+
+def test_a_rule_per_group(cupy):
+    opts = pair(cupy, ao.LAMB(lr=0.1), SHAPES, groups={"w": ao.LANS(lr=0.1), "b": {"rule": ao.SGD(lr=9.0), "lr": 0.1}})
+    for k in range(2):
+        step(cupy, opts, SHAPES, seed=400 + k)
+    compare(opts)
