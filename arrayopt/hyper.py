@@ -23,6 +23,7 @@ __all__ = [
     "listed",
     "real",
     "scalar",
+    "structural",
 ]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
@@ -116,6 +117,15 @@ def flag(default: bool) -> Any:
 def choice(*options: bool | str | None) -> Any:
     """Declare a structural field of a rule that takes one of a few values; the first is the default."""
     made: Any = field(default=options[0], metadata={"flag": True, "options": options})
+    return made
+
+
+def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
+    """Declare a structural field of a rule of any kind; `read` takes what is to be said of it, and a value.
+
+    It returns the value as it is stored, made of numbers, strings and tuples, or raises TypeError or ValueError.
+    """
+    made: Any = field(default=default, metadata={"flag": True, "read": read})
     return made
 
 

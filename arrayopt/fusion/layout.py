@@ -52,9 +52,9 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
 
 
 def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
-    """A shape as (A, B, R, C)."""
+    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix."""
     if element == ELEMENT[2]:
-        return 1, 1, shape[0], shape[1]
+        return 1, 1, shape[0], int(np.prod(shape[1:]))
     if element == ELEMENT[3]:
         return shape[0], 1, shape[1], shape[2]
     return shape[0], int(np.prod(shape[1:-2])), shape[-2], shape[-1]

@@ -92,7 +92,9 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             where, value = f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)
-            if is_flag(f):
+            if "read" in f.metadata:
+                object.__setattr__(self, f.name, f.metadata["read"](where, value))
+            elif is_flag(f):
                 _check_option(where, value, f.metadata.get("options", (True, False)))
             else:
                 value = coerce(
@@ -111,6 +113,10 @@ class Rule(ABC):
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
         """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
+
+    def refuses(self, xp: Any, p: Array) -> str:
+        """Why the rule cannot update a tensor like this one, in words that follow its name; empty where it can."""
+        return ""
 
     @abstractmethod
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:

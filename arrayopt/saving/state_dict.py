@@ -221,9 +221,14 @@ def _describe(rule: Rule) -> dict[str, Any]:
     """A rule as plain values: its name, switches and hyper-parameters."""
     return {
         "name": type(rule).__name__,
-        "switches": {f.name: getattr(rule, f.name) for f in dataclasses.fields(rule) if is_flag(f)},
+        "switches": {f.name: _listed(getattr(rule, f.name)) for f in dataclasses.fields(rule) if is_flag(f)},
         "hypers": {name: getattr(rule, name) for name in hypers(type(rule))},
     }
+
+
+def _listed(x: Any) -> Any:
+    """Tuples as lists, as JSON has them."""
+    return [_listed(y) for y in x] if isinstance(x, tuple) else x
 
 
 def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:

@@ -234,7 +234,14 @@ def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
     """The state of one tensor before its first update; TypeError or ValueError if the rule cannot have it."""
     if kind(array) == "complex" and not rule.complex_ok:
         raise TypeError(f"{type(rule).__name__} is not defined for complex parameters; {name!r} is of {array.dtype}")
-    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim)
+    xp, dtype = array_namespace(array), dtype_name(array)
+    reason = rule.refuses(xp, array)
+    if reason:
+        raise ValueError(
+            f"{type(rule).__name__}: {name!r}, of shape {tuple(array.shape)}, {reason}; give such tensors another rule"
+            f" by a group, as groups={{{name!r}: ao.AdamW(lr=1e-3)}}"
+        )
+    narrow = rule.narrow_slots(array.ndim)
     who = f"{type(rule).__name__}: `master_weights=True`" if dtype not in NARROW and rule.master_weights is True else ""
     if who:
         raise ValueError(f"{who} is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
