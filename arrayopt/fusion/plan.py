@@ -19,7 +19,7 @@ from arrayopt.fusion.symbol import WAY_OUT
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 
-__all__ = ["Pass", "Plan", "plan", "plan_for"]
+__all__ = ["Pass", "Plan", "multiplied", "plan", "plan_for"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -129,10 +129,10 @@ class Plan:
         n, names = p.nodes[0], list(p.loads)
         a, b = (f"{name}{'ᵀ' * turned}" for name, turned in zip((names[0], names[-1]), n.data, strict=False))
         by, count = (", symmetric", "") if n.data[2] else ("", "2 ")
-        return f"product {a} {b} over {p.axes}{by}; store {next(iter(p.stores))}; {count}{' '.join(summed(n))} FLOPs"
+        return f"product {a} {b} over {p.axes}{by}; store {next(iter(p.stores))}; {count}{' '.join(multiplied(n))} FLOPs"
 
 
-def summed(n: Node) -> str:
+def multiplied(n: Node) -> str:
     """The axes along which a product multiplies and adds: those of the result, and the one that is summed over."""
     a, ta = n.args[0].axes, n.data[0]
     return f"{n.axes}{a[-2] if ta else a[-1]}".upper()

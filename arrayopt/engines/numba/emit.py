@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from arrayopt.codecs import CODECS
 from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.lanes import emit_lanes
+from arrayopt.engines.numba.products import emit_product, emit_square, header
 from arrayopt.engines.numba.text import HALF, HEADER, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
@@ -44,18 +45,27 @@ def emit(
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
     if any(CODECS[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
+    if plan.multiplies:
+        m.put(0, *header(m).splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     if split:
         count = emit_lanes(m, split)
     else:
         count = len(m.form.passes)
         for k, p in enumerate(m.form.passes):
+            if p.multiplies:
+                emit_product(m, k, p)
+                continue
             _loop(m, k, p)
-            _units(m, k, p)
+            (_units if p.axes == plan.element else emit_square)(m, k, p)
         for k, b in enumerate(m.form.between):
             if b:
                 between(m, k, b)
-    _entry(m, count, [k for k in range(count + 1) if split or m.form.between[k]])
+    shares = ["lo, hi, thread"] * count
+    if not split:
+        own = [p.axes == plan.element and not p.multiplies for p in m.form.passes]
+        shares = ["lo, hi, thread" if x else "thread, threads" for x in own]
+    _entry(m, shares, [k for k in range(count + 1) if split or m.form.between[k]])
     return m.text()
 
 
@@ -145,8 +155,12 @@ def _tile(m: Text, k: int, p: Sweep) -> None:
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
 
 
-def _entry(m: Text, count: int, before: Iterable[int]) -> None:
-    """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
+def _entry(m: Text, shares: list[str], before: Iterable[int]) -> None:
+    """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone.
+
+    `shares` says for each pass how it is told which units are this thread's.
+    """
+    count = len(shares)
     rest = "table, scalars, values, work, part"
     m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
     m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
@@ -157,4 +171,4 @@ def _entry(m: Text, count: int, before: Iterable[int]) -> None:
         if k in before:
             m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
         if k < count:
-            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, thread, {rest})")
+            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, {shares[k]}, {rest})")

@@ -125,7 +125,7 @@ class Text(Written):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns += ["OWN", "FIRST", "LAST"]
+        self.columns += [*(["BLAS"] if plan.multiplies else []), "OWN", "FIRST", "LAST"]
         self.seen: dict[Node, None] | None = None
 
     def name(self, n: Node) -> str:
