@@ -133,7 +133,11 @@ class Placement:
         For one pass the cheapest values are found. As several passes may share a spilled value, each choice is also
         made as if it were shared by so many, and kept if it moves less in all.
         """
+        tried: set[frozenset[tuple[Node, int]]] = set()
         for offer in chain(self._offers(), self.but(hasty=True)._offers()):
+            if frozenset(offer.items()) in tried:
+                continue
+            tried.add(frozenset(offer.items()))
             more = self.but(spilled=self.spilled | offer)
             read = {n for p in more.passes for n in p.loads.values()}
             more = self.but(spilled={n: k for n, k in more.spilled.items() if n in read})
