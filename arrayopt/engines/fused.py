@@ -16,7 +16,7 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.graph import COUNT, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
-from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
+from arrayopt.fusion.layout import CHUNK, GEOMETRY, flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan, plan_for
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.state.tensors import Tensor
@@ -261,10 +261,20 @@ class Fused(ABC):
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
         plans, lines = _plans(bucket, stats=False, lean=self.lean), list[str]()
-        for plan, ranks in plans.items():
+        for plan, shapes in plans.items():
             if len(plans) > 1:
-                lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}:")
+                ranks = list(dict.fromkeys(map(len, shapes)))
+                which = "" if not plan.multiplies else f", such as {'x'.join(map(str, shapes[0]))}"
+                lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{which}:")
             lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
+            if plan.multiplies:
+                every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
+                geo = geometry(every, plan.element)
+                total, passed = int(flops(plan, geo).sum()), int(moved(plan, geo).sum())
+                lines.append(
+                    f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products, {passed / 1e6:.6g} MB in"
+                    " passes"
+                )
         return "\n    ".join([self.describe(), *lines])
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
@@ -361,7 +371,6 @@ class Fused(ABC):
 
         return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
 
-
     def _batch(self, plan: Plan) -> type[Any]:
         """The kind of batch that runs a plan."""
         if plan.idle and not self.counts:
@@ -369,11 +378,10 @@ class Fused(ABC):
         return self.products if plan.multiplies and self.products else self.batch
 
 
-def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[int]]:
-    """The plans that a bucket's tensors take, and the ranks that take each."""
-    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[int]]()
+def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:
+    """The plans that a bucket's tensors take, and the shapes that take each."""
+    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
     for shape in sorted({tuple(x.shape) for x in bucket.tensors if size(x.array)}, key=lambda x: (len(x), x)):
         plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=lean)
-        ranks = found.setdefault(plan, [])
-        ranks += [len(shape)] if len(shape) not in ranks else []
+        found.setdefault(plan, []).append(shape)
     return found

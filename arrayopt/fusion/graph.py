@@ -91,7 +91,8 @@ class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
     In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in; for `lean` and `tall` see `arrayopt.fusion.trace.trace`.
+    the smallest normal number of the dtype that arithmetic is done in; for `lean` and `tall` see
+    `arrayopt.fusion.trace.trace`.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)

@@ -16,7 +16,8 @@ from arrayopt.fusion.plan import Plan, multiplied
 from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["CHUNK", "GEOMETRY", "Layout", "boundaries", "extent", "flops", "geometry", "layout", "outliving", "starts"]
+__all__ = ["CHUNK", "GEOMETRY", "Layout", "boundaries", "extent", "flops", "geometry", "layout", "moved"]
+__all__ += ["outliving", "starts"]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
@@ -70,6 +71,11 @@ def flops(plan: Plan, geo: Any) -> Any:
     products = [n for p in plan.passes if p.multiplies for n in p.nodes]
     made = [extent(multiplied(n), geo) * (1 if n.data[2] else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
+
+
+def moved(plan: Plan, geo: Any) -> Any:
+    """The bytes of each tensor that passes read and write; what libraries read and write is not in it."""
+    return np.sum([extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0)
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:

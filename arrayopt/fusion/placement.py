@@ -114,7 +114,7 @@ class Placement:
 
     def but(self, **changes: Any) -> "Placement":
         """The same with another `summed`, `spilled` or `hasty`."""
-        given = {"summed": self.summed, "spilled": self.spilled, "products": self.products} | changes
+        given: dict[str, Any] = {"summed": self.summed, "spilled": self.spilled, "products": self.products} | changes
         return Placement(self.element, self.outputs, self.narrow, self.count, **given)
 
     @property

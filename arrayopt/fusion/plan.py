@@ -100,12 +100,12 @@ class Plan:
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
-        grad = grad_dtype or self.storage["p"]
-        return sum(self._bytes(p, grad) for p in self.passes if p.axes == self.element and not p.multiplies)
+        return sum(self.bytes_of(p, grad_dtype) for p in self.passes if p.axes == self.element and not p.multiplies)
 
-    def _bytes(self, p: Pass, grad_dtype: str) -> int:
+    def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> int:
         """Bytes of each element that a pass reads and writes."""
-        return sum(CODECS[{"g": grad_dtype, **self.storage}[name]].itemsize for name in (*p.loads, *p.stores))
+        storage = {"g": grad_dtype or self.storage["p"], **self.storage}
+        return sum(CODECS[storage[name]].itemsize for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []
@@ -118,18 +118,18 @@ class Plan:
             stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
-                f" {self._bytes(p, self.storage['p'])} B{'' if p.axes == self.element else f' over {p.axes}'}"
+                f" {self.bytes_of(p)} B{'' if p.axes == self.element else f' over {p.axes}'}"
             )
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
         return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per {self.storage['p']} parameter{scratch}"])
-
 
     def _product(self, p: Pass) -> str:
         """What a product multiplies, of which axes, and how many FLOPs that takes."""
         n, names = p.nodes[0], list(p.loads)
         a, b = (f"{name}{'ᵀ' * turned}" for name, turned in zip((names[0], names[-1]), n.data, strict=False))
-        by, count = (", symmetric", "") if n.data[2] else ("", "2 ")
-        return f"product {a} {b} over {p.axes}{by}; store {next(iter(p.stores))}; {count}{' '.join(multiplied(n))} FLOPs"
+        how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
+        stored = next(iter(p.stores))
+        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
 
 
 def multiplied(n: Node) -> str:
@@ -158,7 +158,8 @@ def plan(traced: Trace) -> Plan:
     roots = [*outputs.values(), *small.values(), *reports.values()]
     products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
     made = {n: f"product{i}" for i, n in enumerate(products)}
-    given = {a: f"operand{i}" for i, a in enumerate(dict.fromkeys(a for n in products for a in n.args)) if a not in made}
+    operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
+    given = {a: f"operand{i}" for i, a in enumerate(operands)}
     spaces = list(dict.fromkeys([element, *(x.axes for n in products for x in (n, *n.args))]))
     narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
     narrow |= {"g"} if "p" in narrow else set()
@@ -351,7 +352,7 @@ def _merged(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
             other = _cached(key, lower, dtype, options)
         except TraceError:  # not every rule is defined for every rank
             continue
-        if isinstance(made, Plan) and isinstance(other, Plan) and (other.element, other.key) == (made.element, made.key):
+        if isinstance(made, Plan) and isinstance(other, Plan) and other.key == made.key:  # the element is in it
             return other
     return made
 

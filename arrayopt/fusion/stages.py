@@ -152,7 +152,8 @@ def loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
 def _sweep(p: Pass, element: str) -> Sweep:
     """A pass with its values of fewer axes and its reductions by kind."""
     read = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(r.args[0] for r in p.reductions)]
-    small = [n for n in dict.fromkeys(read) if n.op not in ("const", "complex") and (n.on_host or not is_whole(n.axes, element))]
+    small = [n for n in dict.fromkeys(read) if n.op not in ("const", "complex")]
+    small = [n for n in small if n.on_host or not is_whole(n.axes, element)]
     uses = {n: "host" if n.on_host else "tensor" if not n.axes else _varies(n.axes) for n in small}
     kept = {r: _kept(r, element) for r in p.reductions}
     return Sweep(p.loads, p.nodes, p.stores, kept, uses, p.axes, p.multiplies)

@@ -79,7 +79,7 @@ def header(m: Text) -> str:
 
 
 def emit_product(m: Text, k: int, p: Sweep) -> None:
-    """Product k: this thread's share of the bands, from outside in, for of a symmetric product the last take longest."""
+    """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
     (n,), names = p.nodes, list(p.loads)
     ta, tb, symmetric = n.data
     a, b = names[0], names[-1]

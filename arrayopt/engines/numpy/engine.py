@@ -11,7 +11,7 @@ import numpy as np
 from arrayopt.arrays import REAL, WORKING, Array, Ints
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
-from arrayopt.engines.numpy.buffers import buffers
+from arrayopt.engines.numpy.buffers import buffers_of
 from arrayopt.engines.numpy.lanes import Matrices
 from arrayopt.engines.numpy.products import Stacks
 from arrayopt.engines.numpy.program import program
@@ -33,6 +33,7 @@ GROUP = 16384
 
 SHARED = 1 << 20
 """Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
+
 
 class _Blocks(Batch):
     """Tensors that are worked through block by block."""
@@ -108,7 +109,7 @@ class _Blocks(Batch):
 
         def pass_(k: int, planes: dict[str, Any], env: dict[Node, Any]) -> dict[Node, Any]:
             shape = next(iter(planes.values())).shape
-            buffers = buffers(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
+            buffers = buffers_of(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
             return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
 
         Matrices(self.plan, split, arrays, known, extents, self.real).run(pass_, threads)
@@ -140,7 +141,8 @@ class _Blocks(Batch):
         """This thread's scratch memory for n elements of each spilled value."""
         kinds = self.plan.spilled.values()
         return {
-            name: x[:n] for name, x in zip(self.plan.spilled, buffers(kinds, self.real, n, self.scratch), strict=True)
+            name: x[:n]
+            for name, x in zip(self.plan.spilled, buffers_of(kinds, self.real, n, self.scratch), strict=True)
         }
 
     def _pass(
@@ -159,7 +161,7 @@ class _Blocks(Batch):
 
         @np.errstate(all="ignore")
         def some(lo: int, hi: int) -> None:
-            buffers = buffers(prog.buffers, self.real, geo["TR"] * geo["TC"] * geo["G"])
+            buffers = buffers_of(prog.buffers, self.real, geo["TR"] * geo["TC"] * geo["G"])
             for u in range(lo, hi):
                 ct, rt, ab0 = u % nc, u // nc % nr, u // nc // nr * geo["G"]
                 ab = slice(ab0, min(a * b, ab0 + geo["G"]))
@@ -232,7 +234,7 @@ class _Blocks(Batch):
             if k < len(self.form.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
-                buffers = buffers(prog.buffers, self.real, block["g"].size)
+                buffers = buffers_of(prog.buffers, self.real, block["g"].size)
                 got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
         for n, i in self.where.tensor.items():
             self.values[rows, i] = known[n]

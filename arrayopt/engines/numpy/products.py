@@ -1,4 +1,4 @@
-"""The NumPy engine on plans with products of matrices: tensors of equal shape in a stack, NumPy's BLAS among the passes.
+"""The NumPy engine on plans with products of matrices: tensors of equal shape in a stack, and BLAS among the passes.
 
 All arrays are of rank 5: the tensors of the stack, then their axes A, B, R and C; of length one where a value is the
 same along an axis.
@@ -17,8 +17,8 @@ from arrayopt.arrays import REAL, WORKING, Array
 from arrayopt.engines.blas import BAND, bands, one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Batch, Rows, plain
-from arrayopt.engines.numpy.buffers import buffers
-from arrayopt.engines.numpy.program import Program, program
+from arrayopt.engines.numpy.buffers import buffers_of
+from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes
@@ -33,6 +33,7 @@ BLOCK = 1 << 17
 
 DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 """Which dimension an axis is; of a product of a matrix with itself, the second axis is the last dimension."""
+
 
 def _dims(axes: str) -> list[int]:
     """The dimensions that axes are; columns are those of rows where there are no rows."""
@@ -55,7 +56,8 @@ class Stacks(Batch):
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
-        alone, tasks = [], []
+        alone: list[list[int]] = []
+        tasks: list[list[int]] = []
         for members in self._stacks(rows.full.tolist()):
             large = threads > 1 and self.geo[members[0], 0] > BLOCK
             (alone if large else tasks).append(members)
@@ -93,7 +95,8 @@ class Stacks(Batch):
         axes = {name: slots.get(name, element) for name in self.plan.touched}
         stored = {name: [np.asarray(self.stored(row, name)) for row in members] for name in axes}
         inside = len(members) == 1 and all(plain(x) for (x,) in stored.values())
-        arrays = {name: (x[0] if inside else np.stack(x)).reshape(stack.shape(axes[name])) for name, x in stored.items()}
+        whole = {name: x[0] if inside else np.stack(x) for name, x in stored.items()}
+        arrays = {name: x.reshape(stack.shape(axes[name])) for name, x in whole.items()}
         given = [np.asarray(grads[row]) for row in members]
         arrays["g"] = (given[0] if len(given) == 1 else np.stack(given)).reshape(stack.shape(element))
         known: dict[Node, Any] = {}
@@ -140,10 +143,8 @@ class _Stack:
         """All passes and products over arrays by name, with the scalars of the step; what is computed is added."""
         kinds, axes = self.plan.spilled, self.plan.extents
         sizes = [math.prod(self.shape(axes[name])) for name in kinds]
-        rooms = buffers(kinds.values(), self.real, max(sizes, default=0), self.scratch)
-        arrays |= {
-            name: x[:n].reshape(self.shape(axes[name])) for name, x, n in zip(kinds, rooms, sizes, strict=True)
-        }
+        rooms = buffers_of(kinds.values(), self.real, max(sizes, default=0), self.scratch)
+        arrays |= {name: x[:n].reshape(self.shape(axes[name])) for name, x, n in zip(kinds, rooms, sizes, strict=True)}
         parts: dict[Node, Any] = {}
         for k, between in enumerate(self.form.between):
             for r in between.combine:
@@ -211,7 +212,7 @@ class _Stack:
             env = {n: x[..., cut, :] if np.ndim(x) and x.shape[3] > 1 else x for n, x in spread.items()}
             here = (*shape[:3], cut.stop - cut.start, shape[4])
             count = math.prod(here)
-            room = [x[:count].reshape(here) for x in buffers(prog.buffers, self.real, count)]
+            room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, self.real, count)]
             made = prog.run(block, env, room, self.real)
             for r in p.reductions:
                 got[r][i] = self._reduced(r, np.broadcast_to(made[r.args[0]], here))
