@@ -337,10 +337,11 @@ def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
 
 @cache
 def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, tall: int) -> Plan:
-    """The plan for matrices of which the sign of rows - columns is known; one plan for all where that is the same."""
+    """The plan for matrices of which the sign of rows - columns is known; one for all ranks and signs that it suits."""
     made = plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, **dict(options)))
-    other = _oriented(key, rank, dtype, options, folded, -1) if tall >= 0 else made
-    return other if other.key == made.key else made
+    others = [_oriented(key, 2, dtype, options, False, tall)] if folded and rank > 2 else []
+    others += [_oriented(key, rank, dtype, options, folded, -1)] if tall >= 0 else []
+    return next((other for other in others if other.key == made.key), made)
 
 
 @cache

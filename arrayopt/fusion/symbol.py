@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from arrayopt.arrays import REAL
+from arrayopt.arrays import NARROW, REAL
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
@@ -308,6 +308,8 @@ class _Namespace(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in NARROW:
+            raise TraceError(f"arithmetic in {name} is not fused; engine='array_api' does it where the library can")
         if name in REDUCTIONS:
             return partial(_reduced, name)
         for op, row in OPS.items():

@@ -7,7 +7,7 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import is_number
 from arrayopt.rules.words import clamp, norm
 
-__all__ = ["Triple", "as_matrices", "newton_schulz", "scale_of", "triples", "whole_number"]
+__all__ = ["Triple", "as_matrices", "newton_schulz", "refused", "scale_of", "triples", "whole_number"]
 
 Triple = tuple[float, float, float]
 
@@ -41,6 +41,15 @@ def scale_of(x: Array, scale: str) -> Any:
     if scale == "match_rms_adamw":
         return 0.2 * max(rows, columns) ** 0.5
     return (rows / columns) ** 0.5 if scale == "original" and rows > columns else 1.0
+
+
+def refused(xp: Any, p: Array, dtype: str | None) -> str:
+    """Why a rule of matrices with steps in some dtype cannot update a tensor; empty where it can."""
+    if p.ndim < 2:
+        return "is no matrix; give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
+    if dtype is not None and not hasattr(xp, dtype):
+        return f"is of a library that has no {dtype}; leave out `ns_dtype`"
+    return ""
 
 
 def whole_number(where: str, value: Any) -> int:

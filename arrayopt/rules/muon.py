@@ -6,7 +6,7 @@ from typing import Any, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural
 from arrayopt.rules.base import Rule
-from arrayopt.rules.matrices import as_matrices, newton_schulz, scale_of, triples, whole_number
+from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples, whole_number
 from arrayopt.rules.words import debias, ema
 
 __all__ = ["Muon"]
@@ -94,10 +94,7 @@ class Muon(Rule):
     matrix: str = choice("flatten", "last")
 
     def refuses(self, xp: Any, p: Array) -> str:
-        if p.ndim < 2:
-            return "is no matrix"
-        lacks = self.ns_dtype is not None and not hasattr(xp, self.ns_dtype)
-        return f"is of a library that has no {self.ns_dtype}, which `ns_dtype` asks for" if lacks else ""
+        return refused(xp, p, self.ns_dtype)
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         return {"m": xp.zeros_like(p)}

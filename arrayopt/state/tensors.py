@@ -237,10 +237,7 @@ def new_slots(rule: Rule, name: str, array: Array) -> dict[str, Array]:
     xp, dtype = array_namespace(array), dtype_name(array)
     reason = rule.refuses(xp, array)
     if reason:
-        raise ValueError(
-            f"{type(rule).__name__}: {name!r}, of shape {tuple(array.shape)}, {reason}; give such tensors another rule"
-            f" by a group, as groups={{{name!r}: ao.AdamW(lr=1e-3)}}"
-        )
+        raise ValueError(f"{type(rule).__name__}: {name!r}, of shape {tuple(array.shape)}, {reason}")
     narrow = rule.narrow_slots(array.ndim)
     who = f"{type(rule).__name__}: `master_weights=True`" if dtype not in NARROW and rule.master_weights is True else ""
     if who:

@@ -15,6 +15,8 @@ CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": 
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
 AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
 AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None}
+MUON = {"momentum": 0.95, "nesterov": True, "bias_correction": False, "weight_decay": 0.1, "ns_steps": 5, "eps": 1e-7}
+MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten"}
 ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}
 LARS = {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False}
 LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False}
@@ -26,6 +28,7 @@ DEFAULTS = {
     "AdamW": MOMENTS | ADAM,
     "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
+    "Muon": MUON,
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
 }
 
@@ -87,6 +90,8 @@ def zero_slots(rule_name, h, shape):
     whole = math.prod(shape)
     if rule_name in ("SGD", "LARS"):
         return {"buf": [0.0] * whole}
+    if rule_name == "Muon":
+        return {"m": [0.0] * whole}
     if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
         slots = {"m": [0.0] * whole, "v": [0.0] * whole}
         if rule_name in ("AdamW", "Adam") and h.amsgrad:
@@ -315,5 +320,57 @@ def adafactor(h, shape, p, g, s, t):
     return [p[i] - lr_t * (u[i] + h.weight_decay * p[i]) for i in n], slots
 
 
+def matrices(h, shape):
+    """The number of a tensor's matrices, of their rows and of their columns."""
+    if h.matrix == "flatten":
+        return 1, shape[0], math.prod(shape[1:])
+    return math.prod(shape[:-2]), *shape[-2:]
+
+
+def product(a, b):
+    """The product of two matrices, as lists of rows."""
+    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
+
+
+def turned(x):
+    """The transpose."""
+    return [list(column) for column in zip(*x, strict=True)]
+
+
+def newton_schulz(h, x):
+    """A matrix, brought near to an orthogonal one."""
+    length = max(norm([v for row in x for v in row]), h.eps)
+    x = [[v / length for v in row] for row in x]
+    tall = len(x) > len(x[0])
+    x = turned(x) if tall else x
+    several = isinstance(h.ns_coefficients[0], tuple)
+    for a, b, c in h.ns_coefficients if several else [h.ns_coefficients] * h.ns_steps:
+        gram = product(x, turned(x))
+        square_ = product(gram, gram)
+        n = range(len(gram))
+        polynomial = [[b * gram[i][j] + c * square_[i][j] for j in n] for i in n]
+        moved = product(polynomial, x)
+        x = [[a * v + w for v, w in zip(*rows, strict=True)] for rows in zip(x, moved, strict=True)]
+    return turned(x) if tall else x
+
+
+def muon(h, shape, p, g, s, t):
+    m = d = ema(s["m"], g, h.momentum)
+    if h.bias_correction:
+        now, later = 1 - h.momentum**t, 1 - h.momentum ** (t + 1)
+        d = ema([x / later for x in m], [x / now for x in g], h.momentum) if h.nesterov else [x / now for x in m]
+    elif h.nesterov:
+        d = ema(m, g, h.momentum)
+    count, rows, columns = matrices(h, shape)
+    k = {"original": math.sqrt(max(1, rows / columns)), "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns))}
+    out = []
+    for b in range(count):
+        first = b * rows * columns
+        x = newton_schulz(h, [d[first + r * columns : first + (r + 1) * columns] for r in range(rows)])
+        out += [v for row in x for v in row]
+    step = [h.lr * k.get(h.scale, 1.0) * x for x in out]
+    return [p[i] - h.lr * h.weight_decay * p[i] - step[i] for i in range(len(p))], {"m": m}
+
+
 RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
-RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
+RULES |= {"Muon": muon, "AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
