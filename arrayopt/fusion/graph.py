@@ -65,16 +65,17 @@ class Node:
     dtype: str
     data: Any = None
     id: int = 0
+    on_host: bool = field(init=False, repr=False)
+    """Whether the value follows from scalars of the step alone."""
+
+    def __post_init__(self) -> None:
+        follows = self.op != "input" and all(a.on_host for a in self.args)
+        object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
 
     @property
     def reduces(self) -> bool:
         """Whether it makes one value of many."""
         return self.op in REDUCTIONS
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the value follows from scalars of the step alone."""
-        return self.op in ("host", "const") or (self.op != "input" and all(a.on_host for a in self.args))
 
     @property
     def symmetric(self) -> bool:

@@ -10,6 +10,9 @@ from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, reachable
 
 __all__ = ["Pass", "Placement"]
 
+MOST_SHARING = 4
+"""With products, which make many passes, a spilled value is tried as if fewer passes than this shared it."""
+
 LATE = 1 << 30
 """The price of a stored value that has been overwritten: the store is put off, but only if there is no other way."""
 
@@ -152,7 +155,7 @@ class Placement:
             there, roots = self._sources(k), self._roots(k)
             made = {n: n.level for n in needed if n.level < k}
             made |= {n: j for j in reversed(range(k)) for n in self.passes[j].nodes if n in needed}
-            for sharing in range(1, self.count):
+            for sharing in range(1, min(self.count, MOST_SHARING) if self.products else self.count):
                 dear = {n: 2 * (sharing + 1) * self._size("", n) + 1 for n in made}  # dearer than what costs as much
                 prices = dear | {n: 2 * sharing * price for n, (_, price) in there.items()}
                 offer = {n: made[n] for n in cheapest(roots, self._args, prices.get) if n not in there}

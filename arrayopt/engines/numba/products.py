@@ -4,15 +4,16 @@ A unit of a product is a band of rows of one matrix, and one call, with one thre
 number of threads. Of a symmetric product the band ends at the diagonal, and what is right of it is mirrored.
 """
 
+import re
 from functools import cache
 from importlib.util import find_spec
 
 from arrayopt.engines.blas import BAND, controlled
-from arrayopt.engines.numba.text import Text
+from arrayopt.engines.numba.text import REST, Text
 from arrayopt.fusion.layout import CHUNK
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["BLAS", "PRODUCT", "blas_address", "emit_product", "emit_square", "lacking"]
+__all__ = ["BLAS", "PRODUCT", "blas_address", "emit_product", "emit_square", "header", "lacking", "shared"]
 
 BLAS = "BLAS"
 """The column of the table that has the address of BLAS's `gemm`."""
@@ -78,6 +79,26 @@ def header(m: Text) -> str:
     return PRODUCT.format(real=m.real, tile=TILE)
 
 
+def shared(m: Text, k: int, p: Sweep, begin: int, seen: dict[str, int]) -> str:
+    """The call of pass k, written from line `begin` on; of an earlier one where only names differ, which is compiled.
+
+    So that it may be called for others, it is told in which columns the addresses of scratch arrays are.
+    """
+    columns = "".join(f", AT_{x}" for x in p.arrays if x in m.plan.spilled)
+    last = max(i for i, line in enumerate(m.lines) if line.startswith(f"def units_{k}("))
+    m.lines[last] = m.lines[last].replace("):", f"{columns}):")
+    units = m.lines[last].partition("(")[2].partition(f", {REST}")[0]
+    names: dict[str, str] = {}
+
+    def named(found: "re.Match[str]") -> str:
+        return (found[1] or "") + names.setdefault(found[2], f"name{len(names)}")
+
+    text = re.sub(r"\b(at_|AT_)?(spill\d+|[xsvy]\d+|(?:pass|units)_\d+)\b", named, "\n".join(m.lines[begin:]))
+    if seen.setdefault(text, k) != k:
+        del m.lines[begin:]
+    return f"units_{seen[text]}({units}, {REST}{columns})"
+
+
 def emit_product(m: Text, k: int, p: Sweep) -> None:
     """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
     (n,), names = p.nodes, list(p.loads)
@@ -87,7 +108,7 @@ def emit_product(m: Text, k: int, p: Sweep) -> None:
     left = n.args[0].axes[-2:].upper()
     between = left[0] if ta else left[1]
     sizes = [" * ".join(x.axes[-2:].upper()) for x in (n.args[0], n.args[1], n)]
-    m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, table, scalars, values, work, part):")
+    m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, {REST}):")
     m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
     m.put(1, f"bands = ({rows} + {BAND - 1}) // {BAND}", "total = A * B * bands")
     m.put(1, "for unit in range(total * thread // threads, total * (thread + 1) // threads):")
@@ -102,7 +123,7 @@ def emit_product(m: Text, k: int, p: Sweep) -> None:
 def emit_square(m: Text, k: int, p: Sweep) -> None:
     """Pass k over the elements of products of matrices with their own transposes: this thread's share of them."""
     side = p.axes[-1].upper()
-    m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, table, scalars, values, work, part):")
+    m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, {REST}):")
     m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
     m.put(1, f"size = {side} * {side}", f"units = (size + {CHUNK - 1}) // {CHUNK}", "total = A * B * units")
     for name in p.arrays:

@@ -9,7 +9,10 @@ from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["HALF", "HEADER", "Text"]
+__all__ = ["HALF", "HEADER", "REST", "UNITS", "Text"]
+
+UNITS, REST = "row, lo, hi, thread", "table, scalars, values, work, part"
+"""What a pass takes: whose and which units, and where everything lies."""
 
 HEADER = '''"""Fused loops{about}
 
