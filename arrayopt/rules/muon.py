@@ -77,8 +77,8 @@ class Muon(Rule):
     --------
     >>> import numpy as np, arrayopt as ao
     >>> ao.Optimizer(np.eye(2), ao.Muon(lr=0.1, weight_decay=0.0)).step(np.array([[3.0, 0.0], [0.0, -1.0]])).round(2)
-    array([[0.89, 0.  ],
-           [0.  , 1.07]])
+    array([[0.92, 0.  ],
+           [0.  , 1.11]])
     """
 
     lr: Hyper = real("[0, inf)")
