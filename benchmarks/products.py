@@ -118,8 +118,8 @@ def main() -> None:
     for name in given.problems:
         times = race(contestants(PROBLEMS[name]), rounds=given.rounds)
         lines = ["", PROBLEMS[name].title, "", "| contestant | ms | times as long as numba |", "|---|---|---|"]
-        for who in times.names:
-            lines.append(f"| {who} | {1e3 * times.seconds(who):.4g} | {times.ratio(who, 'arrayopt numba'):.3g} |")
+        own = ((who, times.seconds(who), times.ratio(who, "arrayopt numba")) for who in times.names)
+        lines += [f"| {who} | {1e3 * seconds:.4g} | {ratio:.3g} |" for who, seconds, ratio in own]
         lines += [f"| {who} | | {why} |" for who, why in times.left_out.items()]
         sys.stdout.write("\n".join([*lines, ""]))
         sys.stdout.flush()
