@@ -1,4 +1,4 @@
-"""Muon: momentum, made orthogonal by Newton-Schulz iterations."""
+"""Muon and NorMuon: momentum, made orthogonal by Newton-Schulz iterations."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -7,14 +7,51 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural
 from arrayopt.rules.base import Rule
 from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples, whole_number
-from arrayopt.rules.words import debias, ema
+from arrayopt.rules.words import debias, ema, norm
 
-__all__ = ["Muon"]
+__all__ = ["Muon", "NorMuon"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Muon(Rule):
+    """What Muon and its kin have in common: everything but how the step is taken from the orthogonal matrix."""
+
+    lr: Hyper = real("[0, inf)")
+    momentum: Hyper = real("[0, 1)", 0.95)
+    nesterov: bool = flag(True)
+    bias_correction: bool = flag(False)
+    ns_steps: int = structural(5, whole_number)
+    ns_coefficients: tuple[Any, ...] = structural((3.4445, -4.775, 2.0315), triples)
+    ns_dtype: str | None = choice(None, "bfloat16")
+    eps: Hyper = real("(0, inf)", 1e-7)
+    matrix: str = choice("flatten", "last")
+
+    def refuses(self, xp: Any, p: Array) -> str:
+        return refused(xp, p, self.ns_dtype)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {"m": xp.zeros_like(p)}
+
+    def _orthogonal(self, xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, Array]:
+        """The average of gradients; and what is near to an orthogonal matrix, along the last two axes."""
+        m = ema(s["m"], g, h.momentum)
+        several = isinstance(self.ns_coefficients[0], tuple)
+        coefficients = self.ns_coefficients if several else (self.ns_coefficients,) * self.ns_steps
+        d = as_matrices(xp, self._direction(m, g, h), self.matrix)
+        return m, newton_schulz(xp, d, coefficients, h.eps, self.ns_dtype)
+
+    def _direction(self, m: Array, g: Array, h: Any) -> Array:
+        """What is made orthogonal: the average of gradients, or what it would be if the gradient stayed."""
+        if not self.bias_correction:
+            return ema(m, g, h.momentum) if self.nesterov else m
+        if not self.nesterov:
+            return debias(m, h.momentum, h.t)
+        return ema(debias(m, h.momentum, h.t + 1), debias(g, h.momentum, h.t), h.momentum)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Muon(Rule):
+class Muon(_Muon):
     r"""Momentum, made orthogonal by Newton-Schulz iterations (Jordan et al. 2024).
 
     .. math::
@@ -81,39 +118,72 @@ class Muon(Rule):
            [0.  , 1.11]])
     """
 
-    lr: Hyper = real("[0, inf)")
-    momentum: Hyper = real("[0, 1)", 0.95)
-    nesterov: bool = flag(True)
-    bias_correction: bool = flag(False)
     weight_decay: Hyper = real("[0, inf)", 0.1)
-    ns_steps: int = structural(5, whole_number)
-    ns_coefficients: tuple[Any, ...] = structural((3.4445, -4.775, 2.0315), triples)
-    ns_dtype: str | None = choice(None, "bfloat16")
-    eps: Hyper = real("(0, inf)", 1e-7)
     scale: str = choice("original", "match_rms_adamw", "none")
-    matrix: str = choice("flatten", "last")
-
-    def refuses(self, xp: Any, p: Array) -> str:
-        return refused(xp, p, self.ns_dtype)
-
-    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        return {"m": xp.zeros_like(p)}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        m = ema(s["m"], g, h.momentum)
-        x = as_matrices(xp, self._direction(m, g, h), self.matrix)
-        if isinstance(self.ns_coefficients[0], tuple):
-            coefficients = self.ns_coefficients
-        else:
-            coefficients = (self.ns_coefficients,) * self.ns_steps
-        x = newton_schulz(xp, x, coefficients, h.eps, self.ns_dtype)
+        m, x = self._orthogonal(xp, g, s, h)
         step = xp.reshape(scale_of(x, self.scale) * x, p.shape)
         return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m}
 
-    def _direction(self, m: Array, g: Array, h: Any) -> Array:
-        """What is made orthogonal: the average of gradients, or what it would be if the gradient stayed."""
-        if not self.bias_correction:
-            return ema(m, g, h.momentum) if self.nesterov else m
-        if not self.nesterov:
-            return debias(m, h.momentum, h.t)
-        return ema(debias(m, h.momentum, h.t + 1), debias(g, h.momentum, h.t), h.momentum)
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NorMuon(_Muon):
+    r"""Muon with rows of about the same length: each is divided by the root of a running mean of its squares.
+
+    .. math::
+
+        X &\text{ as in Muon}, \qquad
+        v_i \leftarrow \beta_2 v_i + (1-\beta_2)\, \frac{1}{k} \sum_j X_{ij}^2, \qquad
+        Y_{ij} = \frac{X_{ij}}{\sqrt{v_i} + \epsilon_2} \\
+        p &\leftarrow p - \eta \lambda\, p - \eta\, k\, \frac{\lVert X \rVert}{\lVert Y \rVert + \epsilon_2}\, Y
+
+    Parameters
+    ----------
+    lr, momentum, nesterov, bias_correction, weight_decay, ns_steps, ns_coefficients, ns_dtype, eps, scale, matrix
+        As in `Muon`, with the same defaults and ranges.
+    beta2 : number, schedule or sequence, default 0.95
+        Decay β₂ of the mean of squares, in [0, 1).
+    eps2 : number, schedule or sequence, default 1e-10
+        Added to √v and to the norm that is divided by, in (0, inf).
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `Muon`.
+
+    Notes
+    -----
+    The state ``v`` has one number for each row. There is no bias correction of v: the norm is that of X in any case.
+
+    References
+    ----------
+    Li et al., "NorMuon: Making Muon more efficient and scalable", arXiv:2510.05491, algorithm 1.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> ao.Optimizer(np.eye(2), ao.NorMuon(lr=0.1, weight_decay=0.0)).step(np.array([[3.0, 0], [0, -1.0]])).round(2)
+    array([[0.9, 0. ],
+           [0. , 1.1]])
+    """
+
+    beta2: Hyper = real("[0, 1)", 0.95)
+    weight_decay: Hyper = real("[0, inf)", 0.1)
+    eps2: Hyper = real("(0, inf)", 1e-10)
+    scale: str = choice("original", "match_rms_adamw", "none")
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        rows = xp.zeros_like(xp.sum(as_matrices(xp, p, self.matrix), axis=-1))
+        return {"m": xp.zeros_like(p), "v": rows}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        m, x = self._orthogonal(xp, g, s, h)
+        v = ema(s["v"], xp.mean(x * x, axis=-1), h.beta2)
+        y = x / xp.expand_dims(xp.sqrt(v) + h.eps2, axis=-1)
+        of_x, of_y = (norm(xp, z, axis=(-2, -1), keepdims=True) for z in (x, y))
+        step = xp.reshape(scale_of(x, self.scale) * (of_x / (of_y + h.eps2)) * y, p.shape)
+        return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m, "v": v}

@@ -75,6 +75,10 @@ MATRICES = {
         {"lr": 0.02, "bias_correction": True, "nesterov": False, "scale": "none", "eps": 1e-3, "ns_steps": 2},
         {"lr": 0.02, "lookahead_steps": 2, "ema_decay": 0.9, "clip_value": 0.5, "ns_coefficients": ((2.0, -1.5, 0.5),)},
     ],
+    "NorMuon": [
+        {"lr": 0.02},
+        {"lr": 0.1, "matrix": "last", "beta2": 0.5, "scale": "match_rms_adamw", "bias_correction": True, "eps2": 1e-6},
+    ],
 }
 """Rules that are for tensors of rank ≥ 2 alone: their common tests are in `tests.rules.test_matrices`."""
 

@@ -29,6 +29,7 @@ DEFAULTS = {
     "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
     "Muon": MUON,
+    "NorMuon": MUON | {"beta2": 0.95, "eps2": 1e-10},
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
 }
 
@@ -92,6 +93,9 @@ def zero_slots(rule_name, h, shape):
         return {"buf": [0.0] * whole}
     if rule_name == "Muon":
         return {"m": [0.0] * whole}
+    if rule_name == "NorMuon":
+        count, rows, _ = matrices(h, shape)
+        return {"m": [0.0] * whole, "v": [0.0] * (count * rows)}
     if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
         slots = {"m": [0.0] * whole, "v": [0.0] * whole}
         if rule_name in ("AdamW", "Adam") and h.amsgrad:
@@ -354,7 +358,8 @@ def newton_schulz(h, x):
     return turned(x) if tall else x
 
 
-def muon(h, shape, p, g, s, t):
+def orthogonal(h, shape, g, s, t):
+    """The new momentum, and the matrices that are nearly orthogonal, each a list of rows."""
     m = d = ema(s["m"], g, h.momentum)
     if h.bias_correction:
         now, later = 1 - h.momentum**t, 1 - h.momentum ** (t + 1)
@@ -362,15 +367,34 @@ def muon(h, shape, p, g, s, t):
     elif h.nesterov:
         d = ema(m, g, h.momentum)
     count, rows, columns = matrices(h, shape)
+    every = [d[r * columns : (r + 1) * columns] for r in range(count * rows)]
+    return m, [newton_schulz(h, every[b * rows : (b + 1) * rows]) for b in range(count)]
+
+
+def orthogonal_step(h, p, every):
+    """The new parameter after a step along matrices."""
+    rows, columns = len(every[0]), len(every[0][0])
     k = {"original": math.sqrt(max(1, rows / columns)), "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns))}
+    step = [h.lr * k.get(h.scale, 1.0) * v for x in every for row in x for v in row]
+    return [p[i] - h.lr * h.weight_decay * p[i] - step[i] for i in range(len(p))]
+
+
+def muon(h, shape, p, g, s, t):
+    m, every = orthogonal(h, shape, g, s, t)
+    return orthogonal_step(h, p, every), {"m": m}
+
+
+def normuon(h, shape, p, g, s, t):
+    m, every = orthogonal(h, shape, g, s, t)
+    v = ema(s["v"], [sum(y * y for y in row) / len(row) for x in every for row in x], h.beta2)
     out = []
-    for b in range(count):
-        first = b * rows * columns
-        x = newton_schulz(h, [d[first + r * columns : first + (r + 1) * columns] for r in range(rows)])
-        out += [v for row in x for v in row]
-    step = [h.lr * k.get(h.scale, 1.0) * x for x in out]
-    return [p[i] - h.lr * h.weight_decay * p[i] - step[i] for i in range(len(p))], {"m": m}
+    for b, x in enumerate(every):
+        n = len(x)
+        y = [[z / (math.sqrt(v[b * n + r]) + h.eps2) for z in row] for r, row in enumerate(x)]
+        scale = norm([z for row in x for z in row]) / (norm([z for row in y for z in row]) + h.eps2)
+        out.append([[z * scale for z in row] for row in y])
+    return orthogonal_step(h, p, out), {"m": m, "v": v}
 
 
 RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
-RULES |= {"Muon": muon, "AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
+RULES |= {"Muon": muon, "NorMuon": normuon, "AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
