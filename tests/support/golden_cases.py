@@ -147,6 +147,11 @@ GOLDENS = {
     "optax_muon/no_nesterov": Golden(replace(MUON, momentum=0.9, nesterov=False, weight_decay=0.0)),
     "optax_muon/consistent_rms": Golden(replace(MUON, lr=0.02, scale="match_rms_adamw")),
     "optax_muon/triples": Golden(replace(MUON, weight_decay=0.0, ns_coefficients=TRIPLES)),
+    # pytorch_optimizer's iteration was asked for float64
+    "po_normuon/default": Golden(ao.NorMuon(lr=0.01)),
+    "po_normuon/no_nesterov": Golden(
+        ao.NorMuon(lr=0.02, momentum=0.9, nesterov=False, beta2=0.8, weight_decay=0.0, scale="match_rms_adamw")
+    ),
     # optax computes its decay 1 - t^-0.8 in float32, whatever the parameters are in
     "optax_adafactor/default": Golden(ao.Adafactor(lr=0.01, relative_step=False), tolerance="float32"),
     "timm_lamb/default_f64": Golden(ao.LAMB(lr=0.01, weight_decay=0.01)),
