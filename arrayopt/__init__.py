@@ -11,7 +11,7 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.parts import Part
 from arrayopt.ranks.comm import RankError
 from arrayopt.ranks.settings import Ranks
-from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Muon, NorMuon, Rule
+from arrayopt.rules import CAME, LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Muon, MuonH, NorMuon, Rule
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "LossScale",
     "Monitor",
     "Muon",
+    "MuonH",
     "NorMuon",
     "Optimizer",
     "Part",

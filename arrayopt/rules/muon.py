@@ -1,4 +1,4 @@
-"""Muon and NorMuon: momentum, made orthogonal by Newton-Schulz iterations."""
+"""Muon, NorMuon and MuonH: momentum, made orthogonal by Newton-Schulz iterations."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -7,9 +7,9 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural
 from arrayopt.rules.base import Rule
 from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples, whole_number
-from arrayopt.rules.words import debias, ema, norm
+from arrayopt.rules.words import debias, ema, nonzero, norm
 
-__all__ = ["Muon", "NorMuon"]
+__all__ = ["Muon", "MuonH", "NorMuon"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -187,3 +187,71 @@ class NorMuon(_Muon):
         of_x, of_y = (norm(xp, z, axis=(-2, -1), keepdims=True) for z in (x, y))
         step = xp.reshape(scale_of(x, self.scale) * (of_x / (of_y + h.eps2)) * y, p.shape)
         return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m, "v": v}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MuonH(_Muon):
+    r"""Muon on a sphere: the norm of each matrix stays what it is, and no decay is needed (Hyperball).
+
+    .. math::
+
+        X &\text{ as in Muon}, \qquad n(x) = x / \lVert x \rVert \\
+        p &\leftarrow R\; n\big(p - \eta R\, n(X)\big)
+
+    Parameters
+    ----------
+    lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype, eps, matrix, grad_centralization
+        As in `Muon`, with the same defaults and ranges. The learning rate is relative to R.
+    radius : number, schedule or sequence, optional
+        R, in (0, inf). By default it is the norm of each matrix at its first step, which the slot ``radius`` keeps: taken
+        anew from p at each step, it would wander with the roundings.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `Muon`.
+
+    Notes
+    -----
+    A matrix of zeros has no direction to keep. Without `radius` its step is p - ηX, and R is its norm from then on.
+
+    References
+    ----------
+    "Hyperball optimization", arXiv:2606.16899.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> p = ao.Optimizer(np.eye(2), ao.MuonH(lr=0.1)).step(np.array([[3.0, 1.0], [0.0, -1.0]]))
+    >>> round(float(np.linalg.norm(p) ** 2), 6)
+    2.0
+    """
+
+    radius: Hyper | None = real("(0, inf)", None)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        one = {} if self.radius is not None else {"radius": xp.zeros_like(_sizes(xp, as_matrices(xp, p, self.matrix)))}
+        return {"m": xp.zeros_like(p), **one}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        m, x = self._orthogonal(xp, g, s, h)
+        q, of_x = as_matrices(xp, p, self.matrix), _sizes(xp, x)
+        if self.radius is not None:
+            radius, new = h.radius + 0.0 * of_x, {"m": m}
+        else:
+            radius = xp.where(s["radius"] > 0, s["radius"], _sizes(xp, q))
+            new = {"m": m, "radius": radius}
+        q = q - h.lr * _spread(xp, xp.where(radius > 0, radius / nonzero(xp, of_x), 1.0)) * x
+        q = q * _spread(xp, xp.where(radius > 0, radius / nonzero(xp, _sizes(xp, q)), 1.0))
+        return xp.reshape(q, p.shape), new
+
+
+def _sizes(xp: Any, x: Array) -> Array:
+    """The norm of each matrix."""
+    return norm(xp, x, axis=(-2, -1))
+
+
+def _spread(xp: Any, x: Array) -> Array:
+    """A number for each matrix, to be multiplied with its elements."""
+    return xp.expand_dims(xp.expand_dims(x, axis=-1), axis=-1)

@@ -79,6 +79,11 @@ MATRICES = {
         {"lr": 0.02},
         {"lr": 0.1, "matrix": "last", "beta2": 0.5, "scale": "match_rms_adamw", "bias_correction": True, "eps2": 1e-6},
     ],
+    "MuonH": [
+        {"lr": 0.02},
+        {"lr": 0.1, "radius": 3.0, "matrix": "last", "nesterov": False},
+        {"lr": 0.1, "matrix": "last"},
+    ],
 }
 """Rules that are for tensors of rank ≥ 2 alone: their common tests are in `tests.rules.test_matrices`."""
 

@@ -29,6 +29,7 @@ DEFAULTS = {
     "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
     "Muon": MUON,
+    "MuonH": MUON | {"radius": None},
     "NorMuon": MUON | {"beta2": 0.95, "eps2": 1e-10},
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
 }
@@ -93,6 +94,8 @@ def zero_slots(rule_name, h, shape):
         return {"buf": [0.0] * whole}
     if rule_name == "Muon":
         return {"m": [0.0] * whole}
+    if rule_name == "MuonH":
+        return {"m": [0.0] * whole} | ({"radius": [0.0] * matrices(h, shape)[0]} if h.radius is None else {})
     if rule_name == "NorMuon":
         count, rows, _ = matrices(h, shape)
         return {"m": [0.0] * whole, "v": [0.0] * (count * rows)}
@@ -396,5 +399,27 @@ def normuon(h, shape, p, g, s, t):
     return orthogonal_step(h, p, out), {"m": m, "v": v}
 
 
+def muonh(h, shape, p, g, s, t):
+    m, every = orthogonal(h, shape, g, s, t)
+    size, out, kept = len(p) // len(every), [], []
+    for b, x in enumerate(every):
+        q, step = p[b * size : (b + 1) * size], [v for row in x for v in row]
+        radius = h.radius if h.radius is not None else s["radius"][b] or norm(q)
+        kept.append(radius)
+        far = radius / nonzero(norm(step)) if radius else 1.0
+        q = [a - h.lr * far * b for a, b in zip(q, step, strict=True)]
+        back = radius / nonzero(norm(q)) if radius else 1.0
+        out += [back * v for v in q]
+    return out, {"m": m} | ({"radius": kept} if h.radius is None else {})
+
+
 RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
-RULES |= {"Muon": muon, "NorMuon": normuon, "AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
+RULES |= {
+    "Muon": muon,
+    "NorMuon": normuon,
+    "MuonH": muonh,
+    "AdamW": adamw,
+    "Adam": adam,
+    "SGD": sgd,
+    "Adafactor": adafactor,
+}
