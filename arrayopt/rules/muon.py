@@ -204,8 +204,8 @@ class MuonH(_Muon):
     lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype, eps, matrix, grad_centralization
         As in `Muon`, with the same defaults and ranges. The learning rate is relative to R.
     radius : number, schedule or sequence, optional
-        R, in (0, inf). By default it is the norm of each matrix at its first step, which the slot ``radius`` keeps: taken
-        anew from p at each step, it would wander with the roundings.
+        R, in (0, inf). By default it is the norm of each matrix at its first step, which the slot ``radius`` keeps:
+        taken anew from p at each step, it would wander with the roundings.
 
     Raises
     ------
