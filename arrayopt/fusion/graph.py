@@ -17,8 +17,20 @@ import numpy as np
 
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["CLIP", "COUNT", "ELEMENT", "LETTERS", "PRODUCT", "SCRATCH", "UPDATES"]
-__all__ += ["Graph", "Node", "evaluate", "is_whole", "reachable"]
+__all__ = [
+    "CLIP",
+    "COUNT",
+    "ELEMENT",
+    "LETTERS",
+    "PRODUCT",
+    "SCRATCH",
+    "UPDATES",
+    "Graph",
+    "Node",
+    "evaluate",
+    "is_whole",
+    "reachable",
+]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""

@@ -16,8 +16,19 @@ from arrayopt.fusion.plan import Plan, multiplied
 from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["CHUNK", "GEOMETRY", "Layout", "boundaries", "extent", "flops", "geometry", "layout", "moved"]
-__all__ += ["outliving", "starts"]
+__all__ = [
+    "CHUNK",
+    "GEOMETRY",
+    "Layout",
+    "boundaries",
+    "extent",
+    "flops",
+    "geometry",
+    "layout",
+    "moved",
+    "outliving",
+    "starts",
+]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
