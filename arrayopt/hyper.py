@@ -19,11 +19,11 @@ __all__ = [
     "concrete",
     "evaluate",
     "flag",
-    "function",
     "is_number",
     "listed",
     "real",
     "scalar",
+    "structural",
 ]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
@@ -120,9 +120,12 @@ def choice(*options: bool | str | None) -> Any:
     return made
 
 
-def function() -> Any:
-    """Declare a structural field of a rule that is a function of arrays, or None."""
-    made: Any = field(default=None, metadata={"flag": True, "function": True})
+def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
+    """Declare a structural field of a rule of any kind; `read` takes what is to be said of it, and a value.
+
+    It returns the value as it is stored, made of numbers, strings and tuples, or raises TypeError or ValueError.
+    """
+    made: Any = field(default=default, metadata={"flag": True, "read": read})
     return made
 
 

@@ -17,6 +17,10 @@ H = Values(lr=0.5)
 # ---- what each does -------------------------------------------------------------------------------------------------
 
 
+def add_one(xp, p, h):
+    return p + 1.0
+
+
 @pytest.mark.parametrize(
     ("project", "before", "after"),
     [
@@ -38,9 +42,9 @@ H = Values(lr=0.5)
         (P.unit_modulus, [3 + 4j, -2j, 0j], [0.6 + 0.8j, -1j, 1 + 0j]),
         (P.soft_threshold(2.0), [3j, 0.6 + 0.8j], [2j, 0j]),
         (P.compose(P.soft_threshold(2.0), P.box(-1, 1)), [3.0, -1.5, 0.5], [1.0, -0.5, 0.0]),
-        (P.compose(lambda xp, p, h: p + 1.0), [3.0], [4.0]),
+        (P.compose(add_one), [3.0], [4.0]),
     ],
-    ids=repr,
+    ids=lambda x: x.__name__ if callable(x) and not isinstance(x, P.Projection) else repr(x).partition("<")[0],
 )
 def test_one(project, before, after):
     with np.errstate(over="ignore"):

@@ -149,7 +149,7 @@ def compare(
     list of Run
         In the order of `rules`.
     """
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
     # On matrices this small more threads gain little, stand in each other's way where cores are busy, and would make
     # sums, and so the results, depend on the number of cores.

@@ -14,9 +14,9 @@ from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, si
 from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
-from arrayopt.fusion.graph import COUNT, Node
+from arrayopt.fusion.graph import COUNT, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry, lanes, suits
-from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
+from arrayopt.fusion.layout import CHUNK, GEOMETRY, flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan, plan_for
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.state.tensors import Tensor
@@ -145,7 +145,7 @@ class Batch(ABC):
     def _counted(self) -> dict[str, Any]:
         """The numbers of elements that means divide by."""
         names = [name for name in self.code.names if name.startswith(COUNT)]
-        extents = {x: self.geo[:, GEOMETRY.index(x)].astype(np.float64) for x in "ABRC"}
+        extents = {x: self.geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
         return {name: np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0) for name in names}
 
     # ---- arrays -----------------------------------------------------------------------------------------------------
@@ -197,6 +197,11 @@ class Batch(ABC):
 class _Idle(Batch):
     """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step is reported."""
 
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
+
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
 
@@ -224,6 +229,8 @@ class Fused(ABC):
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
     """Whether the batches themselves count the updates."""
+    products: ClassVar[type[Any] | None] = None
+    """The kind of `Batch` for plans with products of matrices, where the engine has these."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -234,6 +241,18 @@ class Fused(ABC):
         for stats in (False, True):
             for plan in _plans(bucket, stats=stats, lean=self.lean):
                 layout(plan)
+                if plan.multiplies:
+                    self.check_products(bucket)
+
+    def check_products(self, bucket: Bucket) -> None:
+        """Raise ValueError, saying why, if the engine cannot multiply matrices."""
+        if self.products is None:
+            raise ValueError(f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not do")
+        if bucket.kind == "cut":
+            raise ValueError(
+                f"{type(bucket.rule).__name__} multiplies whole matrices, and of {bucket.tensors[0].name!r} each rank"
+                " has a part; give such tensors another rule, by a group"
+            )
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Nothing is captured."""
@@ -245,10 +264,20 @@ class Fused(ABC):
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
         plans, lines = _plans(bucket, stats=False, lean=self.lean), list[str]()
-        for plan, ranks in plans.items():
+        for plan, shapes in plans.items():
             if len(plans) > 1:
-                lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}:")
+                ranks = list(dict.fromkeys(map(len, shapes)))
+                which = "" if not plan.multiplies else f", such as {'x'.join(map(str, shapes[0]))}"
+                lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{which}:")
             lines += [f"{'  ' * (len(plans) > 1)}{line}" for line in str(plan).splitlines()]
+            if plan.multiplies:
+                every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
+                geo = geometry(every, plan.element)
+                total, passed = int(flops(plan, geo).sum()), int(moved(plan, geo).sum())
+                lines.append(
+                    f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products, {passed / 1e6:.6g} MB in"
+                    " passes"
+                )
         return "\n    ".join([self.describe(), *lines])
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
@@ -301,7 +330,8 @@ class Fused(ABC):
     def lays_side_by_side(self, bucket: Bucket, tensor: Tensor) -> bool:
         """Whether the engine takes the matrices of a tensor side by side."""
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
-        plans = [plan_for(bucket.rule, rank, dtype, stats=stats, lean=self.lean) for stats in (False, True)]
+        shape = tensor.array.shape
+        plans = [plan_for(bucket.rule, rank, dtype, shape=shape, stats=x, lean=self.lean) for x in (False, True)]
         return any(self._split(plan, tensor) is not None for plan in plans)
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
@@ -333,25 +363,28 @@ class Fused(ABC):
             found: dict[Any, list[int]] = {}
             for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
                 if g is not None or common is not None:
+                    x = tensor.array
                     plan = plan_for(
-                        bucket.rule, tensor.array.ndim, dtype_name(tensor.array), clip=clip, stats=stats, lean=self.lean
+                        bucket.rule, x.ndim, dtype_name(x), shape=x.shape, clip=clip, stats=stats, lean=self.lean
                     )
                     split = self._split(plan, tensor)
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                     found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
-            return [
-                _Idle(kind[0], kind[1], bucket, members)
-                if kind[0].idle and not self.counts
-                else self.batch(*kind, bucket, members)
-                for kind, members in found.items()
-            ]
+            return [self._batch(kind[0])(*kind, bucket, members) for kind, members in found.items()]
 
         return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
 
+    def _batch(self, plan: Plan) -> type[Any]:
+        """The kind of batch that runs a plan."""
+        if plan.idle and not self.counts:
+            return _Idle
+        return self.products if plan.multiplies and self.products else self.batch
 
-def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[int]]:
-    """The plans that a bucket's tensors take, and the ranks that take each."""
-    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[int]]()
-    for rank in sorted({x.array.ndim for x in bucket.tensors if size(x.array)}):
-        found.setdefault(plan_for(bucket.rule, rank, dtype, stats=stats, lean=lean), []).append(rank)
+
+def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:
+    """The plans that a bucket's tensors take, and the shapes that take each."""
+    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
+    for shape in sorted({tuple(x.shape) for x in bucket.tensors if size(x.array)}, key=lambda x: (len(x), x)):
+        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=lean)
+        found.setdefault(plan, []).append(shape)
     return found

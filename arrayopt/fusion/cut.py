@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import inf
 
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import PRODUCT, Node
 
 __all__ = ["cheapest"]
 
@@ -21,7 +21,7 @@ def cheapest(
     args : callable
         What a value is computed from, as far as it has a price at all; nothing for one that is to be had for nothing.
     price : callable
-        What a value costs to begin from, at least one; None where that is not possible. An input has a price.
+        What a value costs to begin from, at least one; None where that is not possible. Inputs and products have one.
 
     Notes
     -----
@@ -35,7 +35,7 @@ def cheapest(
     for n in nodes:  # grows
         cost, below = price(n), args(n)
         room[n, "in"][n, "out"] = inf if cost is None else cost
-        room[n, "out"] |= {(a, "in"): inf for a in below} | ({"bottom": inf} if n.op == "input" else {})
+        room[n, "out"] |= {(a, "in"): inf for a in below} | ({"bottom": inf} if n.op in ("input", PRODUCT) else {})
         nodes += dict.fromkeys(a for a in below if a not in seen)
         seen.update(below)
     while True:

@@ -4,6 +4,9 @@ A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those betwee
 < 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element, ``"ABR"`` per row,
 ``"ABC"`` per column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows from them and from
 sizes alone) are `host` values: evaluated in float64 before any pass.
+
+The product of a matrix with its own transpose has rows, or columns, along both of its axes: the second time they are
+called r and c. Its values are elements too, of a space of their own: ``"Rr"`` or ``"Cc"``, after the batches.
 """
 
 from collections.abc import Iterable
@@ -14,7 +17,20 @@ import numpy as np
 
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["CLIP", "COUNT", "ELEMENT", "SCRATCH", "UPDATES", "Graph", "Node", "evaluate", "reachable"]
+__all__ = [
+    "CLIP",
+    "COUNT",
+    "ELEMENT",
+    "LETTERS",
+    "PRODUCT",
+    "SCRATCH",
+    "UPDATES",
+    "Graph",
+    "Node",
+    "evaluate",
+    "is_whole",
+    "reachable",
+]
 
 ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
@@ -23,6 +39,12 @@ ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 UPDATES, CLIP, COUNT = ":t", ":clip", "count:"
 """Scalars of the machine, which no field can be called: the number of updates, what gradients are multiplied by, and,
 with axes after it, the number of elements along these."""
+
+LETTERS = "ABRrCc"
+"""All axes, in the order in which what varies over them lies in memory."""
+
+PRODUCT = "matmul"
+"""The operation that a library makes, on whole matrices: its operands are stored before, and its result is."""
 
 SCRATCH = "spill"
 """What the names of scratch arrays begin with."""
@@ -55,6 +77,12 @@ class Node:
     dtype: str
     data: Any = None
     id: int = 0
+    on_host: bool = field(init=False, repr=False)
+    """Whether the value follows from scalars of the step alone."""
+
+    def __post_init__(self) -> None:
+        follows = self.op != "input" and all(a.on_host for a in self.args)
+        object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
 
     @property
     def reduces(self) -> bool:
@@ -62,9 +90,13 @@ class Node:
         return self.op in REDUCTIONS
 
     @property
-    def on_host(self) -> bool:
-        """Whether the value follows from scalars of the step alone."""
-        return self.op in ("host", "const") or (self.op != "input" and all(a.on_host for a in self.args))
+    def symmetric(self) -> bool:
+        """Whether it is a matrix that is certain to equal its transpose, or the same for all of a matrix's elements."""
+        if not any(x in self.axes for x in "RrCc"):
+            return True
+        if self.op == PRODUCT:
+            return bool(self.data[2])
+        return self.op in OPS and all(a.symmetric for a in self.args)
 
 
 @dataclass(slots=True)
@@ -72,7 +104,8 @@ class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
     In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in; for `lean` see `arrayopt.fusion.trace.trace`.
+    the smallest normal number of the dtype that arithmetic is done in; for `lean` and `tall` see
+    `arrayopt.fusion.trace.trace`.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
@@ -80,6 +113,7 @@ class Graph:
     flat: bool = False
     tiny: float = float(np.finfo("float64").tiny)
     lean: bool = False
+    tall: int | None = None
 
     @property
     def real(self) -> str:
@@ -98,10 +132,10 @@ class Graph:
                 return parts
         key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
         if key not in self.nodes:
-            over = "".join(x for x in "ABRC" if any(x in a.axes for a in args)) if axes is None else axes
+            over = "".join(x for x in LETTERS if any(x in a.axes for a in args)) if axes is None else axes
             level = max((a.level for a in args), default=0)
-            if op in REDUCTIONS and args[0].axes == self.element:
-                level += 1  # it takes a pass over the elements
+            if op == PRODUCT or (op in REDUCTIONS and is_whole(args[0].axes, self.element)):
+                level += 1  # it takes a pass over the elements, or that they are stored
             kind = dtype or (OPS[op].kind([a.dtype for a in args]) if op in OPS else args[0].dtype if args else "real")
             self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
         return self.nodes[key]
@@ -142,7 +176,7 @@ class Graph:
 
         So what lies between the passes is real. None where the result is an element, or there is no such form.
         """
-        if op != "sum" and self.element == "".join(x for x in "ABRC" if any(x in a.axes for a in args)):
+        if op != "sum" and self.element == "".join(x for x in LETTERS if any(x in a.axes for a in args)):
             return None
         zero = self.const(0.0)
         re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
@@ -193,6 +227,11 @@ class Graph:
             if inner.op == "where" and inner.args[0] is cond and inner.args[2] is x:
                 return self.make("sqrt", x)
         return yes if yes is no else None
+
+
+def is_whole(axes: str, element: str) -> bool:
+    """Whether axes are those of elements: of the tensor, or of the product of a matrix with its own transpose."""
+    return axes == element or "r" in axes or "c" in axes
 
 
 def _is(node: Node, value: float) -> bool:

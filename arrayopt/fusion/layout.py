@@ -12,11 +12,23 @@ from typing import Any
 import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, Node
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plan import Plan, multiplied
 from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
-__all__ = ["CHUNK", "GEOMETRY", "Layout", "boundaries", "geometry", "layout", "outliving", "starts"]
+__all__ = [
+    "CHUNK",
+    "GEOMETRY",
+    "Layout",
+    "boundaries",
+    "extent",
+    "flops",
+    "geometry",
+    "layout",
+    "moved",
+    "outliving",
+    "starts",
+]
 
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
@@ -52,12 +64,29 @@ def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) ->
 
 
 def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
-    """A shape as (A, B, R, C)."""
+    """A shape as (A, B, R, C); one of rank > 2 may be seen as a matrix."""
     if element == ELEMENT[2]:
-        return 1, 1, shape[0], shape[1]
+        return 1, 1, shape[0], int(np.prod(shape[1:]))
     if element == ELEMENT[3]:
         return shape[0], 1, shape[1], shape[2]
     return shape[0], int(np.prod(shape[1:-2])), shape[-2], shape[-1]
+
+
+def extent(axes: str, geo: Any) -> Any:
+    """How many values over some axes each tensor has."""
+    return np.prod([geo[:, GEOMETRY.index(x.upper())] for x in axes], axis=0, dtype=np.int64)
+
+
+def flops(plan: Plan, geo: Any) -> Any:
+    """The multiplications and additions of each tensor's products; those of a symmetric one are half as many."""
+    products = [n for p in plan.passes if p.multiplies for n in p.nodes]
+    made = [extent(multiplied(n), geo) * (1 if n.data[2] else 2) for n in products]
+    return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
+
+
+def moved(plan: Plan, geo: Any) -> Any:
+    """The bytes of each tensor that passes read and write; what libraries read and write is not in it."""
+    return np.sum([extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0)
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:

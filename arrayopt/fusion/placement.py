@@ -6,9 +6,12 @@ from itertools import chain
 from typing import Any
 
 from arrayopt.fusion.cut import cheapest
-from arrayopt.fusion.graph import SCRATCH, Node, reachable
+from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, reachable
 
 __all__ = ["Pass", "Placement"]
+
+MOST_SHARING = 4
+"""With products, which make many passes, a spilled value is tried as if fewer passes than this shared it."""
 
 LATE = 1 << 30
 """The price of a stored value that has been overwritten: the store is put off, but only if there is no other way."""
@@ -16,7 +19,7 @@ LATE = 1 << 30
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """One pass over the elements.
+    """One pass over the elements; or a product of matrices, which a library makes.
 
     Attributes
     ----------
@@ -28,12 +31,22 @@ class Pass:
         What is written, spilled values too.
     reductions : tuple of Node
         What is reduced.
+    axes : str
+        The axes of its elements: the tensor's, or those of the product of a matrix with its own transpose.
+
+    Of a product, `nodes` is the one that it makes, and `loads` has its operands.
     """
 
     loads: dict[str, Node]
     nodes: tuple[Node, ...]
     stores: dict[str, Node]
     reductions: tuple[Node, ...]
+    axes: str
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it is a product."""
+        return any(n.op == PRODUCT for n in self.nodes)
 
 
 class Placement:
@@ -55,6 +68,8 @@ class Placement:
         Values that are kept in scratch memory, and the pass that stores each.
     hasty : bool
         Whether to store as soon as a value is there, whatever reads the old one later: what spilling could make good.
+    products : dict of Node to str
+        Products of matrices, and the scratch arrays that these are in.
 
     Attributes
     ----------
@@ -76,12 +91,15 @@ class Placement:
         spilled: dict[Node, int],
         *,
         hasty: bool = False,
+        products: dict[Node, str] | None = None,
     ) -> None:
+        self.products = products or {}
         self.element, self.outputs, self.narrow, self.count = element, outputs, narrow, count
         self.summed, self.spilled = summed, spilled
-        self.scratch = {f"{SCRATCH}{i}": n for i, n in enumerate(spilled)}
+        self.scratch = {f"{SCRATCH}{i}{element if products else ''}": n for i, n in enumerate(spilled)}
         needed = reachable([*outputs.values(), *summed])
         self.inputs = [n for n in needed if n.op == "input" and n.axes == element]
+        self.made = [n for n in needed if n.op == PRODUCT and n.axes == element]
         self.stored = {name: x.level for name, x in outputs.items()}
         self.passes = [self._pass(k) for k in range(count)]
         while late := {} if hasty else self._late():
@@ -99,7 +117,7 @@ class Placement:
 
     def but(self, **changes: Any) -> "Placement":
         """The same with another `summed`, `spilled` or `hasty`."""
-        given = {"summed": self.summed, "spilled": self.spilled} | changes
+        given: dict[str, Any] = {"summed": self.summed, "spilled": self.spilled, "products": self.products} | changes
         return Placement(self.element, self.outputs, self.narrow, self.count, **given)
 
     @property
@@ -118,7 +136,11 @@ class Placement:
         For one pass the cheapest values are found. As several passes may share a spilled value, each choice is also
         made as if it were shared by so many, and kept if it moves less in all.
         """
+        tried: set[frozenset[tuple[Node, int]]] = set()
         for offer in chain(self._offers(), self.but(hasty=True)._offers()):
+            if frozenset(offer.items()) in tried:
+                continue
+            tried.add(frozenset(offer.items()))
             more = self.but(spilled=self.spilled | offer)
             read = {n for p in more.passes for n in p.loads.values()}
             more = self.but(spilled={n: k for n, k in more.spilled.items() if n in read})
@@ -133,7 +155,7 @@ class Placement:
             there, roots = self._sources(k), self._roots(k)
             made = {n: n.level for n in needed if n.level < k}
             made |= {n: j for j in reversed(range(k)) for n in self.passes[j].nodes if n in needed}
-            for sharing in range(1, self.count):
+            for sharing in range(1, min(self.count, MOST_SHARING) if self.products else self.count):
                 dear = {n: 2 * (sharing + 1) * self._size("", n) + 1 for n in made}  # dearer than what costs as much
                 prices = dear | {n: 2 * sharing * price for n, (_, price) in there.items()}
                 offer = {n: made[n] for n in cheapest(roots, self._args, prices.get) if n not in there}
@@ -164,12 +186,13 @@ class Placement:
 
     def _args(self, n: Node) -> list[Node]:
         """What a pass computes a value from; values over fewer axes are computed between passes."""
-        return [a for a in n.args if self._is_element(a)]
+        return [] if n.op == PRODUCT else [a for a in n.args if self._is_element(a)]
 
     def _sources(self, k: int) -> dict[Node, tuple[str, int]]:
         """What pass k can read: under which name, and what that costs."""
         there = {n: name for name, n in self.outputs.items() if self.stored[name] < k and not self._rounds(name)}
         there |= {n: name for name, n in self.scratch.items() if self.spilled[n] < k}
+        there |= {n: self.products[n] for n in self.made}
         old = [n for n in self.inputs if n not in there or self.stored.get(n.data, k) >= k]
         there |= {n: n.data for n in old}
         late = {n for n in old if self.stored.get(n.data, k) < k}
@@ -188,4 +211,5 @@ class Placement:
         order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
         loads = {read[n]: n for n in sorted(read, key=lambda n: order.get(read[n], len(order)))}
         nodes = [n for n in reachable(roots, stop=[*read, *self.summed]) if n in found and n not in read]
-        return Pass(loads, tuple(nodes), stores, tuple(s for s, where in self.summed.items() if where == k))
+        sums = tuple(s for s, where in self.summed.items() if where == k)
+        return Pass(loads, tuple(nodes), stores, sums, self.element)

@@ -2,21 +2,24 @@
 
 A pass reads and writes elements. Between passes stands what varies over fewer axes (per row, per column, per tensor):
 it is computed from the sums of the passes before. Threads, blocks and ranks share a pass out by elements, and
-meet between the passes.
+meet between the passes. A product of matrices stands among the passes: it reads what one has stored, and stores.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
-from arrayopt.fusion.graph import Node, reachable
+from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
-from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
+from arrayopt.fusion.symbol import WAY_OUT
+from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 
-__all__ = ["Pass", "Plan", "plan", "plan_for"]
+__all__ = ["Pass", "Plan", "multiplied", "plan", "plan_for"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,6 +47,8 @@ class Plan:
     spilled : dict of str to str
         Scratch arrays of the tensor's size in the dtype of arithmetic, each ``real`` or ``complex``: one pass stores a
         value there that a later one loads. Nothing is left in them for the next step.
+    extents : dict of str to str
+        The axes of scratch arrays: those of an element, where there are no products.
     """
 
     element: str
@@ -55,6 +60,12 @@ class Plan:
     reports: dict[str, Node]
     storage: dict[str, str]
     spilled: dict[str, str]
+    extents: dict[str, str]
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there are products of matrices in it."""
+        return any(p.multiplies for p in self.passes)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -89,24 +100,42 @@ class Plan:
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
-        return sum(self._bytes(p, grad_dtype or self.storage["p"]) for p in self.passes)
+        return sum(self.bytes_of(p, grad_dtype) for p in self.passes if p.axes == self.element and not p.multiplies)
 
-    def _bytes(self, p: Pass, grad_dtype: str) -> int:
+    def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> int:
         """Bytes of each element that a pass reads and writes."""
-        return sum(CODECS[{"g": grad_dtype, **self.storage}[name]].itemsize for name in (*p.loads, *p.stores))
+        storage = {"g": grad_dtype or self.storage["p"], **self.storage}
+        return sum(CODECS[storage[name]].itemsize for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []
         for k, p in enumerate(self.passes):
+            if p.multiplies:
+                lines.append(f"pass {k}: {self._product(p)}")
+                continue
             over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
             made = [f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.reductions]
             stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
-                f" {self._bytes(p, self.storage['p'])} B"
+                f" {self.bytes_of(p)} B{'' if p.axes == self.element else f' over {p.axes}'}"
             )
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
         return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per {self.storage['p']} parameter{scratch}"])
+
+    def _product(self, p: Pass) -> str:
+        """What a product multiplies, of which axes, and how many FLOPs that takes."""
+        n, names = p.nodes[0], list(p.loads)
+        a, b = (f"{name}{'ᵀ' * turned}" for name, turned in zip((names[0], names[-1]), n.data, strict=False))
+        how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
+        stored = next(iter(p.stores))
+        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
+
+
+def multiplied(n: Node) -> str:
+    """The axes along which a product multiplies and adds: those of the result, and the one that is summed over."""
+    a, ta = n.args[0].axes, n.data[0]
+    return f"{n.axes}{a[-2] if ta else a[-1]}".upper()
 
 
 def plan(traced: Trace) -> Plan:
@@ -116,6 +145,9 @@ def plan(traced: Trace) -> Plan:
     terms anyway. A slot is stored as soon as no later pass needs what it held before. What a later pass needs of an
     earlier one it computes again from what is stored, or reads from scratch memory, where the earlier one has spilled
     it: whichever moves fewer bytes, and if it is all the same, the former.
+
+    What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes, which are planned
+    for each space of elements by itself, and put in order by their levels.
     """
     element = traced.element
     whole = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
@@ -124,17 +156,36 @@ def plan(traced: Trace) -> Plan:
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
     outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}  # the others stay as they are
     roots = [*outputs.values(), *small.values(), *reports.values()]
-    sums = [n for n in reachable(roots) if n.reduces and n.args[0].axes == element]
-    count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
+    products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
+    made = {n: f"product{i}" for i, n in enumerate(products)}
+    operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
+    given = {a: f"operand{i}" for i, a in enumerate(operands)}
+    spaces = list(dict.fromkeys([element, *(x.axes for n in products for x in (n, *n.args))]))
     narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
     narrow |= {"g"} if "p" in narrow else set()
-    placed = Placement(element, outputs, narrow, count, {s: s.args[0].level for s in sums}, {})
-    for alike in _alike(sums):
-        placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
-    placed = placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
-    kept = [k for k, p in enumerate(placed.passes) if p.stores or p.reductions]
-    passes = tuple(placed.passes[k] for k in kept)
-    ready = {s: kept.index(k) + 1 for s, k in placed.summed.items()}
+    sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
+    order: list[tuple[int, Pass]] = []
+    scratch = {name: n for n, name in (made | given).items()}
+    for space in spaces:
+        stored = outputs if space == element else {}
+        stored = stored | {name: n for n, name in given.items() if n.axes == space}
+        own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
+        placed = _placed(space, stored, own, narrow, made)
+        order += [(k, p) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
+        scratch |= placed.scratch
+    for n in products:
+        loads = {made.get(a) or given[a]: a for a in n.args}
+        order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes)))
+    order.sort(key=lambda x: (x[0], x[1].multiplies))  # products after what is of a lower level than they are
+    passes = tuple(p for _, p in order)
+    extents = {name: n.axes for name, n in scratch.items()}
+    if products:
+        room = _shared(passes, {name: (n.axes, n.dtype) for name, n in scratch.items()})
+        passes = tuple(_renamed(p, room) for p in passes)
+        scratch = {room[name]: n for name, n in scratch.items()}
+        extents = {name: n.axes for name, n in scratch.items()}
+        _check_spaces(passes, element)
+    ready = {s: k + 1 for k, p in enumerate(passes) for s in p.reductions}
     between = _between([*small.values(), *reports.values()], passes, ready, element)
     used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
     used += [x for p in passes for x in p.stores.values()] + [n for part in between for x in part for n in x.args]
@@ -150,9 +201,57 @@ def plan(traced: Trace) -> Plan:
         traced.slots,
         small,
         reports,
-        traced.storage | {name: wide[n.dtype] for name, n in placed.scratch.items()},
-        {name: n.dtype for name, n in placed.scratch.items()},
+        traced.storage | {name: wide[n.dtype] for name, n in scratch.items()},
+        {name: n.dtype for name, n in scratch.items()},
+        extents,
     )
+
+
+def _placed(
+    space: str, outputs: dict[str, Node], sums: list[Node], narrow: frozenset[str], products: dict[Node, str]
+) -> Placement:
+    """The passes over the elements of a space."""
+    count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
+    placed = Placement(space, outputs, narrow, count, {s: s.args[0].level for s in sums}, {}, products=products)
+    for alike in _alike(sums):
+        placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
+    return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
+
+
+def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """For each scratch array, of some axes and dtype, the name of the memory that holds it while it is needed.
+
+    A pass works element by element: what it stores may lie where something lay that it is the last to load. A product
+    may not write what it reads.
+    """
+    last = {name: k for k, p in enumerate(passes) for name in p.loads}
+    free: dict[tuple[str, str], list[str]] = {}
+    made: dict[str, str] = {}
+    for k, p in enumerate(passes):
+        over = [name for name in p.loads if name in kinds and last[name] == k]
+        for name in [] if p.multiplies else over:
+            free.setdefault(kinds[name], []).append(made[name])
+        for name in p.stores:
+            if name in kinds:
+                room = free.setdefault(kinds[name], [])
+                made[name] = room.pop() if room else f"{SCRATCH}{len(set(made.values()))}"
+        for name in over if p.multiplies else []:
+            free.setdefault(kinds[name], []).append(made[name])
+    return made
+
+
+def _renamed(p: Pass, names: dict[str, str]) -> Pass:
+    """A pass with other names for its arrays."""
+    loads, stores = ({names.get(name, name): n for name, n in x.items()} for x in (p.loads, p.stores))
+    return replace(p, loads=loads, stores=stores)
+
+
+def _check_spaces(passes: Sequence[Pass], element: str) -> None:
+    """Raise TraceError for what no engine does with the product of a matrix and its own transpose."""
+    for p in passes:
+        used = [a for n in p.nodes for a in n.args if not is_whole(a.axes, element)]
+        if p.axes != element and not p.multiplies and (p.reductions or any(set(n.axes) & set("RC") for n in used)):
+            raise TraceError(f"a value over {p.axes} that is summed up, or varies by row, is not fused{WAY_OUT}")
 
 
 def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:
@@ -188,22 +287,13 @@ def _between(
     wanted += [*roots, *(x for p in passes for x in p.stores.values())]
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)
-    for node in reachable([n for n in wanted if n.axes != element], stop=list(ready)):
-        if node in ready or node.on_host or node.axes == element or node.op == "complex":
+    for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(ready)):
+        if node in ready or node.on_host or is_whole(node.axes, element) or node.op == "complex":
             continue
         when[node] = max((when.get(a, 0) for a in node.args), default=0)
         if node.op != "input":
             parts[when[node]].append(node)
     return tuple(tuple(part) for part in parts)
-
-
-@cache
-def _cached(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool, lean: bool) -> Plan:
-    """The plan of a structure of rule: flat where that will do."""
-    try:
-        return plan(trace(key.rule, rank, dtype, flat=True, clip=clip, stats=stats, lean=lean))
-    except NotFlat:
-        return plan(trace(key.rule, rank, dtype, clip=clip, stats=stats, lean=lean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,21 +309,65 @@ class _ByStructure:
         return hash(self.rule.structure)
 
 
+_Options = tuple[tuple[str, bool], ...]
+"""What `trace` is asked for."""
+
+
 @cache
-def _merged(key: "_ByStructure", rank: int, dtype: str, clip: bool, stats: bool, lean: bool) -> Plan:
-    """The plan, or, where shape does not matter, that of a lower rank that does the same."""
-    made = _cached(key, rank, dtype, clip, stats, lean)
-    for lower in range(rank if made.element == "C" else 0):
+def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
+    """The plan of a structure of rule: flat where that will do.
+
+    Where it depends on what there is more of, rows or columns: whether a tensor is seen as its first axis and all
+    others.
+    """
+    for view in ({"flat": True}, {}):
         try:
-            other = _cached(key, lower, dtype, clip, stats, lean)
+            return plan(trace(key.rule, rank, dtype, **view, **dict(options)))
+        except NotFlat:
+            pass
+        except NotFolded:
+            break
+        except NotOriented:
+            return False
+    try:
+        return plan(trace(key.rule, rank, dtype, folded=True, **dict(options)))
+    except NotOriented:
+        return True
+
+
+@cache
+def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, tall: int) -> Plan:
+    """The plan for matrices of which the sign of rows - columns is known; one for all ranks and signs that it suits."""
+    made = plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, **dict(options)))
+    others = [_oriented(key, 2, dtype, options, False, tall)] if folded and rank > 2 else []
+    others += [_oriented(key, rank, dtype, options, folded, -1)] if tall >= 0 else []
+    return next((other for other in others if other.key == made.key), made)
+
+
+@cache
+def _merged(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
+    """The plan, or, where shape does not matter, that of a lower rank that does the same."""
+    made = _cached(key, rank, dtype, options)
+    for lower in range(rank if isinstance(made, Plan) and made.element == "C" else 0):
+        try:
+            other = _cached(key, lower, dtype, options)
         except TraceError:  # not every rule is defined for every rank
             continue
-        if other.element == made.element and other.key == made.key:
+        if isinstance(made, Plan) and isinstance(other, Plan) and other.key == made.key:  # the element is in it
             return other
     return made
 
 
-def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bool = False, lean: bool = False) -> Plan:
+def plan_for(
+    rule: Rule,
+    rank: int,
+    dtype: str,
+    *,
+    shape: Sequence[int] = (),
+    clip: bool = False,
+    stats: bool = False,
+    lean: bool = False,
+) -> Plan:
     """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace`.
 
     With `stats` it is the plan of what a step reports. It writes nothing, and is run before the update, whose plan is
@@ -241,6 +375,12 @@ def plan_for(rule: Rule, rank: int, dtype: str, *, clip: bool = False, stats: bo
     either.
 
     Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
-    which a rule does the same share a plan.
+    which a rule does the same share a plan. The `shape` is looked at by rules alone that compare rows with columns;
+    where it is not given there are fewer rows.
     """
-    return _merged(_ByStructure(rule), rank, dtype, clip, stats, lean)
+    key, options = _ByStructure(rule), (("clip", clip), ("stats", stats), ("lean", lean))
+    made = _merged(key, rank, dtype, options)
+    if isinstance(made, Plan):
+        return made
+    rows, columns = (shape[0], math.prod(shape[1:])) if made and shape else tuple(shape[-2:]) or (0, 1)
+    return _oriented(key, rank, dtype, options, made, (rows > columns) - (rows < columns))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, is_whole
 from arrayopt.fusion.plan import Pass, Plan
 
 __all__ = ["KINDS", "Between", "Loop", "Stages", "Sweep", "loops", "staged"]
@@ -66,11 +66,11 @@ class Between:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sweep:
-    """A pass over the elements.
+    """A pass over the elements, or a product of matrices.
 
     Attributes
     ----------
-    loads, nodes, stores
+    loads, nodes, stores, axes, multiplies
         As in `Pass`.
     reductions : dict of Node to str
         What is reduced, and which of `KINDS` its partial results are kept for.
@@ -84,6 +84,8 @@ class Sweep:
     stores: dict[str, Node]
     reductions: dict[Node, str]
     uses: dict[Node, str]
+    axes: str
+    multiplies: bool
 
     @property
     def arrays(self) -> list[str]:
@@ -150,9 +152,11 @@ def loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
 def _sweep(p: Pass, element: str) -> Sweep:
     """A pass with its values of fewer axes and its reductions by kind."""
     read = [a for n in p.nodes for a in n.args] + [*p.stores.values(), *(r.args[0] for r in p.reductions)]
-    small = [n for n in dict.fromkeys(read) if n.op not in ("const", "complex") and (n.on_host or n.axes != element)]
+    small = [n for n in dict.fromkeys(read) if n.op not in ("const", "complex")]
+    small = [n for n in small if n.on_host or not is_whole(n.axes, element)]
     uses = {n: "host" if n.on_host else "tensor" if not n.axes else _varies(n.axes) for n in small}
-    return Sweep(p.loads, p.nodes, p.stores, {r: _kept(r, element) for r in p.reductions}, uses)
+    kept = {r: _kept(r, element) for r in p.reductions}
+    return Sweep(p.loads, p.nodes, p.stores, kept, uses, p.axes, p.multiplies)
 
 
 def _varies(axes: str) -> str:

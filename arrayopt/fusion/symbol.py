@@ -1,15 +1,16 @@
 """Symbolic arrays, and their namespace: what a rule is called with so that its operations are recorded as a graph."""
 
 import math
+import operator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from arrayopt.arrays import REAL
-from arrayopt.fusion.graph import Graph, Node
+from arrayopt.arrays import NARROW, REAL
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["NAMESPACE", "WAY_OUT", "NotFlat", "Symbol", "TraceError", "lift"]
+__all__ = ["NAMESPACE", "WAY_OUT", "NotFlat", "NotFolded", "NotOriented", "Symbol", "TraceError", "lift"]
 
 
 class TraceError(TypeError):
@@ -20,6 +21,14 @@ class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the plann
     """A rule looks at rows, columns or batches: its tensors cannot be seen as one row of elements."""
 
 
+class NotFolded(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule sees a tensor as a matrix of its first axis and all others."""
+
+
+class NotOriented(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule compares the number of rows with that of columns."""
+
+
 WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
 
 
@@ -27,6 +36,7 @@ class Symbol:
     """A symbolic array: a node of a graph, and what each of its dimensions is.
 
     `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where its length is one.
+    Several dimensions that are seen as one axis have its letter and a number. A transposed matrix has the same node.
     """
 
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
@@ -42,7 +52,23 @@ class Symbol:
 
     @property
     def shape(self) -> Any:
-        raise TraceError(f"a traced array has no shape of numbers{WAY_OUT}")
+        if self.graph.flat and self.ndim > 1:
+            raise NotFlat
+        if self.graph.flat or "" in self.dims:
+            raise TraceError(f"a traced array has no shape of numbers{WAY_OUT}")
+        return tuple(_Extent(self.graph, d) for d in self.dims)
+
+    @property
+    def mT(self) -> "Symbol":  # noqa: N802 - the standard's name
+        if self.graph.flat:
+            raise NotFlat
+        if self.ndim < 2:
+            raise TraceError(f"only what has rows and columns can be transposed{WAY_OUT}")
+        *batch, r, c = self.dims
+        return self if self.node.symmetric else Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
+
+    def __matmul__(self, other: Any) -> "Symbol":
+        return _matmul(self, other)
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         return NAMESPACE
@@ -61,6 +87,39 @@ class Symbol:
 
     __int__ = __index__ = __array__ = __float__
     __hash__ = object.__hash__
+
+
+class _Extent(Symbol):
+    """A length of a symbolic array: a scalar of the step. Rows and columns can be compared, which picks a plan."""
+
+    def __init__(self, graph: Graph, letter: str) -> None:
+        self.graph, self.letter, self.dims, self.dtype = graph, letter, (), graph.real
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        if len(self.letter) > 1:
+            raise TraceError(f"one of several dimensions that are seen as one has no length of its own{WAY_OUT}")
+        return self.graph.make("host", data=f"{COUNT}{self.letter.upper()}")
+
+
+def _comparison(method: str) -> Any:
+    """How an extent compares: with another by the graph's orientation, with anything else as a scalar."""
+
+    def compare(self: _Extent, other: Any) -> Any:
+        if not isinstance(other, _Extent):
+            return getattr(Symbol, method)(self, other)
+        pair = self.letter.upper(), other.letter.upper()
+        if pair[0] == pair[1]:
+            sign = 0
+        elif set(pair) != set("RC"):
+            raise TraceError(f"only rows and columns can be compared{WAY_OUT}")
+        elif self.graph.tall is None:
+            raise NotOriented
+        else:
+            sign = self.graph.tall if pair[0] == "R" else -self.graph.tall
+        return getattr(operator, method)(sign, 0)
+
+    return compare
 
 
 def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
@@ -109,6 +168,56 @@ for _op, _row in OPS.items():
     for _name in _row.methods:
         setattr(Symbol, _name, _method(_op, swap=_name.startswith("__r")))
 
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+    setattr(_Extent, _name, _comparison(_name))
+
+
+def _matmul(a: Symbol, b: Symbol) -> Symbol:
+    """The product of two matrices, or of batches of them. It is kept in the order of `LETTERS`, as all values are.
+
+    So transposition is a flag of an operand, and a product that would lie transposed is planned as bᵀ aᵀ.
+    """
+    if not (isinstance(a, Symbol) and isinstance(b, Symbol)):
+        raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
+    if a.graph.flat:
+        raise NotFlat
+    if a.ndim < 2 or b.ndim < 2 or a.dims[:-2] != b.dims[:-2] or "" in (*a.dims, *b.dims):
+        raise TraceError(f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}")
+    for x in (a, b):
+        if x.dtype == "bool" or x.node.dtype == "complex":
+            raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
+        if sorted({d[0] for d in x.dims}) != sorted(x.node.axes):
+            raise TraceError(f"a product with values that are the same along an axis cannot be traced{WAY_OUT}")
+    (i, k), (k2, j) = a.dims[-2:], b.dims[-2:]
+    if k.upper() != k2.upper():
+        raise TraceError(f"cannot multiply a matrix over {i}{k} with one over {k2}{j}{WAY_OUT}")
+    i, j = i.upper(), j.upper() if j.upper() != i.upper() else j.lower()
+    (ta, tb), nodes = (LETTERS.index(x.dims[-2]) > LETTERS.index(x.dims[-1]) for x in (a, b)), (a.node, b.node)
+    if LETTERS.index(i) > LETTERS.index(j):
+        nodes, ta, tb = nodes[::-1], not tb, not ta
+    symmetric = nodes[0] is nodes[1] and (ta != tb or nodes[0].symmetric)
+    axes = "".join(sorted({*(d[0] for d in a.dims[:-2]), i, j}, key=LETTERS.index))
+    node = a.graph.make(PRODUCT, *nodes, axes=axes, data=(ta, tb, symmetric))
+    return Symbol(a.graph, node, (*a.dims[:-2], i, j), max(a.dtype, b.dtype))
+
+
+def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
+    """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor again."""
+    if x.graph.flat:
+        raise NotFlat
+    shape = tuple(shape)
+    if shape and all(isinstance(d, _Extent) for d in shape):
+        dims = tuple(d.letter for d in shape)
+        if {d[0] for d in dims} == {d[:1] for d in x.dims}:
+            return Symbol(x.graph, x.node, dims, x.dtype)
+    elif len(shape) == 2 and isinstance(shape[0], _Extent) and shape[1] == -1 and shape[0].letter == x.dims[0]:
+        if {d[:1] for d in x.dims} == set("RC"):
+            return Symbol(x.graph, x.node, ("R", "C"), x.dtype)
+        if x.dims[0] == "A":
+            raise NotFolded
+    raise TraceError(f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}")
+
+
 # ---- the namespace --------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +229,7 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
     NotFlat
         In a flat graph, if it is over some of an element's axes and not all.
     TraceError
-        If it is over some of the axes between the first and the last two, which are seen as one.
+        If it is over some of the axes that are seen as one, and not all.
     """
     if axis is None:
         over = list(range(x.ndim))
@@ -131,11 +240,12 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
         if labels and len(labels) < len([d for d in x.dims if d]):
             raise NotFlat
         return over, "C" if labels else x.node.axes
-    middle = {d for d in x.dims if d.startswith("B")}
-    some = middle & set(labels)
-    if some and some != middle:
-        raise TraceError(f"a reduction over some of the middle axes of a tensor of rank 5 or more{WAY_OUT}")
-    return over, "".join(a for a in "ABRC" if any(d.startswith(a) for d in labels))
+    parts = {d for d in x.dims if len(d) > 1}
+    some = parts & set(labels)
+    if some and some != parts:
+        what = "middle axes of a tensor of rank 5 or more" if "A" in x.dims else "axes that are seen as columns"
+        raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
+    return over, "".join(a for a in LETTERS if any(d.startswith(a) for d in labels))
 
 
 def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
@@ -198,6 +308,8 @@ class _Namespace(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in NARROW:
+            raise TraceError(f"arithmetic in {name} is not fused; engine='array_api' does it where the library can")
         if name in REDUCTIONS:
             return partial(_reduced, name)
         for op, row in OPS.items():
@@ -214,7 +326,10 @@ NAMESPACE = _Namespace(
     expand_dims=_expand_dims,
     astype=_astype,
     zeros_like=_zeros_like,
-    linalg=SimpleNamespace(vector_norm=_vector_norm),
+    matmul=_matmul,
+    matrix_transpose=lambda x: x.mT,
+    reshape=_reshape,
+    linalg=SimpleNamespace(vector_norm=_vector_norm, matmul=_matmul, matrix_transpose=lambda x: x.mT),
     float32="float32",
     float64="float64",
     complex64="complex64",

@@ -8,11 +8,11 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import CLIP, ELEMENT, UPDATES, Graph, Node
-from arrayopt.fusion.symbol import NAMESPACE, WAY_OUT, NotFlat, Symbol, TraceError, lift
+from arrayopt.fusion.symbol import NAMESPACE, WAY_OUT, NotFlat, NotFolded, NotOriented, Symbol, TraceError, lift
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.names import Values
 
-__all__ = ["NotFlat", "Trace", "TraceError", "trace"]
+__all__ = ["NotFlat", "NotFolded", "NotOriented", "Trace", "TraceError", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
     """Whatever a rule raises when it is traced says that it cannot be, and what to do."""
     try:
         yield
-    except (TraceError, NotFlat):
+    except (TraceError, NotFlat, NotFolded, NotOriented):
         raise
     except Exception as error:
         raise TraceError(f"{type(rule).__name__} cannot be traced: {error!r}{WAY_OUT}") from error
@@ -60,6 +60,8 @@ def trace(
     clip: bool = False,
     stats: bool = False,
     lean: bool = False,
+    folded: bool = False,
+    tall: int | None = None,
 ) -> Trace:
     """Trace a rule's update of a tensor.
 
@@ -81,6 +83,10 @@ def trace(
 
     lean : bool
         Whether registers are few: then norms make do with less; see `arrayopt.rules.words.PAIR`.
+    folded : bool
+        Whether to see a tensor of rank ≥ 2 as the matrix of its first axis and all others.
+    tall : int, optional
+        The sign of rows - columns.
 
     Raises
     ------
@@ -88,15 +94,21 @@ def trace(
         If the rule does something that cannot be traced, saying what, and what to do instead.
     NotFlat
         With `flat`, if the rule looks at rows, columns or batches.
+    NotFolded
+        Without `folded`, if the rule sees a tensor of rank ≥ 3 as a matrix.
+    NotOriented
+        Without `tall`, if the rule asks whether there are more rows than columns.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
-    element = "C" if flat else ELEMENT[max(1, min(rank, 4))]
+    element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
     real = REAL.get(working, working)
-    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny), lean=lean)
+    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny), lean=lean, tall=tall)
     if flat:
         dims = tuple(str(i) for i in range(rank))
+    elif folded and rank > 2:
+        dims = ("R", *(f"C{i}" for i in range(rank - 1)))
     else:
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
 

@@ -94,7 +94,9 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
     undivided: tuple[str, ...] = ()
     for stats in (False, True):
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
-        plan = plan_for(bucket.rule, rank, dtype, stats=stats, lean=engine.lean)
+        plan = plan_for(bucket.rule, rank, dtype, shape=tensor.array.shape, stats=stats, lean=engine.lean)
+        if plan.multiplies:
+            return whole, ()
         if plan.element != "C":
             found = np.intersect1d(found, _boundaries(tuple(tensor.array.shape), plan.element), assume_unique=True)
         if not stats:

@@ -10,6 +10,7 @@ from arrayopt.rules.fista import FISTA
 from arrayopt.rules.lamb import LAMB, LANS
 from arrayopt.rules.lars import LARS
 from arrayopt.rules.lion import Lion
+from arrayopt.rules.muon import Muon, MuonH, NorMuon
 from arrayopt.rules.nadam import NAdam
 from arrayopt.rules.radam import RAdam
 from arrayopt.rules.rmsprop import RMSprop
@@ -30,7 +31,10 @@ __all__ = [
     "AdamW",
     "Adan",
     "Lion",
+    "Muon",
+    "MuonH",
     "NAdam",
+    "NorMuon",
     "RAdam",
     "RMSprop",
     "Rule",

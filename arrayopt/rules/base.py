@@ -11,7 +11,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.foreign import RULE, check_call
-from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, function, is_number, real
+from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real, structural
 from arrayopt.rules.names import AROUND, Values, check_class, check_fields, check_slots
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
 
@@ -19,6 +19,15 @@ PROJECT = "project_"
 """How the names of slots begin that hold arrays of `Rule.project`."""
 
 __all__ = ["Rule", "hypers", "is_flag"]
+
+
+def _function(where: str, value: Any) -> Any:
+    """None, or a function that equals itself; else TypeError."""
+    if value is not None and (not callable(value) or isinstance(value, type)):
+        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
+    if type(value).__hash__ is None:
+        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -92,7 +101,7 @@ class Rule(ABC):
     clip_unit_ratio: Hyper | None = real("(0, inf)", None)
     lookahead_steps: Hyper | None = real("(0, inf)", None)
     lookahead_alpha: Hyper = real("(0, 1]", 0.5)
-    project: Callable[[Any, Array, Any], Array] | None = function()
+    project: Callable[[Any, Array, Any], Array] | None = structural(None, _function)
     ema_decay: Hyper | None = real("[0, 1)", None)
     stacked: bool = flag(False)
     master_weights: bool | str = choice("auto", True, False)
@@ -110,8 +119,8 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             where, value = f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)
-            if f.metadata.get("function"):
-                _check_function(where, value)
+            if "read" in f.metadata:
+                object.__setattr__(self, f.name, f.metadata["read"](where, value))
             elif is_flag(f):
                 _check_option(where, value, f.metadata.get("options", (True, False)))
             else:
@@ -141,6 +150,10 @@ class Rule(ABC):
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
         """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
+
+    def refuses(self, xp: Any, p: Array) -> str:
+        """Why the rule cannot update a tensor like this one, in words that follow its name; empty where it can."""
+        return ""
 
     @abstractmethod
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
@@ -273,16 +286,6 @@ class Rule(ABC):
             or not (type(value) is type(f.default) and value == f.default)
         }
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
-
-
-def _check_function(where: str, value: Any) -> None:
-    """Raise where a value is neither None nor a function that equals itself."""
-    if value is None:
-        return
-    if not callable(value) or isinstance(value, type):
-        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
-    if type(value).__hash__ is None:
-        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
 
 
 def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:

@@ -222,14 +222,16 @@ def _describe(rule: Rule) -> dict[str, Any]:
     """A rule as plain values: its name, switches and hyper-parameters."""
     return {
         "name": type(rule).__name__,
-        "switches": {name: _named(value) if callable(value) else value for name, value in rule.switches},
+        "switches": {name: _plain(value) for name, value in rule.switches},
         "hypers": {name: getattr(rule, name) for name in hypers(type(rule))},
     }
 
 
-def _named(function: Any) -> str:
-    """A function that cannot change while training, by its name; a projection of ours with its numbers."""
-    return repr(function) if dataclasses.is_dataclass(function) else name_of(function)
+def _plain(x: Any) -> Any:
+    """A switch as JSON has it: tuples as lists; a function by its name, a projection of ours with its numbers."""
+    if callable(x):
+        return repr(x) if dataclasses.is_dataclass(x) else name_of(x)
+    return [_plain(y) for y in x] if isinstance(x, tuple) else x
 
 
 def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:

@@ -256,6 +256,10 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
         raise TypeError(f"{who}: `project` is {rule.project}, for real parameters; {name!r} is of {array.dtype}")
     if rule.stacked and array.ndim == 0:
         raise ValueError(f"{who}: `stacked=True` is for tensors whose first axis counts layers; {name!r} has no axis")
+    layered = rule.stacked and array.shape[0] > 0
+    reason = rule.refuses(array_namespace(array), array[0, ...] if layered else array)
+    if reason:
+        raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}")
     xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim - rule.stacked)
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")

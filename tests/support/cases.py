@@ -114,6 +114,26 @@ CASES = {
     ],
 }
 
+MATRICES = {
+    "Muon": [
+        {"lr": 0.02},
+        {"lr": 0.1, "nesterov": False, "scale": "match_rms_adamw", "weight_decay": 0.0, "grad_centralization": True},
+        {"lr": 0.02, "bias_correction": True, "matrix": "last", "momentum": 0.5, "clip_tensor_norm": 0.5},
+        {"lr": 0.02, "bias_correction": True, "nesterov": False, "scale": "none", "eps": 1e-3, "ns_steps": 2},
+        {"lr": 0.02, "lookahead_steps": 2, "ema_decay": 0.9, "clip_value": 0.5, "ns_coefficients": ((2.0, -1.5, 0.5),)},
+    ],
+    "NorMuon": [
+        {"lr": 0.02},
+        {"lr": 0.1, "matrix": "last", "beta2": 0.5, "scale": "match_rms_adamw", "bias_correction": True, "eps2": 1e-6},
+    ],
+    "MuonH": [
+        {"lr": 0.02},
+        {"lr": 0.1, "radius": 3.0, "matrix": "last", "nesterov": False},
+        {"lr": 0.1, "matrix": "last"},
+    ],
+}
+"""Rules that are for tensors of rank ≥ 2 alone: their common tests are in `tests.rules.test_matrices`."""
+
 REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits
 # the libraries whose arrays each engine takes: every common test runs on all of these
 ENGINES = {REFERENCE: ("numpy", "array_api_strict", "torch", "jax")}

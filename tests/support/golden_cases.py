@@ -11,6 +11,9 @@ from arrayopt.schedules import Join, Polynomial, Warmup
 from tests.support import golden_more
 from tests.support.golden import Golden, LeftOut
 
+MUON = ao.Muon(lr=0.01, bias_correction=True, eps=1e-30)
+TRIPLES = ((4.0848, -6.8946, 2.927), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037))
+
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 REST = "the tensors of no other group"
@@ -94,6 +97,9 @@ CAME_OPTIONS = ao.CAME(
 
 # ---- the files -------------------------------------------------------------------------------------------------------
 
+MUON = ao.Muon(lr=0.01, bias_correction=True, eps=1e-30)
+TRIPLES = ((4.0848, -6.8946, 2.927), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037))
+
 GOLDENS = {
     "torch_adamw/default_f64": Golden(ao.AdamW(lr=0.01)),
     "torch_sgd/mom_f64": Golden(ao.SGD(lr=0.01, momentum=0.9, weight_decay=0.01)),
@@ -107,6 +113,16 @@ GOLDENS = {
     "optax_lamb/eps_root": Golden(ao.LAMB(lr=0.01, weight_decay=0.01, eps_root=1e-3)),
     "optax_lars/default": Golden(ao.LARS(lr=0.1, weight_decay=0.01, decayed_norm=True)),
     "optax_lars/nesterov": Golden(ao.LARS(lr=0.1, weight_decay=0.01, decayed_norm=True, nesterov=True)),
+    # optax averages with bias correction, adds eps to the norm (here 1e-30), and was given transposes
+    "optax_muon/default": Golden(MUON),
+    "optax_muon/no_nesterov": Golden(replace(MUON, momentum=0.9, nesterov=False, weight_decay=0.0)),
+    "optax_muon/consistent_rms": Golden(replace(MUON, lr=0.02, scale="match_rms_adamw")),
+    "optax_muon/triples": Golden(replace(MUON, weight_decay=0.0, ns_coefficients=TRIPLES)),
+    # pytorch_optimizer's iteration was asked for float64
+    "po_normuon/default": Golden(ao.NorMuon(lr=0.01)),
+    "po_normuon/no_nesterov": Golden(
+        ao.NorMuon(lr=0.02, momentum=0.9, nesterov=False, beta2=0.8, weight_decay=0.0, scale="match_rms_adamw")
+    ),
     # optax computes its decay 1 - t^-0.8 in float32, whatever the parameters are in
     "optax_adafactor/default": Golden(ao.Adafactor(lr=0.01, relative_step=False), tolerance="float32"),
     "timm_lamb/default_f64": Golden(ao.LAMB(lr=0.01, weight_decay=0.01)),

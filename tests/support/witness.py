@@ -18,6 +18,8 @@ CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": 
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
 AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
 AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "project": None}
+MUON = {"momentum": 0.95, "nesterov": True, "bias_correction": False, "weight_decay": 0.1, "ns_steps": 5, "eps": 1e-7}
+MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten"}
 ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}
 LARS = {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False}
 LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False}
@@ -29,6 +31,9 @@ DEFAULTS = {
     "AdamW": MOMENTS | ADAM,
     "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
+    "Muon": MUON,
+    "MuonH": MUON | {"radius": None},
+    "NorMuon": MUON | {"beta2": 0.95, "eps2": 1e-10},
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
     **witness_more.DEFAULTS,
 }
@@ -111,6 +116,13 @@ def zero_slots(rule_name, h, shape, p):
         return witness_more.SLOTS[rule_name](h, p)
     if rule_name in ("SGD", "LARS"):
         return {"buf": [0.0] * whole}
+    if rule_name == "Muon":
+        return {"m": [0.0] * whole}
+    if rule_name == "MuonH":
+        return {"m": [0.0] * whole} | ({"radius": [0.0] * matrices(h, shape)[0]} if h.radius is None else {})
+    if rule_name == "NorMuon":
+        count, rows, _ = matrices(h, shape)
+        return {"m": [0.0] * whole, "v": [0.0] * (count * rows)}
     if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
         slots = {"m": [0.0] * whole, "v": [0.0] * whole}
         if rule_name in ("AdamW", "Adam") and h.amsgrad:
@@ -301,5 +313,92 @@ def adafactor(h, shape, p, g, s, t):
     return [p[i] - lr_t * (u[i] + h.weight_decay * p[i]) for i in n], slots
 
 
+def matrices(h, shape):
+    """The number of a tensor's matrices, of their rows and of their columns."""
+    if h.matrix == "flatten":
+        return 1, shape[0], math.prod(shape[1:])
+    return math.prod(shape[:-2]), *shape[-2:]
+
+
+def product(a, b):
+    """The product of two matrices, as lists of rows."""
+    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
+
+
+def turned(x):
+    """The transpose."""
+    return [list(column) for column in zip(*x, strict=True)]
+
+
+def newton_schulz(h, x):
+    """A matrix, brought near to an orthogonal one."""
+    length = max(norm([v for row in x for v in row]), h.eps)
+    x = [[v / length for v in row] for row in x]
+    tall = len(x) > len(x[0])
+    x = turned(x) if tall else x
+    several = isinstance(h.ns_coefficients[0], tuple)
+    for a, b, c in h.ns_coefficients if several else [h.ns_coefficients] * h.ns_steps:
+        gram = product(x, turned(x))
+        square_ = product(gram, gram)
+        n = range(len(gram))
+        polynomial = [[b * gram[i][j] + c * square_[i][j] for j in n] for i in n]
+        moved = product(polynomial, x)
+        x = [[a * v + w for v, w in zip(*rows, strict=True)] for rows in zip(x, moved, strict=True)]
+    return turned(x) if tall else x
+
+
+def orthogonal(h, shape, g, s, t):
+    """The new momentum, and the matrices that are nearly orthogonal, each a list of rows."""
+    m = d = ema(s["m"], g, h.momentum)
+    if h.bias_correction:
+        now, later = 1 - h.momentum**t, 1 - h.momentum ** (t + 1)
+        d = ema([x / later for x in m], [x / now for x in g], h.momentum) if h.nesterov else [x / now for x in m]
+    elif h.nesterov:
+        d = ema(m, g, h.momentum)
+    count, rows, columns = matrices(h, shape)
+    every = [d[r * columns : (r + 1) * columns] for r in range(count * rows)]
+    return m, [newton_schulz(h, every[b * rows : (b + 1) * rows]) for b in range(count)]
+
+
+def orthogonal_step(h, p, every):
+    """The new parameter after a step along matrices."""
+    rows, columns = len(every[0]), len(every[0][0])
+    k = {"original": math.sqrt(max(1, rows / columns)), "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns))}
+    step = [h.lr * k.get(h.scale, 1.0) * v for x in every for row in x for v in row]
+    return [p[i] - h.lr * h.weight_decay * p[i] - step[i] for i in range(len(p))]
+
+
+def muon(h, shape, p, g, s, t):
+    m, every = orthogonal(h, shape, g, s, t)
+    return orthogonal_step(h, p, every), {"m": m}
+
+
+def normuon(h, shape, p, g, s, t):
+    m, every = orthogonal(h, shape, g, s, t)
+    v = ema(s["v"], [sum(y * y for y in row) / len(row) for x in every for row in x], h.beta2)
+    out = []
+    for b, x in enumerate(every):
+        n = len(x)
+        y = [[z / (math.sqrt(v[b * n + r]) + h.eps2) for z in row] for r, row in enumerate(x)]
+        scale = norm([z for row in x for z in row]) / (norm([z for row in y for z in row]) + h.eps2)
+        out.append([[z * scale for z in row] for row in y])
+    return orthogonal_step(h, p, out), {"m": m, "v": v}
+
+
+def muonh(h, shape, p, g, s, t):
+    m, every = orthogonal(h, shape, g, s, t)
+    size, out, kept = len(p) // len(every), [], []
+    for b, x in enumerate(every):
+        q, step = p[b * size : (b + 1) * size], [v for row in x for v in row]
+        radius = h.radius if h.radius is not None else s["radius"][b] or norm(q)
+        kept.append(radius)
+        far = radius / nonzero(norm(step)) if radius else 1.0
+        q = [a - h.lr * far * b for a, b in zip(q, step, strict=True)]
+        back = radius / nonzero(norm(q)) if radius else 1.0
+        out += [back * v for v in q]
+    return out, {"m": m} | ({"radius": kept} if h.radius is None else {})
+
+
 RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
-RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor, **witness_more.RULES}
+RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
+RULES |= {"Muon": muon, "NorMuon": normuon, "MuonH": muonh, **witness_more.RULES}

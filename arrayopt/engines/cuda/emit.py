@@ -11,6 +11,7 @@ from arrayopt.engines.cuda.text import CudaText, header
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
+from arrayopt.fusion.symbol import TraceError
 
 __all__ = ["LEAN", "emit"]
 
@@ -30,6 +31,8 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     about : str
         What to say in the first line, and below it.
     """
+    if plan.multiplies:
+        raise TraceError("products of matrices are not emitted for CUDA; engine 'array_api' runs the rule as it is")
     m = CudaText(plan, dtype, grad_dtype or dtype)
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
     m.constants(len(hypers(plan)))

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from arrayopt.codecs import CODECS
 from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.lanes import emit_lanes
-from arrayopt.engines.numba.text import HALF, HEADER, Text
+from arrayopt.engines.numba.products import emit_product, emit_square, header, shared
+from arrayopt.engines.numba.text import HALF, HEADER, REST, UNITS, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.plan import Plan
@@ -44,18 +45,26 @@ def emit(
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
     if any(CODECS[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
+    if plan.multiplies:
+        m.put(0, *header(m).splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     if split:
         count = emit_lanes(m, split)
+        calls = [f"units_{k}({UNITS}, {REST})" for k in range(count)]
     else:
-        count = len(m.form.passes)
+        count, calls, seen = len(m.form.passes), list[str](), dict[str, int]()
         for k, p in enumerate(m.form.passes):
-            _loop(m, k, p)
-            _units(m, k, p)
+            begin = len(m.lines)
+            if p.multiplies:
+                emit_product(m, k, p)
+            else:
+                _loop(m, k, p)
+                (_units if p.axes == plan.element else emit_square)(m, k, p)
+            calls.append(shared(m, k, p, begin, seen) if plan.multiplies else f"units_{k}({UNITS}, {REST})")
         for k, b in enumerate(m.form.between):
             if b:
                 between(m, k, b)
-    _entry(m, count, [k for k in range(count + 1) if split or m.form.between[k]])
+    _entry(m, calls, [k for k in range(count + 1) if split or m.form.between[k]])
     return m.text()
 
 
@@ -97,7 +106,8 @@ def _units(m: Text, k: int, p: Sweep) -> None:
         m.put(1, f"h{m.scalar[n]} = W(scalars[row, {m.scalar[n]}])")
     m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("tensor")))
     # every other pass runs backwards, so that it begins with what the one before has left in the cache
-    m.put(1, "for unit in range(lo, hi):" if k % 2 == 0 else "for unit in range(hi - 1, lo - 1, -1):")
+    forwards = k % 2 == 0 or m.plan.multiplies  # in turns it would be one loop more to compile
+    m.put(1, "for unit in range(lo, hi):" if forwards else "for unit in range(hi - 1, lo - 1, -1):")
     (_stretch if m.plan.element == "C" else _tile)(m, k, p)
 
 
@@ -145,16 +155,19 @@ def _tile(m: Text, k: int, p: Sweep) -> None:
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
 
 
-def _entry(m: Text, count: int, before: Iterable[int]) -> None:
-    """The one entry. There is one only, so that each loop is compiled once and sums in the same order for everyone."""
-    rest = "table, scalars, values, work, part"
-    m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {rest}):", "    for row in rows:")
+def _entry(m: Text, calls: list[str], before: Iterable[int]) -> None:
+    """The one entry, with the call of each pass.
+
+    There is one only, so that each loop is compiled once and sums in the same order for everyone.
+    """
+    count = len(calls)
+    m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {REST}):", "    for row in rows:")
     m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     m.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
     m.put(2, "for stage in range(max(0, first), last):")
     for k in range(count + 1):
         if k in before:
-            m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {rest})")
+            m.put(3, f"if stage == {2 * k}:", f"    between_{k}(row, {REST})")
         if k < count:
-            m.put(3, f"if stage == {2 * k + 1}:", f"    units_{k}(row, lo, hi, thread, {rest})")
+            m.put(3, f"if stage == {2 * k + 1}:", f"    {calls[k]}")

@@ -11,14 +11,16 @@ from numba.core.errors import NumbaError
 
 from arrayopt.arrays import Array, Ints, dtype_name, memory
 from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
 from arrayopt.engines.numba.compiled import converts_float16, load
 from arrayopt.engines.numba.cut import Cut, number_units
 from arrayopt.engines.numba.emit import emit
+from arrayopt.engines.numba.products import blas_address, lacking
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.lanes import Lanes
-from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.plan import Plan
 
 __all__ = ["Numba"]
@@ -28,6 +30,9 @@ SHARED = 1 << 18
 
 FEW = 8
 """Up to so many gradients, Python asks each where it lies; of more, machine code does."""
+
+FLOPS = 32
+"""So many operations of a product take about as long as an element of the passes."""
 
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
@@ -46,7 +51,8 @@ class _Table(Batch):
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
-        self.table: Ints = np.zeros((len(members), len(GEOMETRY) + len(names) + lengths.shape[1] + 3), np.int64)
+        columns = len(GEOMETRY) + len(names) + lengths.shape[1] + 3 + plan.multiplies
+        self.table: Ints = np.zeros((len(members), columns), np.int64)
         self.table[:, : len(GEOMETRY)] = self.geo
         self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
         first = len(GEOMETRY) + len(names)
@@ -55,6 +61,9 @@ class _Table(Batch):
         for j, (column, room) in enumerate(self.offsets):
             self.table[:, column] = self.room[room]
             self.room[room] += lengths[:, j]
+        if plan.multiplies:
+            self.table[:, -4] = blas_address(self.module.W.__name__)
+        self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
         self.table[:, -3], self.table[:, -1] = self.room["work"], self.geo[:, GEOMETRY.index("UNITS")]
         self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
         self.cut = Cut(self) if bucket.kind == "cut" else None
@@ -96,7 +105,7 @@ class _Table(Batch):
         """See `Batch.launch`."""
         if not len(rows.full):
             return
-        with self.copied(rows):
+        with self.copied(rows), one_thread() if self.plan.multiplies else contextlib.nullcontext():
             self._loop(rows, threads)
         self.alive = []
 
@@ -171,11 +180,12 @@ class _Table(Batch):
         """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
         if rows.kept is None or rows.kept[0] != threads:
             full, asked = rows.full, threads
-            sizes = self.table[full, 0]
+            sizes = self.loads[full]
             total = int(sizes.sum())
             if total <= ALONE:
                 threads = 1
-            big = (threads > 1) & (sizes > max(SHARED, total // (4 * threads)))
+            least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
+            big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
             own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
             rooms = [self._rooms(full[big], threads), *(self._rooms(x, 1) for x in own_rows)]
             rows.kept = asked, full[big], own_rows, rooms
@@ -183,9 +193,10 @@ class _Table(Batch):
 
     def _scratch(self, shared: Ints, own: list[Ints]) -> None:
         """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
-        largest = max((int(self.geo[rows, 0].max(initial=0)) for rows in own), default=0)
-        need = max(len(own) * largest, int(self.geo[shared, 0].max(initial=0)))
         for name, kind in self.plan.spilled.items():
+            sizes = extent(self.plan.extents[name], self.geo)
+            largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
+            need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
                 wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
                 self.scratch[name] = np.empty(need, wide)
@@ -237,7 +248,7 @@ class Numba(Fused):
     """Fused loops in machine code; results do not depend on the number of threads."""
 
     name = "numba"
-    batch = _Table
+    batch = products = _Table
     cuts = True
 
     def check(self, bucket: Bucket) -> None:
@@ -245,6 +256,12 @@ class Numba(Fused):
         super().check(bucket)
         if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
             raise ValueError("it needs a processor that converts float16 (F16C)")
+
+    def check_products(self, bucket: Bucket) -> None:
+        """See `Fused.check_products`."""
+        super().check_products(bucket)
+        if lacking():
+            raise ValueError(f"to multiply matrices it needs {lacking()}; pip install 'arrayopt[cpu]'")
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -9,7 +9,10 @@ from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["HALF", "HEADER", "Text"]
+__all__ = ["HALF", "HEADER", "REST", "UNITS", "Text"]
+
+UNITS, REST = "row, lo, hi, thread", "table, scalars, values, work, part"
+"""What a pass takes: whose and which units, and where everything lies."""
 
 HEADER = '''"""Fused loops{about}
 
@@ -125,7 +128,7 @@ class Text(Written):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns += ["OWN", "FIRST", "LAST"]
+        self.columns += [*(["BLAS"] if plan.multiplies else []), "OWN", "FIRST", "LAST"]
         self.seen: dict[Node, None] | None = None
 
     def name(self, n: Node) -> str:

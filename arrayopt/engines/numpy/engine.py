@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 from arrayopt.arrays import REAL, WORKING, Array, Ints
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Batch, Fused, Rows, plain
+from arrayopt.engines.numpy.buffers import buffers_of
 from arrayopt.engines.numpy.lanes import Matrices
+from arrayopt.engines.numpy.products import Stacks
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
@@ -31,22 +33,6 @@ GROUP = 16384
 
 SHARED = 1 << 20
 """Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
-
-_scratch = threading.local()
-
-
-def _buffers(kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch) -> list[Any]:
-    """This thread's buffers in some room, of at least n elements each."""
-    made: dict[Any, Any] = room.__dict__.setdefault("made", {})
-    complex_ = np.result_type(real, np.complex64)
-    dtypes = {"real": np.dtype(real), "complex": complex_, "bool": np.dtype(bool)}
-    out = []
-    for i, kind in enumerate(kinds):
-        key = (i, dtypes[kind])
-        if key not in made or made[key].size < n:
-            made[key] = np.empty(n, dtypes[kind])
-        out.append(made[key])
-    return out
 
 
 class _Blocks(Batch):
@@ -123,7 +109,7 @@ class _Blocks(Batch):
 
         def pass_(k: int, planes: dict[str, Any], env: dict[Node, Any]) -> dict[Node, Any]:
             shape = next(iter(planes.values())).shape
-            buffers = _buffers(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
+            buffers = buffers_of(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
             return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
 
         Matrices(self.plan, split, arrays, known, extents, self.real).run(pass_, threads)
@@ -155,7 +141,8 @@ class _Blocks(Batch):
         """This thread's scratch memory for n elements of each spilled value."""
         kinds = self.plan.spilled.values()
         return {
-            name: x[:n] for name, x in zip(self.plan.spilled, _buffers(kinds, self.real, n, self.scratch), strict=True)
+            name: x[:n]
+            for name, x in zip(self.plan.spilled, buffers_of(kinds, self.real, n, self.scratch), strict=True)
         }
 
     def _pass(
@@ -174,7 +161,7 @@ class _Blocks(Batch):
 
         @np.errstate(all="ignore")
         def some(lo: int, hi: int) -> None:
-            buffers = _buffers(prog.buffers, self.real, geo["TR"] * geo["TC"] * geo["G"])
+            buffers = buffers_of(prog.buffers, self.real, geo["TR"] * geo["TC"] * geo["G"])
             for u in range(lo, hi):
                 ct, rt, ab0 = u % nc, u // nc % nr, u // nc // nr * geo["G"]
                 ab = slice(ab0, min(a * b, ab0 + geo["G"]))
@@ -219,11 +206,7 @@ class _Blocks(Batch):
         """A pass on one block: loads, operations and stores; the values that it reduces."""
         p, prog = self.form.passes[k], self.programs[k]
         made = prog.run(block, env, buffers, self.real)
-        if prog.copies:
-            raw = {*p.loads.values(), *(n for n in p.nodes if n.op in ("real", "imag"))}
-            copied = [np.array(made[n]) if n in raw and len(prog.copies) > 1 else made[n] for _, _, n in prog.copies]
-            for (name, store, _), x in zip(prog.copies, copied, strict=True):
-                store(block[name], x)
+        prog.finish(p, block, made)
         return made
 
     # ---- many small tensors -----------------------------------------------------------------------------------------
@@ -251,7 +234,7 @@ class _Blocks(Batch):
             if k < len(self.form.passes):
                 prog = self.programs[k]
                 env = {n: self._repeat(known[n], sizes) for n in prog.small}
-                buffers = _buffers(prog.buffers, self.real, block["g"].size)
+                buffers = buffers_of(prog.buffers, self.real, block["g"].size)
                 got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
         for n, i in self.where.tensor.items():
             self.values[rows, i] = known[n]
@@ -310,6 +293,7 @@ class NumPy(Fused):
 
     name = "numpy"
     batch = _Blocks
+    products = Stacks
 
     def describe(self) -> str:
         """See `Fused.describe`."""

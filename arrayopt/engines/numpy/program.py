@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from arrayopt.codecs import CODECS, Codec
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.ops import OPS
@@ -66,6 +68,14 @@ class Program:
             if view >= 0:
                 values[view] = made
         return {n: values[i] for n, i in self.wanted.items()}
+
+    def finish(self, p: Sweep, block: Mapping[str, Any], made: Mapping[Node, Any]) -> None:
+        """Make the stores that no step has made in place."""
+        if self.copies:
+            raw = {*p.loads.values(), *(n for n in p.nodes if n.op in _VIEWS)}
+            copied = [np.array(made[n]) if n in raw and len(self.copies) > 1 else made[n] for _, _, n in self.copies]
+            for (name, store, _), x in zip(self.copies, copied, strict=True):
+                store(block[name], x)
 
 
 @lru_cache(maxsize=512)

@@ -1,0 +1,25 @@
+"""Memory that each thread keeps for what lies between two NumPy calls, or between two passes."""
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["buffers_of"]
+
+_scratch = threading.local()
+
+
+def buffers_of(kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch) -> list[Any]:
+    """This thread's buffers in some room, of at least n elements each."""
+    made: dict[Any, Any] = room.__dict__.setdefault("made", {})
+    complex_ = np.result_type(real, np.complex64)
+    dtypes = {"real": np.dtype(real), "complex": complex_, "bool": np.dtype(bool)}
+    out = []
+    for i, kind in enumerate(kinds):
+        key = (i, dtypes[kind])
+        if key not in made or made[key].size < n:
+            made[key] = np.empty(n, dtypes[kind])
+        out.append(made[key])
+    return out

@@ -1,0 +1,73 @@
+"""Words for rules of matrices: how a tensor is seen as one, and the Newton-Schulz iteration."""
+
+import math
+from typing import Any
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import is_number
+from arrayopt.rules.words import clamp, norm
+
+__all__ = ["Triple", "as_matrices", "newton_schulz", "refused", "scale_of", "triples", "whole_number"]
+
+Triple = tuple[float, float, float]
+
+
+def as_matrices(xp: Any, x: Array, matrix: str) -> Array:
+    """x as matrices along its last two axes: with ``"flatten"`` its first axis against all others, one matrix."""
+    return xp.reshape(x, (x.shape[0], -1)) if matrix == "flatten" and x.ndim > 2 else x
+
+
+def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], eps: Any, dtype: str | None = None) -> Array:
+    """Each matrix with its singular values brought near to one; at first they are divided by their Euclidean norm.
+
+    With A = XXᵀ, X ← aX + (bA + cA²)X for each triple (Jordan et al. 2024). A is of the smaller side. The steps are in
+    a `dtype` of the library's, where one is given.
+    """
+    x = x / clamp(xp, norm(xp, x, axis=(-2, -1), keepdims=True), eps, None)
+    wide = x.dtype
+    x = x if dtype is None else xp.astype(x, getattr(xp, dtype))
+    tall = x.shape[-2] > x.shape[-1]
+    x = xp.matrix_transpose(x) if tall else x
+    for a, b, c in coefficients:
+        gram = xp.matmul(x, xp.matrix_transpose(x))
+        x = a * x + xp.matmul(b * gram + c * xp.matmul(gram, gram), x)
+    x = xp.matrix_transpose(x) if tall else x
+    return x if dtype is None else xp.astype(x, wide)
+
+
+def scale_of(x: Array, scale: str) -> Any:
+    """What the step of an orthogonal matrix is multiplied by, for its number of rows and columns."""
+    rows, columns = x.shape[-2:]
+    if scale == "match_rms_adamw":
+        return 0.2 * max(rows, columns) ** 0.5
+    return (rows / columns) ** 0.5 if scale == "original" and rows > columns else 1.0
+
+
+def refused(xp: Any, p: Array, dtype: str | None) -> str:
+    """Why a rule of matrices with steps in some dtype cannot update a tensor; empty where it can."""
+    if p.ndim < 2:
+        return "is no matrix; give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
+    if dtype is not None and not hasattr(xp, dtype):
+        return f"is of a library that has no {dtype}; leave out `ns_dtype`"
+    return ""
+
+
+def whole_number(where: str, value: Any) -> int:
+    """An integer from 1."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{where} must be a whole number; got {value!r}")
+    if not 1 <= value <= 100:
+        raise ValueError(f"{where} must be in [1, 100]; got {value}")
+    return value
+
+
+def triples(where: str, value: Any) -> tuple[Any, ...]:
+    """Three numbers, or a sequence of such triples."""
+    several = isinstance(value, tuple | list) and value and all(isinstance(x, tuple | list) for x in value)
+    for triple in value if several else [value]:
+        if not isinstance(triple, tuple | list) or not all(is_number(x) for x in triple):
+            raise TypeError(f"{where} must be three numbers, or a sequence of such triples; got {value!r}")
+        if len(triple) != 3 or not all(math.isfinite(x) for x in triple):
+            raise ValueError(f"{where} must be three finite numbers, or a sequence of such triples; got {value!r}")
+    made = tuple(tuple(map(float, triple)) for triple in (value if several else [value]))
+    return made if several else made[0]

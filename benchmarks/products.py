@@ -1,0 +1,129 @@
+"""Muon beside PyTorch's and optax's, in float32, in turns: ``python -m benchmarks.products``.
+
+PyTorch's Muon multiplies in bfloat16. It takes part twice: as it is, and with its products in float32.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before any library starts its threads
+
+import arrayopt as ao
+from benchmarks.contest import Contestant, Running, race
+from benchmarks.problems import Problem, equal
+
+__all__ = ["PROBLEMS", "contestants", "main"]
+
+LR, MOMENTUM, EPS = 0.02, 0.95, 1e-7
+"""Every contestant's; no weight decay."""
+
+COMPILING = 300.0
+"""Seconds for which XLA may compile: it takes about 0.1 s for each matrix up to 100, and 20 minutes for 1,000."""
+
+
+def _mixed() -> tuple[tuple[int, int], ...]:
+    """126 matrices of 16 to 128 rows and columns."""
+    rng, sides = np.random.default_rng(0), [16, 24, 32, 48, 64, 96, 128]
+    return tuple((int(rng.choice(sides)), int(rng.choice(sides))) for _ in range(126))
+
+
+PROBLEMS = {
+    "mixed": Problem("mixed", "126 matrices of 16 to 128", _mixed()),
+    "equal": equal(1_000, (32, 32)),
+    "gpt2": Problem("gpt2", "a layer of GPT-2", ((768, 2304), (768, 768), (768, 3072), (3072, 768))),
+}
+
+
+def contestants(problem: Problem) -> list[Contestant]:
+    """All of them; `numba` first, whom the others are compared with."""
+    made = [
+        Contestant(f"arrayopt {engine}", lambda engine=engine: _ours(problem, engine)) for engine in ("numba", "numpy")
+    ]
+    kinds: list[tuple[str, str, Callable[[], Running]]] = [
+        ("torch", "torch", lambda: _torch(problem, float32=False)),
+        ("torch float32", "torch", lambda: _torch(problem, float32=True)),
+        ("optax", "optax", lambda: _optax(problem)),
+    ]
+    slow = "" if len(problem.shapes) < 500 else f"XLA takes more than {COMPILING:.0f} s to compile"
+    for name, module, build in kinds:
+        missing = "" if find_spec(module) else f"{module} is not installed"
+        made.append(Contestant(name, build, left_out=missing or (slow if name == "optax" else "")))
+    return made
+
+
+def _ours(problem: Problem, engine: str) -> Running:
+    """An engine of this library."""
+    names = [str(i) for i in range(len(problem.shapes))]
+    params, grads = (dict(zip(names, x, strict=True)) for x in (problem.params(), problem.grads))
+    rule = ao.Muon(lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0)
+    opt = ao.Optimizer(params, rule, engine=engine)
+    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()))
+
+
+def _torch(problem: Problem, *, float32: bool) -> Running:
+    """`torch.optim.Muon`; with `float32`, what it casts to bfloat16 it copies."""
+    import torch
+
+    params = [torch.nn.Parameter(torch.tensor(x)) for x in problem.params()]
+    for p, g in zip(params, problem.grads, strict=True):
+        p.grad = torch.tensor(g)
+    opt = torch.optim.Muon(params, lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0)
+
+    def step() -> None:
+        kept = torch.Tensor.bfloat16
+        if float32:
+            torch.Tensor.bfloat16 = torch.Tensor.clone
+        try:
+            opt.step()
+        finally:
+            torch.Tensor.bfloat16 = kept
+
+    return Running(step, lambda: [p.detach().numpy() for p in params])
+
+
+def _optax(problem: Problem) -> Running:
+    """`optax.contrib.muon` under ``jax.jit`` with donated buffers."""
+    import jax
+    import optax
+
+    rule = optax.contrib.muon(LR, beta=MOMENTUM, eps=EPS)
+    params, grads = ([jax.numpy.array(x) for x in xs] for xs in (problem.params(), problem.grads))
+    held = [params, rule.init(params)]
+    del params
+
+    def update(params, state, grads):
+        updates, state = rule.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(update, donate_argnums=(0, 1))
+
+    def step() -> None:
+        held[:] = compiled(*held, grads)
+        jax.block_until_ready(held)
+
+    return Running(step, lambda: [np.asarray(x) for x in held[0]])
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("problems", nargs="*", default=list(PROBLEMS), help=f"some of {', '.join(PROBLEMS)}")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each is timed")
+    given = parser.parse_args()
+    for name in given.problems:
+        times = race(contestants(PROBLEMS[name]), rounds=given.rounds)
+        lines = ["", PROBLEMS[name].title, "", "| contestant | ms | times as long as numba |", "|---|---|---|"]
+        own = ((who, times.seconds(who), times.ratio(who, "arrayopt numba")) for who in times.names)
+        lines += [f"| {who} | {1e3 * seconds:.4g} | {ratio:.3g} |" for who, seconds, ratio in own]
+        lines += [f"| {who} | | {why} |" for who, why in times.left_out.items()]
+        sys.stdout.write("\n".join([*lines, ""]))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""The common tests of rules that are for tensors of rank ≥ 2 alone: rows of `MATRICES`, on every engine and library."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from tests.conftest import BACKENDS
+from tests.support import witness
+from tests.support.cases import MATRICES, make
+from tests.support.slow import marked
+
+ROWS = [(name, i) for name, rows in MATRICES.items() for i in range(len(rows))]
+FUSED = ("numpy", "numba")
+SHAPES = {
+    "square": (4, 4),
+    "wide": (3, 7),
+    "tall": (7, 3),
+    "row": (1, 5),
+    "column": (5, 1),
+    "kernel": (4, 2, 3, 2),
+    "batch": (3, 4, 2),
+    "same": (4, 4),
+    "empty": (0, 3),
+    "still": (3, 4),
+    "huge": (3, 4),
+    "tiny": (5, 3),
+    "dead": (2, 3),
+}
+LARGE = {"bands": (300, 200), "wide bands": (140, 260), "small": (5, 6), "many": (70, 9, 8), "rank 4": (2, 3, 40, 30)}
+MAGNITUDES = {"still": 0.0, "huge": 1e6, "tiny": 1e-8}
+STEPS = 4
+
+# The steps multiply small singular values of d by 3.4445 five times, and with them the roundings of d: by up to 485.
+FAR = {"float64": 5e-13, "float32": 2e-4, "bfloat16": 2.0**-7, "float16": 2.0**-9}
+every_row = pytest.mark.parametrize(("name", "row"), ROWS)
+each_engine = pytest.mark.parametrize(
+    ("engine", "name", "row"),
+    marked(((e, *row) for e in FUSED for row in ROWS), lambda engine, name, row: (engine, row) == ("numpy", 0)),
+)
+
+
+def problem(shapes, dtype="float64", steps=STEPS):
+    """Parameters, and the gradients of each step."""
+    rng = np.random.default_rng(0)
+    params = {n: (rng.standard_normal(s) * (n != "dead")).astype(dtype) for n, s in shapes.items()}
+    grads = [
+        {name: (rng.standard_normal(s) * MAGNITUDES.get(name, 1.0)).astype(dtype) for name, s in shapes.items()}
+        for _ in range(steps)
+    ]
+    return params, grads
+
+
+def made(rule, params, engine, **options):
+    return ao.Optimizer({name: np.array(p) for name, p in params.items()}, rule, engine=engine, **options)
+
+
+def contents(opt):
+    """Copies of all parameters and slots."""
+    return {f"{n}.{k}": np.array(x) for n in opt.state for k, x in {"p": opt.params[n], **opt.state[n]}.items()}
+
+
+def run(rule, params, grads, engine, **options):
+    opt = made(rule, params, engine, **options)
+    for g in grads:
+        opt.step(g)
+    return contents(opt)
+
+
+def same(a, b):
+    assert list(a) == list(b)
+    assert [key for key in a if a[key].tobytes() != b[key].tobytes()] == []
+
+
+def near(a, b, relative):
+    assert list(a) == list(b)
+    for key, x in b.items():
+        scale = max(1.0, float(np.abs(x).max(initial=0.0)))
+        np.testing.assert_allclose(a[key].astype(float), x.astype(float), rtol=0, atol=relative * scale, err_msg=key)
+
+
+# ---- against the witness, and against the rule as it is written ------------------------------------------------------
+
+PLACES = [("array_api", library, dtype) for library in ("numpy", "array_api_strict", "torch", "jax") for dtype in FAR]
+PLACES += [(engine, "numpy", dtype) for engine in FUSED for dtype in ("float64", "float32")]
+PLACES = [x for x in PLACES if x[2] in ("float64", "float32") and BACKENDS[x[1]].has(x[2])]
+
+
+def in_each_run(engine, library, dtype, name, row):
+    if engine == "numba" or library == "jax":
+        return False
+    return dtype == "float64" and (library == "numpy" or row == 0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "library", "dtype", "name", "row"), marked(((*x, *y) for x in PLACES for y in ROWS), in_each_run)
+)
+def test_a_run_equals_the_witness(engine, library, dtype, name, row):
+    backend, options = BACKENDS[library], MATRICES[name][row]
+    params, grads = problem(SHAPES, dtype)
+    exact = {n: (p.astype(float).ravel().tolist(), {}) for n, p in params.items()}
+    opt = ao.Optimizer({n: backend.array(p, dtype) for n, p in params.items()}, make(name, options), engine=engine)
+    for t, g in enumerate(grads):
+        found = opt.step({n: backend.array(x, dtype) for n, x in g.items()})
+        exact = {
+            n: witness.step(
+                name, options, SHAPES[n], *values[:1], g[n].astype(float).ravel().tolist(), values[1], t + 1
+            )
+            for n, values in exact.items()
+        }
+    for n, (p, slots) in exact.items():
+        assert set(opt.state[n]) == {"t", *slots}
+        for slot, x in {"p": p, **slots}.items():
+            got = backend.numpy(found[n] if slot == "p" else opt.state[n][slot]).astype(float)
+            scale = max(1.0, MAGNITUDES.get(n, 1.0) if slot != "p" else 1.0)
+            np.testing.assert_allclose(got.ravel(), x, rtol=0, atol=FAR[dtype] * scale, err_msg=f"{n}.{slot}")
+
+
+@each_engine
+def test_large_matrices_and_batches_are_those_of_the_rule_as_written(engine, name, row):
+    rule = make(name, MATRICES[name][row])
+    for dtype in ("float32", "float64") if engine == "numpy" else ("float32",):
+        params, grads = problem(LARGE, dtype, steps=2)
+        near(run(rule, params, grads, engine), run(rule, params, grads, "array_api"), FAR[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@each_engine
+def test_half_precision_has_masters(engine, name, row, dtype):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    shapes = {n: SHAPES[n] for n in ("square", "wide", "tall", "kernel")}
+    params, grads = problem(shapes, kind)
+    rule = make(name, MATRICES[name][row])
+    found, exact = (run(rule, params, grads, e) for e in (engine, "array_api"))
+    near(
+        {k: x for k, x in found.items() if k.endswith("master")},
+        {k: x for k, x in exact.items() if "master" in k},
+        2e-4,
+    )
+    for n in shapes:
+        assert found[f"{n}.p"].tobytes() == found[f"{n}.master"].astype(kind).tobytes()
+
+
+# ---- what must change nothing ----------------------------------------------------------------------------------------
+
+
+@each_engine
+def test_the_number_of_threads_changes_no_bit(engine, name, row, monkeypatch):
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(LARGE | SHAPES, "float32", steps=2)
+    found = []
+    for threads in ("1", "2", "5"):
+        monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
+        found.append(run(rule, params, grads, engine))
+    same(found[0], found[1])
+    same(found[0], found[2])
+
+
+@each_engine
+def test_order_company_and_layout_change_no_bit(engine, name, row):
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    straight = run(rule, params, grads, engine)
+    names = sorted(params, reverse=True)
+    turned = {n: np.asfortranarray(params[n]) for n in names}
+    opt = ao.Optimizer(turned, rule, engine=engine)
+    for g in grads:
+        out = opt.step({n: np.asfortranarray(g[n]) for n in names})
+    assert all(out[n] is turned[n] for n in names if params[n].size)
+    again = contents(opt)
+    same({key: again[key] for key in straight}, straight)
+    alone = run(rule, {"same": params["same"]}, [{"same": g["same"]} for g in grads], engine)
+    same(alone, {key: x for key, x in straight.items() if key.startswith("same.")})
+
+
+@each_engine
+def test_a_missing_gradient_leaves_a_tensor_alone_and_a_run_can_be_resumed(engine, name, row, tmp_path):
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    grads[1]["wide"] = grads[2]["same"] = None
+    opt = made(rule, params, engine)
+    for k, g in enumerate(grads):
+        before = contents(opt)
+        opt.step(g)
+        after = contents(opt)
+        for left in [n for n, x in g.items() if x is None]:
+            same(*({key: x for key, x in c.items() if key.startswith(f"{left}.")} for c in (before, after)))
+        if k == 1:
+            opt.save(tmp_path / "run.safetensors")
+    other = made(rule, params, engine)
+    other.load(tmp_path / "run.safetensors")
+    for g in grads[2:]:
+        other.step(g)
+    same(contents(other), contents(opt))
+
+
+@each_engine
+def test_statistics_clipping_and_groups_are_those_of_the_rule_as_written(engine, name, row):
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    how = {"clip_norm": 3.0, "groups": {"wide": {"lr": 0.5}, "tall": {"momentum": 0.5}}}
+    watched, plain, written = (
+        made(rule, params, e, stats=stats, **how) for e, stats in ((engine, True), (engine, False), ("array_api", True))
+    )
+    for g in grads:
+        for opt in (watched, plain, written):
+            opt.step(g)
+    same(contents(watched), contents(plain))
+    near(contents(watched), contents(written), FAR["float64"])
+    found, exact = watched.stats.read(), written.stats.read()
+    assert {n: sorted(x) for n, x in found.items()} == {n: sorted(x) for n, x in exact.items()}
+    for n, report in exact.items():
+        for key, x in report.items():
+            assert found[n][key] == pytest.approx(x, rel=1e-9, abs=1e-9), (n, key)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@each_engine
+def test_each_matrix_is_one_ranks_and_their_number_changes_no_bit(engine, name, row, ranks):
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES | {"large": (60, 50)}, steps=2)
+    alone = run(rule, params, grads, engine)
+
+    def main(comm):
+        opt = made(rule, params, engine, comm=comm)
+        for g in grads:
+            opt.step(g)
+        return {f"{n}.p": np.array(p) for n, p in opt.params.items()}
+
+    for found in ao.ranks.run(ranks, main):
+        same(found, {key: x for key, x in alone.items() if key.endswith(".p")})
+
+
+@every_row
+def test_the_functional_form_is_the_rule_as_written(name, row):
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    expected, state = run(rule, params, grads, "array_api"), rule.init(params)
+    for g in grads:
+        params, state = ao.update(rule, params, g, state)
+    same({f"{n}.p": p for n, p in params.items()}, {k: x for k, x in expected.items() if k.endswith(".p")})
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@every_row
+def test_a_vector_is_refused_in_words(name, row):
+    rule = make(name, MATRICES[name][row])
+    for shape in ((), (3,), (0,)):
+        params = {"weight": np.ones((2, 2)), "bias": np.ones(shape)}
+        for call in (lambda p: ao.Optimizer(p, rule), lambda p: ao.init(rule, p)):
+            with pytest.raises(ValueError, match=rf"{name}: 'bias', of shape .* is no matrix; give it another rule"):
+                call(params)
+
+
+@every_row
+def test_complex_matrices_are_refused(name, row):
+    with pytest.raises(TypeError, match="not defined for complex"):
+        ao.Optimizer({"w": np.ones((2, 2), complex)}, make(name, MATRICES[name][row]))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
+    rule = dataclasses.replace(make(name, MATRICES[name][0]), ns_dtype="bfloat16")
+    with pytest.raises(ValueError, match=f"{name}: 'w', of shape .* has no bfloat16; leave out `ns_dtype`"):
+        ao.Optimizer({"w": np.ones((2, 2))}, rule)
+    torch = BACKENDS["torch"]
+    params, grads = problem({n: SHAPES[n] for n in ("square", "wide", "tall")}, "float32", 1)
+    opt = ao.Optimizer({n: torch.array(p) for n, p in params.items()}, rule)
+    assert "array_api (numba: arithmetic in bfloat16 is not fused" in opt.explain()
+    found = opt.step({n: torch.array(g) for n, g in grads[0].items()})
+    exact = run(make(name, MATRICES[name][0]), params, grads, "array_api")
+    for n, p in params.items():  # a step is 0.02 times what is near to an orthogonal matrix, or to the norm of p
+        far = 0.02 * 0.1 * max(1.0, float(np.linalg.norm(p)))
+        np.testing.assert_allclose(torch.numpy(found[n]), exact[f"{n}.p"], rtol=0, atol=far)
