@@ -270,3 +270,21 @@ def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
     for n, p in params.items():  # a step is 0.02 times what is near to an orthogonal matrix, or to the norm of p
         far = 0.02 * 0.1 * max(1.0, float(np.linalg.norm(p)))
         np.testing.assert_allclose(torch.numpy(found[n]), exact[f"{n}.p"], rtol=0, atol=far)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_on_a_gpu_it_is_left_to_the_reference_engine(name, cupy):
+    params, rule = {"w": cupy.asarray(np.ones((2, 3), "float32"))}, make(name, MATRICES[name][0])
+    why = f"{name} multiplies matrices, which the engine does not do"
+    assert f"engine array_api (cupy: {why})" in ao.Optimizer(params, rule).explain()
+    with pytest.raises(ValueError, match=f"engine 'cupy' cannot run {name}: {why}"):
+        ao.Optimizer(params, rule, engine="cupy").explain()
+
+
+def test_the_radius_does_not_wander():
+    rng, p = np.random.default_rng(0), np.random.default_rng(1).standard_normal((4, 6))
+    start = np.linalg.norm(p)
+    opt = ao.Optimizer(p, ao.MuonH(lr=0.1), engine="numpy")
+    for _ in range(300):
+        opt.step(rng.standard_normal(p.shape))
+    assert abs(np.linalg.norm(p) - start) <= 4 * np.spacing(start)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba.core.errors import NumbaError
 
-from arrayopt.arrays import Array, Ints, dtype_name, memory
+from arrayopt.arrays import Array, Ints, dtype_name, memory, size
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
@@ -213,6 +213,11 @@ class _Table(Batch):
             run(tasks)
 
 
+def _longest(bucket: Bucket) -> int:
+    """The most rows or columns of a tensor, however it is seen."""
+    return max(max(x.array.shape[0], *x.array.shape[-2:], size(x.array) // x.array.shape[0]) for x in bucket.tensors)
+
+
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
     """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
 
@@ -250,6 +255,8 @@ class Numba(Fused):
         super().check_products(bucket)
         if lacking():
             raise ValueError(f"to multiply matrices it needs {lacking()}; pip install 'arrayopt[cpu]'")
+        if max(size(x.array) for x in bucket.tensors) >= 1 << 31 and _longest(bucket) >= 1 << 31:
+            raise ValueError("BLAS takes matrices of less than 2**31 rows and columns")
 
     def describe(self) -> str:
         """See `Fused.describe`."""
