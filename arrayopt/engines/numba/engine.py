@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -215,7 +216,8 @@ class _Table(Batch):
 
 def _longest(bucket: Bucket) -> int:
     """The most rows or columns of a tensor, however it is seen."""
-    return max(max(x.array.shape[0], *x.array.shape[-2:], size(x.array) // x.array.shape[0]) for x in bucket.tensors)
+    shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
+    return max(max(shape[0], *shape[-2:], math.prod(shape[1:])) for shape in shapes)
 
 
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
