@@ -18,6 +18,10 @@ from arrayopt.state.tensors import Tensor
 __all__ = ["add"]
 
 
+SHAPES = ((768, 3072), (3072,))
+"""What is explained where no shapes are given."""
+
+
 def add(commands: Any) -> None:
     """Add the command."""
     explain = commands.add_parser(
@@ -34,9 +38,8 @@ def add(commands: Any) -> None:
     explain.add_argument(
         "--shapes",
         type=listed(shape),
-        default=((768, 3072), (3072,)),
         metavar="SHAPE,...",
-        help="such as 768x3072,3072,scalar (default: 768x3072,3072)",
+        help="such as 768x3072,3072,scalar (default: 768x3072,3072, as far as the rule takes them)",
     )
     explain.add_argument(
         "--dtype", choices=WORKING, default="float32", metavar="DTYPE", help="of parameters (default: %(default)s)"
@@ -61,8 +64,12 @@ def run(given: argparse.Namespace) -> int:
     """Run the command."""
     try:
         rule = make_rule(given.rule, dict(given.set))
+        given.shapes = given.shapes or [x for x in SHAPES if not rule.refuses(np, np.broadcast_to(0.0, x))]
         one = np.zeros((), numpy_dtype(given.dtype))  # seen as an array of each shape: nothing else is allocated
         tensors = [Tensor(str(i), np.broadcast_to(one, x)) for i, x in enumerate(given.shapes)]
+        for tensor in tensors:
+            if reason := rule.refuses(np, tensor.array):
+                raise ValueError(f"{type(rule).__name__}: a tensor of shape {tensor.shape} {reason}")
         places = list(range(len(tensors)))
         group = Group("all", rule, {}, tensors)
         bucket = Bucket(groups=[group], tensors=tensors, group_of=[0] * len(tensors), places=places)

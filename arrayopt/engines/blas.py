@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["BAND", "bands", "controlled", "one_thread"]
+__all__ = ["BAND", "bands", "controlled", "look_again", "one_thread"]
 
 BAND = 128
 """A product of more rows is made in bands of so many rows, which threads share; so their number changes no bit."""
@@ -39,6 +39,11 @@ def _libraries() -> list[Any]:
     from threadpoolctl import ThreadpoolController
 
     return [x for x in ThreadpoolController().lib_controllers if x.user_api == "blas"]
+
+
+def look_again() -> None:
+    """Note that a library may have been loaded."""
+    _libraries.cache_clear()
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, Node
-from arrayopt.fusion.plan import Plan, multiplied
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.products import multiplied
 from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 

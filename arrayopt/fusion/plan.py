@@ -7,19 +7,19 @@ meet between the passes. A product of matrices stands among the passes: it reads
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
-from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, is_whole, reachable
+from arrayopt.fusion.graph import PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
-from arrayopt.fusion.symbol import WAY_OUT
+from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 
-__all__ = ["Pass", "Plan", "multiplied", "plan", "plan_for"]
+__all__ = ["Pass", "Plan", "plan", "plan_for"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,12 +132,6 @@ class Plan:
         return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
 
 
-def multiplied(n: Node) -> str:
-    """The axes along which a product multiplies and adds: those of the result, and the one that is summed over."""
-    a, ta = n.args[0].axes, n.data[0]
-    return f"{n.axes}{a[-2] if ta else a[-1]}".upper()
-
-
 def plan(traced: Trace) -> Plan:
     """Plan the passes of a trace.
 
@@ -180,11 +174,11 @@ def plan(traced: Trace) -> Plan:
     passes = tuple(p for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
     if products:
-        room = _shared(passes, {name: (n.axes, n.dtype) for name, n in scratch.items()})
-        passes = tuple(_renamed(p, room) for p in passes)
+        room = shared(passes, {name: (n.axes, n.dtype) for name, n in scratch.items()})
+        passes = tuple(renamed(p, room) for p in passes)
         scratch = {room[name]: n for name, n in scratch.items()}
         extents = {name: n.axes for name, n in scratch.items()}
-        _check_spaces(passes, element)
+        check_spaces(passes, element)
     ready = {s: k + 1 for k, p in enumerate(passes) for s in p.reductions}
     between = _between([*small.values(), *reports.values()], passes, ready, element)
     used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
@@ -216,42 +210,6 @@ def _placed(
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
     return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
-
-
-def _shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """For each scratch array, of some axes and dtype, the name of the memory that holds it while it is needed.
-
-    A pass works element by element: what it stores may lie where something lay that it is the last to load. A product
-    may not write what it reads.
-    """
-    last = {name: k for k, p in enumerate(passes) for name in p.loads}
-    free: dict[tuple[str, str], list[str]] = {}
-    made: dict[str, str] = {}
-    for k, p in enumerate(passes):
-        over = [name for name in p.loads if name in kinds and last[name] == k]
-        for name in [] if p.multiplies else over:
-            free.setdefault(kinds[name], []).append(made[name])
-        for name in p.stores:
-            if name in kinds:
-                room = free.setdefault(kinds[name], [])
-                made[name] = room.pop() if room else f"{SCRATCH}{len(set(made.values()))}"
-        for name in over if p.multiplies else []:
-            free.setdefault(kinds[name], []).append(made[name])
-    return made
-
-
-def _renamed(p: Pass, names: dict[str, str]) -> Pass:
-    """A pass with other names for its arrays."""
-    loads, stores = ({names.get(name, name): n for name, n in x.items()} for x in (p.loads, p.stores))
-    return replace(p, loads=loads, stores=stores)
-
-
-def _check_spaces(passes: Sequence[Pass], element: str) -> None:
-    """Raise TraceError for what no engine does with the product of a matrix and its own transpose."""
-    for p in passes:
-        used = [a for n in p.nodes for a in n.args if not is_whole(a.axes, element)]
-        if p.axes != element and not p.multiplies and (p.reductions or any(set(n.axes) & set("RC") for n in used)):
-            raise TraceError(f"a value over {p.axes} that is summed up, or varies by row, is not fused{WAY_OUT}")
 
 
 def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:

@@ -34,7 +34,7 @@ def check_parts(groups: Sequence[Group], engine: str) -> None:
                 )
             for stats in (False, True):
                 rank, dtype = len(tensor.shape), dtype_name(tensor.array)
-                if plan_for(bucket.rule, rank, dtype, stats=stats, lean=chosen.lean).element != "C":
+                if plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=stats, lean=chosen.lean).element != "C":
                     name = type(bucket.rule).__name__
                     raise ValueError(
                         f"{who} {name} cannot take with these fields: it has sums over rows or columns, and a part may"

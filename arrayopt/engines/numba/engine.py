@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numba.core.errors import NumbaError
 
-from arrayopt.arrays import Array, Ints, dtype_name, memory
+from arrayopt.arrays import Array, Ints, dtype_name, memory, size
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
@@ -225,6 +226,12 @@ class _Table(Batch):
             run(tasks)
 
 
+def _longest(bucket: Bucket) -> int:
+    """The most rows or columns of a tensor, however it is seen."""
+    shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
+    return max(max(shape[0], *shape[-2:], math.prod(shape[1:])) for shape in shapes)
+
+
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
     """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
 
@@ -262,6 +269,8 @@ class Numba(Fused):
         super().check_products(bucket)
         if lacking():
             raise ValueError(f"to multiply matrices it needs {lacking()}; pip install 'arrayopt[cpu]'")
+        if max(size(x.array) for x in bucket.tensors) >= 1 << 31 and _longest(bucket) >= 1 << 31:
+            raise ValueError("BLAS takes matrices of less than 2**31 rows and columns")
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from importlib.util import find_spec
 
-from arrayopt.engines.blas import BAND, controlled
+from arrayopt.engines.blas import BAND, controlled, look_again
 from arrayopt.engines.numba.text import REST, Text
 from arrayopt.fusion.layout import CHUNK
 from arrayopt.fusion.stages import Sweep
@@ -159,6 +159,7 @@ def blas_address(real: str) -> int:
     from numba.extending import get_cython_function_address
     from scipy.linalg import cython_blas
 
+    look_again()
     name = {"float32": "sgemm", "float64": "dgemm"}[real]
     if str(cython_blas.__pyx_capi__[name]).count(", int *") != 6:
         raise ValueError("SciPy's BLAS has integers of another size than 32 bits")
