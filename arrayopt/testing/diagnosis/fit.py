@@ -1,0 +1,233 @@
+"""Finding a model's numbers: starts that are all tried at once, least squares from the best, and short decimals."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from arrayopt.rules.base import hypers
+from arrayopt.testing.diagnosis.model import Model, Sets, one_set
+from arrayopt.testing.diagnosis.trajectory import Values
+
+__all__ = ["Fit", "cost", "fit", "least_squares", "snapped"]
+
+WHOLE = frozenset({"lookahead_steps"})
+"""Numbers that are whole: they are tried and not fitted."""
+
+ELSEWHERE: Mapping[str, Sequence[float]] = {
+    "beta1": (0.5, 0.99),
+    "beta2": (0.9, 0.99),
+    "eps": (1e-12, 1e-6, 1e-4, 1e-2),
+    "weight_decay": (0.0, 0.01, 0.1, 1.0),
+    "momentum": (0.5, 0.99),
+    "dampening": (0.5,),
+    "beta3": (0.99,),
+}
+"""Where else the search may begin than at a rule's own default."""
+
+
+def least_squares() -> Any:
+    """SciPy's function.
+
+    Raises
+    ------
+    ImportError
+        If SciPy is not installed, saying what to install.
+    """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as error:
+        raise ImportError(
+            f"diagnose: {error}; numbers that are not known are found with SciPy: pip install 'arrayopt[diagnose]'"
+        ) from error
+    return least_squares
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A model with the best numbers found.
+
+    Attributes
+    ----------
+    values : dict of str to (float or array)
+        The numbers; arrays are of shape (1 or steps, 1 or tensors).
+    cost : float
+        The root mean square of the errors, in units of the updates.
+    """
+
+    model: Model
+    values: Mapping[str, Any]
+    cost: float
+
+
+def cost(errors: Values) -> Values:
+    """The root mean square of each set's errors."""
+    made: Values = np.sqrt(np.mean(np.minimum(errors**2, 1e4), axis=-1)) if errors.shape[-1] else np.zeros(len(errors))
+    return made
+
+
+def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 12) -> Fit:
+    """The numbers under which a model comes nearest.
+
+    Parameters
+    ----------
+    model : Model
+        What is fitted.
+    warm : dict, optional
+        Numbers of a similar model, to begin from too.
+    limit : int
+        How often least squares may evaluate.
+    """
+    starts = list(_starts(model, warm or {}))
+    sets = {
+        name: np.stack([np.broadcast_to(np.asarray(start[name], float), model.shape(name)) for start in starts])
+        for name in model.unknown
+    }
+    if not sets:
+        return Fit(model, dict(model.fixed), float(cost(model.errors({}))[0]))
+    predicted = model.predict(sets)
+    if "lr" in model.unknown:
+        sets = model.rescaled(sets, predicted)
+        predicted = model.predict(sets)
+    costs = cost(model.seen.errors(predicted))
+    best = int(np.nanargmin(costs))
+    values = {name: x[best] for name, x in sets.items()}
+    tried = [name for name in model.unknown if name not in WHOLE]
+    found, least = values, float(costs[best])
+    if tried and least > 0:
+        found, least = _descend(model, values, tried, least, limit)
+    return Fit(model, {**model.fixed, **{name: _plain(x) for name, x in found.items()}}, least)
+
+
+def _starts(model: Model, warm: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Where to begin."""
+    rule, switched = model.hypothesis.rule(), model.hypothesis.starts()
+    base = {name: getattr(rule, name, None) for name in model.unknown}
+    grids = [[(name, x) for x in values] for name, values in switched.items() if name in base]
+    for chosen in product(*grids) if len(grids) < 3 else [tuple(grid[0] for grid in grids)]:
+        given = {**base, **dict(chosen)}
+        yield given
+        if set(warm) & set(base):
+            yield {**given, **{k: x for k, x in warm.items() if k in base and k not in dict(chosen)}}
+        if len(grids) < 2 or chosen == tuple(grid[0] for grid in grids):
+            for name, values in ELSEWHERE.items():
+                if name in base and name not in dict(chosen):
+                    yield from ({**given, name: x} for x in values)
+
+
+def _descend(
+    model: Model, values: Mapping[str, Values], tried: list[str], least: float, limit: int
+) -> tuple[dict[str, Values], float]:
+    """Least squares from some values, with derivatives by differences, all of them evaluated at once."""
+    intervals = hypers(model.hypothesis.kind)
+    kinds = {name: _coordinate(name, intervals.get(name)) for name in tried}
+    shapes = {name: np.shape(values[name]) for name in tried}
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
+    start = np.concatenate([_into(kinds[name], values[name]).ravel() for name in tried])
+    last: list[Any] = [None, None, None]
+
+    def sets(points: Values) -> Sets:
+        parts = np.split(points, ends, axis=1)
+        made = {n: _out_of(kinds[n], x).reshape(-1, *shapes[n]) for n, x in zip(tried, parts, strict=True)}
+        return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
+
+    def evaluate(x: Values) -> None:
+        if last[0] is None or not np.array_equal(last[0], x):
+            step = 1e-7
+            found = model.errors(sets(np.concatenate([x[None], x + step * np.eye(len(x))])))
+            last[:] = x.copy(), found[0], (found[1:] - found[0]).T / step
+
+    def errors(x: Values) -> Any:
+        evaluate(x)
+        return last[1]
+
+    def slopes(x: Values) -> Any:
+        evaluate(x)
+        return last[2]
+
+    if len(errors(start)) < len(start):
+        return dict(values), least
+    done = least_squares()(
+        errors, start, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15
+    )
+    now = float(cost(np.asarray(done.fun)[None])[0])
+    if not now < least:
+        return dict(values), least
+    return {name: np.asarray(x)[0] for name, x in sets(done.x[None]).items()}, now
+
+
+def _coordinate(name: str, interval: str | None) -> str:
+    """What least squares moves: a number itself, its logarithm, or that of its distance from one."""
+    if interval == "[0, 1)" and name != "momentum":
+        return "below one"
+    if name in ("weight_decay", "momentum", "dampening") or interval in ("[0, 1]", "[0, 1)"):
+        return "itself"
+    return "logarithm"
+
+
+def _into(kind: str, x: Any) -> Values:
+    x = np.asarray(x, float)
+    if kind == "itself":
+        return x
+    return np.log(np.maximum(1.0 - x if kind == "below one" else x, 1e-300))
+
+
+def _out_of(kind: str, x: Values) -> Values:
+    if kind == "itself":
+        return np.asarray(x)
+    with np.errstate(over="ignore"):
+        made = np.exp(np.clip(x, -690.0, 690.0))
+    return 1.0 - made if kind == "below one" else made
+
+
+def _plain(x: Values) -> Any:
+    return float(x.item()) if x.size == 1 else x
+
+
+# ---- short decimals --------------------------------------------------------------------------------------------------
+
+
+def snapped(found: Fit) -> Fit:
+    """The same with numbers of few digits, where these come as near."""
+    current = found
+    for digits in (1, 2, 3, 4):
+        values = {name: _short_all(name, x, digits) for name, x in current.values.items() if name in found.model.unknown}
+        tried = _with(current, values)
+        if tried.cost <= max(found.cost, 1e-9):
+            return tried
+    for name in found.model.unknown:
+        for digits in (1, 2, 3, 4):
+            tried = _with(current, {name: _short_all(name, current.values[name], digits)})
+            if tried.cost <= 1.02 * current.cost + 1e-12:
+                current = tried
+                break
+    return current
+
+
+def _with(found: Fit, values: Mapping[str, Any]) -> Fit:
+    """A fit with some other values."""
+    made = {**found.values, **values}
+    sets = {name: one_set({name: x})[name] for name, x in made.items()}
+    return Fit(found.model, made, float(cost(found.model.errors(sets))[0]))
+
+
+def _short_all(name: str, x: Any, digits: int) -> Any:
+    if np.ndim(x):
+        return np.vectorize(lambda y: _short(name, y, digits))(x)
+    return _short(name, x, digits)
+
+
+def _short(name: str, x: float, digits: int) -> float:
+    """A number rounded to some digits; one near 1 by its distance from 1, a factor of gradients to a power of two."""
+    if not math.isfinite(x) or x == 0:
+        return x
+    if name == "grad_factor" and digits == 1:
+        return float(math.copysign(2.0 ** round(math.log2(abs(x))), x))
+    if name == "weight_decay" and abs(x) < 1e-7:
+        return 0.0
+    if 0.5 < x < 1:
+        return float(f"{1.0 - float(f'{1.0 - x:.{digits}g}'):.12g}")
+    return float(f"{x:.{digits}g}")
