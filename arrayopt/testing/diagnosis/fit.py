@@ -69,7 +69,7 @@ def cost(errors: Values) -> Values:
     return made
 
 
-def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 12) -> Fit:
+def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) -> Fit:
     """The numbers under which a model comes nearest.
 
     Parameters
@@ -131,7 +131,7 @@ def _descend(
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)
-        made = {n: _out_of(kinds[n], x).reshape(-1, *shapes[n]) for n, x in zip(tried, parts, strict=True)}
+        made = {n: _bounded(n, _out_of(kinds[n], x)).reshape(-1, *shapes[n]) for n, x in zip(tried, parts, strict=True)}
         return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
 
     def evaluate(x: Values) -> None:
@@ -183,6 +183,11 @@ def _out_of(kind: str, x: Values) -> Values:
     return 1.0 - made if kind == "below one" else made
 
 
+def _bounded(name: str, x: Values) -> Values:
+    """An eps that is not so large that nothing else would be left of a root."""
+    return np.minimum(x, 1.0) if name == "eps" else x
+
+
 def _plain(x: Values) -> Any:
     return float(x.item()) if x.size == 1 else x
 
@@ -226,7 +231,7 @@ def _short(name: str, x: float, digits: int) -> float:
         return x
     if name == "grad_factor" and digits == 1:
         return float(math.copysign(2.0 ** round(math.log2(abs(x))), x))
-    if name == "weight_decay" and abs(x) < 1e-7:
+    if name in ("weight_decay", "momentum", "dampening") and abs(x) < 1e-7:
         return 0.0
     if 0.5 < x < 1:
         return float(f"{1.0 - float(f'{1.0 - x:.{digits}g}'):.12g}")

@@ -12,10 +12,13 @@ from arrayopt.rules.base import Rule, hypers, is_flag
 from arrayopt.rules.words import is_zero
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
-__all__ = ["Hypothesis", "numbers", "plain"]
+__all__ = ["OFF", "Hypothesis", "numbers", "plain"]
 
 LEFT_ALONE = {"stacked", "project", "ema_decay", "master_weights", "lookahead_alpha"}
 """Fields that change no step here, or that are tried with another."""
+
+ORDINARY = {"momentum", "nesterov"}
+"""Fields that are as plain switched on as off."""
 
 STARTS: Mapping[str, list[float]] = {
     "lookahead_steps": [2.0, 3.0, 4.0, 5.0, 6.0],
@@ -27,6 +30,10 @@ STARTS: Mapping[str, list[float]] = {
 
 WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
 BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
+
+
+OFF = "off"
+"""In `Hypothesis.switches`: a number that is switched off."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Hypothesis:
     @property
     def changes(self) -> int:
         """How many there are."""
-        return len(self.switches) + bool(self.twist) + len(self.free)
+        return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.free)
 
     @property
     def twisted(self) -> Twist | None:
@@ -74,7 +81,7 @@ class Hypothesis:
                 made[f.name] = 0.1
         for name, value in self.switches:
             made[name] = _starts(self.kind, name)[0] if value is None and _is_number(self.kind, name) else value
-        made = {name: None if value is OFF else value for name, value in made.items()}
+        made = {name: None if value == OFF else value for name, value in made.items()}
         made |= values or {}
         try:
             return self.kind(**made)
@@ -98,8 +105,14 @@ class Hypothesis:
                 new = replace(self, switches=(*self.switches, (f.name, value)))
                 if new.is_possible():
                     yield new
+        if not self.free:
+            for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
+                if name in numbers(rule) and (self.twist, axis) != ("joined", "tensor"):
+                    yield replace(self, free=((name, axis),))
         if not self.twist:
             for key, twist in TWISTS.items():
+                if key == "joined" and "tensor" in dict(self.free).values():
+                    continue
                 if twist.applies(rule) and not (twist.known and not known) and not (twist.wide and narrow):
                     yield replace(self, twist=key)
 
@@ -112,14 +125,18 @@ class Hypothesis:
         return True
 
 
-OFF = object()
-"""In `Hypothesis.switches`: a number that is switched off."""
-
-
 def plain() -> list[Hypothesis]:
     """Every rule as it is by default."""
     kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
-    return [Hypothesis(kind) for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
+    found = [Hypothesis(kind) for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
+    for name in ("momentum", "nesterov"):
+        for one in list(found):
+            for f in dataclasses.fields(one.kind):
+                for value in _others(f, getattr(one.rule(), name), one.kind) if f.name == name else ():
+                    new = replace(one, switches=(*one.switches, (name, value)))
+                    if value != OFF and new not in found and new.is_possible():
+                        found.append(new)
+    return found
 
 
 def numbers(rule: Rule) -> list[str]:

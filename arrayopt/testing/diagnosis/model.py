@@ -130,6 +130,8 @@ class Model:
         """The parameters after each step, of shape (sets, steps, elements)."""
         twist, made = self.hypothesis.twisted, self.simulation.trajectory
         values: dict[str, Any] = {**one_set(self.fixed), **sets}
+        if len(made.names) == 1:  # all tensors as one have one number
+            values = {name: x[:, :, :1] for name, x in values.items()}
         t = made.counts if twist is None or twist.t is None else twist.t(made)
         factor: Any = 1.0
         if twist is not None and twist.factor is not None:

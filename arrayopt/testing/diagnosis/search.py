@@ -1,5 +1,6 @@
 """The search: plain rules first, then those that come nearest with one change, with two, with three."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,12 @@ LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
 
 WIDTH = 4
 """How many of the nearest go on with one change more."""
+
+NEAR = 0.2
+"""Where least squares goes on."""
+
+GAIN = 0.7
+"""How much nearer one change more must come, or the search ends."""
 
 PROMISING = 0.03
 """The root mean square of errors, in units of the updates, below which numbers are brought to short decimals."""
@@ -86,6 +93,7 @@ def search(
     name: str = "",
     *,
     depth: int = 3,
+    tried: dict[Hypothesis, Judged] | None = None,
     on_try: Callable[[Hypothesis], object] = lambda hypothesis: None,
 ) -> list[Judged]:
     """What fits, the simplest first; or the nearest alone.
@@ -100,42 +108,55 @@ def search(
         What the optimizer is called: among equals, a rule of that name comes first.
     depth : int
         How many changes there may be.
+    tried : dict of Hypothesis to Judged, optional
+        What an earlier search has tried, which this one goes on from.
     on_try : callable
         Called with each hypothesis.
     """
     narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
-    tried: dict[Hypothesis, Judged] = {}
-    warm: Mapping[str, Any] = {}
+    tried = {} if tried is None else tried
 
-    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> list[Judged]:
-        done = []
+    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> None:
         for hypothesis in hypotheses:
             if hypothesis not in tried:
                 on_try(hypothesis)
                 tried[hypothesis] = _tried(hypothesis, seen, known, warm)
-                done.append(tried[hypothesis])
-        return done
 
     first = plain()
     if narrow:
         first += [replace(x, switches=(("master_weights", False),)) for x in first]
-    take(first, warm)
-    for level in range(depth + 1):
-        matches = [x for x in tried.values() if x.passes]
-        if matches or level == depth:
+    take(first, {})
+    before = math.inf
+    for level in range(depth):
+        nearest = sorted(tried.values(), key=lambda x: (x.fit.cost, _simplicity(x, name)))
+        if any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
             break
-        nearest = sorted(tried.values(), key=lambda x: x.fit.cost)
-        for parent in [x for x in nearest if x.hypothesis.changes <= level][:WIDTH]:
+        before = nearest[0].fit.cost if level else math.inf
+        for parent in _parents([x for x in nearest if x.hypothesis.changes <= level], name):
             take(parent.hypothesis.neighbours(narrow=narrow, known=bool(known)), parent.fit.values)
-    if not matches:
-        return [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
-    return sorted(matches, key=lambda x: _simplicity(x, name))
+            if any(x.passes for x in tried.values()):
+                break
+    matches = sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
+    return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
+
+
+def _parents(nearest: Sequence[Judged], name: str) -> list[Judged]:
+    """Which go on: the nearest, of each rule two at most, and the one that is called so."""
+    chosen: list[Judged] = []
+    for x in nearest:
+        kind = x.hypothesis.kind
+        called = kind.__name__.lower() == name.lower()
+        if (len(chosen) < WIDTH or called) and sum(y.hypothesis.kind is kind for y in chosen) < 1 + (not called):
+            chosen.append(x)
+    return chosen
 
 
 def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
+    if PROMISING < found.cost < NEAR and model.unknown:
+        found = fit(model, found.values, limit=12)
     if found.cost < PROMISING and model.unknown:
         found = snapped(found)
         if not judge(found).passes and found.cost < PROMISING:

@@ -47,12 +47,15 @@ class _Block:
     index : list of int
         Which tensors of the trajectory.
     nodes : list of Node
-        All that is computed, arguments first; None where the rule runs as written.
+        All that is computed of arrays, arguments first; empty where the rule runs as written.
+    host : list of Node
+        What follows from numbers alone.
     """
 
     index: list[int]
     made: Trace | None
     nodes: list[Node]
+    host: list[Node]
     mask: Values | None
     p: list[Values]
     g: list[Values]
@@ -153,12 +156,12 @@ class Simulation:
     def _scalars(self, block: _Block, own: dict[str, Values]) -> dict[Node, Values]:
         """What follows from numbers of each step alone."""
         made: dict[Node, Values] = {}
-        for n in block.nodes:
+        for n in block.host:
             if n.op == "host":
                 made[n] = block.counts[n.data] if n.data.startswith("count:") else own[n.data]
             elif n.op == "const":
                 made[n] = np.full((1,) * (block.rank + 3), n.data)
-            elif n.on_host:
+            else:
                 made[n] = np.asarray(OPS[n.op].numpy(*(made[a] for a in n.args)))
         steps = self.trajectory.steps
         return {n: np.broadcast_to(x, (x.shape[0], steps, *x.shape[2:])) for n, x in made.items()}
@@ -254,7 +257,8 @@ class Simulation:
                 counts[n.data] = np.reshape(np.array(sizes_of, float), (1, 1, len(names), *(1,) * rank))
         p = [lay(values) for values in self.trajectory.params]
         g = [lay(values) for values in self.trajectory.grads]
-        return _Block(index, made, nodes, mask, p, g, slots, counts)
+        host = [n for n in nodes if n.on_host]
+        return _Block(index, made, [n for n in nodes if not n.on_host], host, mask, p, g, slots, counts)
 
 
 def _evaluated(
@@ -267,21 +271,18 @@ def _evaluated(
     given = {"p": p, "g": g, **slots}
     values = dict(known)
     for n in block.nodes:
-        if n in values:
-            continue
         if n.op == "input":
             values[n] = given[n.data]
         elif n.op in REDUCTIONS:
             values[n] = _reduced(block, n, values[n.args[0]])
         else:
             values[n] = OPS[n.op].numpy(*(values[a] for a in n.args))
-    shape = np.broadcast_shapes(g.shape, p.shape)
-    new = {name: values[n] for name, n in made.outputs.items()}
-    kept = {name: np.broadcast_to(new[name], (shape[0], *slots[name].shape[1:])) for name in slots}
-    for name in kept:
-        if made.storage[name] in NARROW:
-            kept[name] = rounded(kept[name], made.storage[name])
-    return np.broadcast_to(new["p"], shape), kept
+    kept = {}
+    for name, old in slots.items():
+        x = values[made.outputs[name]]
+        x = x if x.shape == old.shape else np.broadcast_to(x, old.shape)
+        kept[name] = rounded(x, made.storage[name]) if made.storage[name] in NARROW else x
+    return values[made.outputs["p"]], kept
 
 
 def _reduced(block: _Block, n: Node, x: Values) -> Values:
