@@ -18,7 +18,7 @@ WHOLE = frozenset({"lookahead_steps"})
 """Numbers that are whole: they are tried and not fitted."""
 
 ELSEWHERE: Mapping[str, Sequence[float]] = {
-    "beta1": (0.5, 0.99),
+    "beta1": (0.0, 0.5, 0.99),
     "beta2": (0.9, 0.99),
     "eps": (1e-12, 1e-6, 1e-4, 1e-2),
     "weight_decay": (0.0, 0.01, 0.1, 1.0),

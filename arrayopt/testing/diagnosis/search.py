@@ -162,8 +162,13 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
         if not judge(found).passes and found.cost < PROMISING:
             better = fit(model, found.values, limit=40)
             if better.cost < found.cost:
-                found = snapped(better)
-    return judge(found)
+                    found = snapped(better)
+    judged = judge(found)
+    for free, _ in hypothesis.free:
+        x = np.asarray(found.values[free])
+        if np.ptp(x) < 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
+            return replace(judged, passes=False)
+    return judged
 
 
 def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:
