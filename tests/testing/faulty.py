@@ -40,8 +40,6 @@ def adam(lr=0.003, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, fault=""):
                 now = (t[0] - 1) * len(params) + i + 1
             m[k] = b1 * m.get(k, 0.0) + (1 - b1) * g
             v[k] = b2 * v.get(k, 0.0) + (1 - b2) * g * g
-            if half:
-                m[k], v[k] = (np.asarray(x).astype(half).astype(float) for x in (m[k], v[k]))
             c1, c2 = 1 - b1**now, 1 - b2**now
             if fault == "no bias correction":
                 c1 = c2 = 1.0
@@ -55,6 +53,8 @@ def adam(lr=0.003, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, fault=""):
                 u = m[k] / c1 / ((np.sqrt(v[k]) + eps) / np.sqrt(c2))
             else:
                 u = m[k] / c1 / (np.sqrt(v[k] / c2) + eps)
+            if half:
+                m[k], v[k] = (np.asarray(x).astype(half).astype(float) for x in (m[k], v[k]))
             if fault == "decay without lr":
                 new[k] = p - lr * u - decay * p
             elif fault == "coupled":
@@ -83,7 +83,7 @@ def lamb(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.05, fault=""):
         new = {}
         for k, p in params.items():
             a, u = updates[k]
-            seen = a if fault == "decay forgotten in the ratio" else u
+            seen = a if fault in ("decay forgotten in the ratio", "decay beside the ratio") else u
             x, y = (a_all, b_all) if fault == "norms over all tensors" else (np.linalg.norm(p), np.linalg.norm(seen))
             r = x / y if x > 0 and y > 0 else 1.0
             if fault == "ratio clamped":

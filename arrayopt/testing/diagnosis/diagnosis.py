@@ -12,8 +12,8 @@ import numpy as np
 from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
-from arrayopt.testing.diagnosis.search import LIMITS, Judged, judge
-from arrayopt.testing.diagnosis.fit import Fit
+from arrayopt.testing.diagnosis.search import Judged, judge
+from arrayopt.testing.diagnosis.fit import Fit, simplified
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import in_short
@@ -59,6 +59,10 @@ class Diagnosis:
         What is odd.
     parts : tuple of (tuple of str, Diagnosis)
         Where tensors follow different settings: the names of each kind, and what these follow.
+    agreeing : tuple of str
+        The tensors that follow the rule in all steps.
+    changes : tuple of str
+        What is not as in the plain rule, in words.
     by_step : dict of str to list of float
         For each tensor, the largest difference after each step, in ULPs.
     """
@@ -77,6 +81,7 @@ class Diagnosis:
     others: tuple[str, ...]
     remarks: tuple[str, ...]
     by_step: Mapping[str, Sequence[float]]
+    agreeing: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     parts: tuple[tuple[tuple[str, ...], "Diagnosis"], ...] = ()
 
@@ -105,9 +110,8 @@ class Diagnosis:
         lines.append(f"  {words.numbers_in_words(self.hypers)}")
         if not self.matches:
             lines.append(f"  Its updates are off by {self.error:.2g} of their size. They part first: {self.first}.")
-            agree = [name for name, row in self.by_step.items() if max(row) <= 64]
-            if agree:
-                lines.append(f"  These tensors agree: {', '.join(agree)}.")
+            if self.agreeing:
+                lines.append(f"  These tensors agree: {', '.join(self.agreeing)}.")
         if self.matches and self.unseen:
             lines.append(f"  Not to be seen in these gradients: {', '.join(self.unseen)}.")
         lines += [f"  Note: {x}." for x in self.remarks]
@@ -138,10 +142,13 @@ class Diagnosis:
 def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str, Any]) -> Diagnosis:
     """The diagnosis of what a search has found."""
     best, names = found[0], trajectory.names
+    if best.passes:
+        simple = judge(simplified(best.fit))
+        best = simple if simple.passes else best
     h, values = best.hypothesis, dict(best.fit.values)
     changes = words.changes(h, values, names)
     switches = {name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches}
-    others = [_title(x.hypothesis, x.fit.values, names) for x in found[1:]] if best.passes else []
+    others = [_title(x.hypothesis, x.fit.values, names) for x in found[1:]] if found[0].passes else []
     said = words.remarks(values, known)
     if best.coarse:
         said.append("hyper-parameters are rounded to float32")
@@ -163,6 +170,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         others=tuple(dict.fromkeys(others)),
         remarks=tuple(said),
         by_step={name: [float(row[name].max(initial=0.0)) for row in best.distances] for name in names},
+        agreeing=tuple(name for name in names if not any(row[name].any() for row in best.beyond)),
         changes=tuple(changes),
     )
 
@@ -188,7 +196,7 @@ def _first(found: Judged) -> Difference | None:
     made = found.fit.model.seen.trajectory
     predicted = _predicted(found.fit)
     for s, row in enumerate(found.distances):
-        beyond = {name: x for name, x in row.items() if x.size and x.max() > LIMITS[made.dtypes[name]]}
+        beyond = {name: np.where(found.beyond[s][name], x, 0.0) for name, x in row.items() if found.beyond[s][name].any()}
         if beyond:
             name = max(beyond, key=lambda n: float(beyond[n].max()))
             index = np.unravel_index(int(np.argmax(beyond[name])), beyond[name].shape)

@@ -11,9 +11,10 @@ from arrayopt.hyper import is_number
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of
 from arrayopt.testing.diagnosis.model import Seen
 from arrayopt.testing.diagnosis.probe import STEPS
-from arrayopt.testing.diagnosis.search import LIMITS, search
+from arrayopt.testing.diagnosis.search import search
 from arrayopt.testing.diagnosis.subjects import as_subject, run
 from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.equivalence import LIMITS as CHECKED
 from arrayopt.testing.equivalence import Difference
 
 __all__ = ["check", "diagnose", "record"]
@@ -192,7 +193,7 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     for s in range(kept.steps):
         for name, dtype in kept.dtypes.items():
             distance = kept.distance(s, name, made.params[s + 1][name])
-            limit = LIMITS[dtype] if max_ulp is None else max_ulp
+            limit = CHECKED[dtype] if max_ulp is None else max_ulp
             if distance.size and distance.max() > limit:
                 at = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
                 pair = (float(x[s + 1][name][at]) for x in (kept.params, made.params))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
@@ -12,10 +12,16 @@ from arrayopt.rules.base import hypers
 from arrayopt.testing.diagnosis.model import Model, Sets, one_set
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["Fit", "cost", "fit", "least_squares", "snapped"]
+__all__ = ["Fit", "cost", "fit", "least_squares", "refined", "simplified", "snapped", "tidy"]
 
 WHOLE = frozenset({"lookahead_steps"})
 """Numbers that are whole: they are tried and not fitted."""
+
+ENOUGH = 1e-5
+"""The cost that ends the search for another start."""
+
+NEAR = 0.2
+"""The cost from which on it is worth while to go on."""
 
 ELSEWHERE: Mapping[str, Sequence[float]] = {
     "beta1": (0.0, 0.5, 0.99),
@@ -93,13 +99,48 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
         sets = model.rescaled(sets, predicted)
         predicted = model.predict(sets)
     costs = cost(model.seen.errors(predicted))
-    best = int(np.nanargmin(costs))
-    values = {name: x[best] for name, x in sets.items()}
-    tried = [name for name in model.unknown if name not in WHOLE]
-    found, least = values, float(costs[best])
-    if tried and least > 0:
-        found, least = _descend(model, values, tried, least, limit)
-    return Fit(model, {**model.fixed, **{name: _plain(x) for name, x in found.items()}}, least)
+    found: Fit | None = None
+    for best in _apart(costs):
+        values = {name: x[best] for name, x in sets.items()}
+        one = refined(Fit(model, _plain_all(model, values), float(costs[best])), limit)
+        if one.cost < NEAR:
+            one = refined(one)
+        found = one if found is None or one.cost < found.cost else found
+        if found.cost < ENOUGH:
+            break
+    if found is None:
+        raise AssertionError
+    return found
+
+
+def _apart(costs: Values) -> list[int]:
+    """The best start, and another whose cost is not the same: it may lie elsewhere."""
+    order = [int(i) for i in np.argsort(costs, kind="stable")]
+    return [order[0], *[i for i in order if costs[i] > 1.001 * costs[order[0]]][:1]]
+
+
+def refined(found: Fit, limit: int = 40) -> Fit:
+    """The same after more least squares."""
+    tried = [name for name in found.model.unknown if name not in WHOLE]
+    if not tried or found.cost == 0:
+        return found
+    values = {name: np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name)) for name in found.model.unknown}
+    values, least = _descend(found.model, values, tried, found.cost, limit)
+    return Fit(found.model, _plain_all(found.model, values), least)
+
+
+def simplified(found: Fit) -> Fit:
+    """The same with as many numbers as by default as there can be, where the others make up for them."""
+    kind = {f.name: f.default for f in fields(found.model.hypothesis.kind)}
+    for name in found.model.unknown:
+        default = kind.get(name)
+        if not isinstance(default, float) or np.ndim(found.values[name]) or found.values[name] == default:
+            continue
+        model = Model(found.model.hypothesis, found.model.seen, {**found.model.fixed, name: default})
+        tried = fit(model, {**found.values, name: default})
+        if tried.cost <= max(2.0 * found.cost, 1e-12):
+            found = snapped(tried)
+    return found
 
 
 def _starts(model: Model, warm: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -124,14 +165,15 @@ def _descend(
     """Least squares from some values, with derivatives by differences, all of them evaluated at once."""
     intervals = hypers(model.hypothesis.kind)
     kinds = {name: _coordinate(name, intervals.get(name)) for name in tried}
+    signs = {name: np.where(np.asarray(values[name]) < 0, -1.0, 1.0) if kinds[name] == "logarithm" else 1.0 for name in tried}
     shapes = {name: np.shape(values[name]) for name in tried}
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
-    start = np.concatenate([_into(kinds[name], values[name]).ravel() for name in tried])
+    start = np.concatenate([_into(kinds[name], signs[name] * values[name]).ravel() for name in tried])
     last: list[Any] = [None, None, None]
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)
-        made = {n: _bounded(n, _out_of(kinds[n], x)).reshape(-1, *shapes[n]) for n, x in zip(tried, parts, strict=True)}
+        made = {n: _bounded(n, signs[n] * _out_of(kinds[n], x).reshape(-1, *shapes[n])) for n, x in zip(tried, parts, strict=True)}
         return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
 
     def evaluate(x: Values) -> None:
@@ -179,13 +221,21 @@ def _out_of(kind: str, x: Values) -> Values:
     if kind == "itself":
         return np.asarray(x)
     with np.errstate(over="ignore"):
-        made = np.exp(np.clip(x, -690.0, 690.0))
+        made = np.exp(np.clip(x, -16.0 if kind == "below one" else -690.0, 690.0))
     return 1.0 - made if kind == "below one" else made
 
 
 def _bounded(name: str, x: Values) -> Values:
-    """An eps that is not so large that nothing else would be left of a root."""
-    return np.minimum(x, 1.0) if name == "eps" else x
+    """An eps that is neither so large that nothing is left of a root, nor so small that a valley never ends."""
+    return np.clip(x, 1e-20, 1.0) if name == "eps" else x
+
+
+def _plain_all(model: Model, values: Mapping[str, Values]) -> dict[str, Any]:
+    return {**model.fixed, **{name: _plain(x) for name, x in values.items()}}
+
+
+def _sets(values: Mapping[str, Any]) -> Sets:
+    return {name: one_set({name: x})[name] for name, x in values.items()}
 
 
 def _plain(x: Values) -> Any:
@@ -215,8 +265,7 @@ def snapped(found: Fit) -> Fit:
 def _with(found: Fit, values: Mapping[str, Any]) -> Fit:
     """A fit with some other values."""
     made = {**found.values, **values}
-    sets = {name: one_set({name: x})[name] for name, x in made.items()}
-    return Fit(found.model, made, float(cost(found.model.errors(sets))[0]))
+    return Fit(found.model, made, float(cost(found.model.errors(_sets(made)))[0]))
 
 
 def _short_all(name: str, x: Any, digits: int) -> Any:
@@ -236,3 +285,8 @@ def _short(name: str, x: float, digits: int) -> float:
     if 0.5 < x < 1:
         return float(f"{1.0 - float(f'{1.0 - x:.{digits}g}'):.12g}")
     return float(f"{x:.{digits}g}")
+
+
+def tidy(x: float) -> bool:
+    """Whether a number has few digits."""
+    return math.isclose(x, float(f"{x:.4g}"), rel_tol=1e-12)

@@ -35,10 +35,10 @@ class Seen:
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory = trajectory
         names, steps = trajectory.names, range(trajectory.steps)
-        p, units = trajectory.params, []
+        p, units, updates = trajectory.params, [], []
         with np.errstate(all="ignore"):
             for s in steps:
-                row = []
+                row, moved = [], []
                 for name in names:
                     update = np.where(np.isfinite(p[s + 1][name]), p[s + 1][name] - p[s][name], 0.0)
                     update = np.where(np.isfinite(update), update, 0.0)
@@ -48,8 +48,10 @@ class Seen:
                     exact = 0.0 if trajectory.dtypes[name] == "float64" else 16.0
                     found = np.maximum(rms, exact * np.where(np.isfinite(ulp), ulp, 0.0))
                     row.append(np.broadcast_to(np.maximum(found, 1e-290), update.shape).ravel())
+                    moved.append(np.full(update.size, rms))
                 units.append(np.concatenate(row))
-        self.units = np.stack(units)
+                updates.append(np.concatenate(moved))
+        self.units, self.updates = np.stack(units), np.stack(updates)
         self.got = np.stack([np.concatenate([p[s + 1][name].ravel() for name in names]) for s in steps])
         self.start = np.stack([np.concatenate([p[s][name].ravel() for name in names]) for s in steps])
         taken = np.concatenate(
@@ -65,6 +67,16 @@ class Seen:
         off = np.where(np.isfinite(off), np.clip(off, -LOST, LOST), LOST)
         found: Values = off[:, self.counts]
         return found
+
+    def beyond(self, predicted: Values, shares: Mapping[str, float]) -> list[dict[str, Values]]:
+        """Of each step, the elements that are off by more than a share of their tensor's update; of one set."""
+        made, ends = self.trajectory, np.cumsum([x.size for x in self.trajectory.params[0].values()])[:-1]
+        much = np.array([shares[made.dtypes[name]] for name in made.names])[self.tensor]
+        with np.errstate(all="ignore"):
+            off = ~(np.abs(predicted - self.got) <= much * self.updates) & self.counts
+        return [
+            {n: x.reshape(made.params[0][n].shape) for n, x in zip(made.names, np.split(row, ends), strict=True)} for row in off
+        ]
 
     def furthest(self, predicted: Values) -> list[dict[str, Values]]:
         """The distance of each element after each step, in ULPs, by tensor; predictions of one set."""
@@ -162,7 +174,7 @@ class Model:
                 parts = [seen.tensor == i for i in every]
                 dots = [[np.sum((x * y)[:, :, part], axis=(1, 2)) for part in parts] for x, y in ((ours, theirs), (ours, ours))]
                 factor = np.stack(dots[0], axis=1) / np.stack(dots[1], axis=1)
-        factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0)
+        factor = np.where(np.isfinite(factor) & (factor != 0), factor, 1.0)
         return {**sets, "lr": sets["lr"] * factor.reshape(-1, *self.shape("lr"))}
 
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import NARROW
-from arrayopt.testing.diagnosis.fit import Fit, cost, fit, snapped
+from arrayopt.testing.diagnosis.fit import Fit, fit, snapped, tidy
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
@@ -16,14 +16,14 @@ from arrayopt.testing.diagnosis.trajectory import Values
 
 __all__ = ["LIMITS", "Judged", "judge", "search"]
 
-LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 64.0, "float64": 64.0}
+LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
+
+SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-11}
+"""Or the share of a tensor's update: 1 - β^t, computed as it stands, loses digits."""
 
 WIDTH = 4
 """How many of the nearest go on with one change more."""
-
-NEAR = 0.2
-"""Where least squares goes on."""
 
 GAIN = 0.7
 """How much nearer one change more must come, or the search ends."""
@@ -40,16 +40,24 @@ class Judged:
     ----------
     distances : list of dict of str to array
         Of each step: the distance of each element, in ULPs.
-    passes : bool
-        Whether all are within the limit.
+    beyond : list of dict of str to array
+        Of each step: the elements that are too far off.
     coarse : bool
         Whether hyper-parameters are those rounded to float32.
+    refused : bool
+        Whether it cannot be meant, however near it is.
     """
 
     fit: Fit
     distances: Sequence[Mapping[str, Values]]
-    passes: bool
+    beyond: Sequence[Mapping[str, Values]]
     coarse: bool = False
+    refused: bool = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether all is near enough."""
+        return not self.refused and not any(bool(x.any()) for row in self.beyond for x in row.values())
 
     @property
     def ulps(self) -> float:
@@ -75,16 +83,14 @@ def judge(found: Fit) -> Judged:
 def _judged(shown: Fit, found: Fit, *, coarse: bool) -> Judged:
     seen = found.model.seen
     sets = {name: one_set({name: x})[name] for name, x in found.values.items()}
-    rows = seen.furthest(found.model.predict(sets)[0])
+    predicted = found.model.predict(sets)[0]
+    rows, beyond = seen.furthest(predicted), seen.beyond(predicted, SHARES)
     made = seen.trajectory
-    rows = [
-        {name: np.where(took, x, 0.0) for (name, x), took in zip(row.items(), made.took[s], strict=True)}
-        for s, row in enumerate(rows)
-    ]
-    passes = all(
-        bool((x <= LIMITS[made.dtypes[name]]).all()) for row in rows for name, x in row.items()
-    )
-    return Judged(shown, rows, passes, coarse)
+    for s, row in enumerate(rows):
+        for name, took in zip(row, made.took[s], strict=True):
+            row[name] = np.where(took, row[name], 0.0)
+            beyond[s][name] = beyond[s][name] & (row[name] > LIMITS[made.dtypes[name]])
+    return Judged(shown, rows, beyond, coarse)
 
 
 def search(
@@ -128,25 +134,31 @@ def search(
     take(first, {})
     before = math.inf
     for level in range(depth):
-        nearest = sorted(tried.values(), key=lambda x: (x.fit.cost, _simplicity(x, name)))
+        nearest = sorted(tried.values(), key=lambda x: (float(f"{x.fit.cost:.3g}"), _simplicity(x, name)))
         if any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
             break
         before = nearest[0].fit.cost if level else math.inf
-        for parent in _parents([x for x in nearest if x.hypothesis.changes <= level], name):
-            take(parent.hypothesis.neighbours(narrow=narrow, known=bool(known)), parent.fit.values)
-            if any(x.passes for x in tried.values()):
-                break
+        parents = _parents([x for x in nearest if x.hypothesis.changes <= level], name, WIDTH if level else len(first))
+        for free in (False, True):
+            for parent in parents:
+                near = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
+                take([x for x in near if (x.free != parent.hypothesis.free) == free], parent.fit.values)
+                if any(x.passes for x in tried.values()):
+                    break
+            else:
+                continue
+            break
     matches = sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
     return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
 
 
-def _parents(nearest: Sequence[Judged], name: str) -> list[Judged]:
+def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
     """Which go on: the nearest, of each rule two at most, and the one that is called so."""
     chosen: list[Judged] = []
     for x in nearest:
         kind = x.hypothesis.kind
         called = kind.__name__.lower() == name.lower()
-        if (len(chosen) < WIDTH or called) and sum(y.hypothesis.kind is kind for y in chosen) < 1 + (not called):
+        if (len(chosen) < width or called) and sum(y.hypothesis.kind is kind for y in chosen) < 1 + (not called):
             chosen.append(x)
     return chosen
 
@@ -155,19 +167,15 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
-    if PROMISING < found.cost < NEAR and model.unknown:
-        found = fit(model, found.values, limit=12)
     if found.cost < PROMISING and model.unknown:
         found = snapped(found)
-        if not judge(found).passes and found.cost < PROMISING:
-            better = fit(model, found.values, limit=40)
-            if better.cost < found.cost:
-                    found = snapped(better)
     judged = judge(found)
     for free, _ in hypothesis.free:
         x = np.asarray(found.values[free])
         if np.ptp(x) < 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
-            return replace(judged, passes=False)
+            return replace(judged, refused=True)
+    if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
+        return replace(judged, refused=True)
     return judged
 
 
@@ -176,5 +184,10 @@ def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:
     h = x.hypothesis
     named = h.kind.__name__.lower() not in name.lower().replace("_", "")
     exactly = h.kind.__name__.lower() != name.lower()
-    numbers = sum(1 for value in x.fit.values.values() if np.any(np.asarray(value) != 0))
-    return h.changes, exactly, named, bool(h.twist), numbers, x.ulps
+    usual = {f.name: f.default for f in fields(h.kind)}
+    numbers = sum(1 for key, value in x.fit.values.items() if np.any(np.asarray(value) != usual.get(key)))
+    idle = x.fit.values.get("eps", 1.0)  # where it does nothing, another place has it
+    values = [float(y) for value in x.fit.values.values() for y in np.ravel(value)]
+    long = sum(not (tidy(y) or tidy(1.0 - y)) for y in values)
+    odd = not np.all(np.asarray(idle) > 1e-19)
+    return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), numbers, x.ulps

@@ -96,11 +96,14 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     eps = plain.get("eps", 0.0)
     for k in range(4, 31) if eps > 0 and not _short(eps) and "eps" not in known else ():
         for factor in (2.0**k, 2.0**-k):
-            if _short(eps * factor):
+            if any(abs(math.log10(eps * factor) - n) < 1e-6 for n in (-8, -6, -10, -7, -5)):
                 made.append(f"eps is {eps * factor:.3g} / {factor:g}: the gradient may be multiplied by {factor:g}")
     for name, x in known.items():
         if name in plain and not np.ndim(x) and x > 0 and not math.isclose(plain[name], x, rel_tol=1e-3):
             made.append(f"{name} is {plain[name] / x:.6g} times the {number(x)} that it is said to be")
+    decay, lr = plain.get("weight_decay", 0.0), plain.get("lr", 0.0)
+    if decay and lr and not _short(decay) and _short(decay * lr):
+        made.append(f"lr times weight_decay is {decay * lr:.3g}: the decay may not be multiplied by lr")
     if plain.get("weight_decay", 0.0) < 0:
         made.append("weight decay has the wrong sign")
     return made[:3]
