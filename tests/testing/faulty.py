@@ -79,7 +79,9 @@ def lamb(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.05, fault=""):
             v[k] = beta2 * v.get(k, 0.0) + (1 - beta2) * g * g
             a = m[k] / (1 - beta1 ** t[0]) / (np.sqrt(v[k] / (1 - beta2 ** t[0])) + eps)
             updates[k] = a, a if fault == "coupled" else a + decay * p
-        a_all, b_all = (np.sqrt(sum(np.sum(x**2) for x in xs)) for xs in (params.values(), [u for _, u in updates.values()]))
+        a_all, b_all = (
+            np.sqrt(sum(np.sum(x**2) for x in xs)) for xs in (params.values(), [u for _, u in updates.values()])
+        )
         new = {}
         for k, p in params.items():
             a, u = updates[k]

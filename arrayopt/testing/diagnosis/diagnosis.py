@@ -102,7 +102,9 @@ class Diagnosis:
                 lines += [f"{', '.join(names)}:", *(f"  {line}" for line in str(part).splitlines())]
             return "\n".join(lines)
         if self.matches:
-            what = f"follows {self.name} as documented" if self.as_documented else f"is {self.name}, but not as documented"
+            what = (
+                f"follows {self.name} as documented" if self.as_documented else f"is {self.name}, but not as documented"
+            )
             lines = [f"{self.subject} {what}, to {in_short(self.ulps)} ULPs."]
         else:
             lines = [f"{self.subject} follows no rule that is known here. The nearest is {self.name}."]
@@ -196,7 +198,9 @@ def _first(found: Judged) -> Difference | None:
     made = found.fit.model.seen.trajectory
     predicted = _predicted(found.fit)
     for s, row in enumerate(found.distances):
-        beyond = {name: np.where(found.beyond[s][name], x, 0.0) for name, x in row.items() if found.beyond[s][name].any()}
+        beyond = {
+            name: np.where(found.beyond[s][name], x, 0.0) for name, x in row.items() if found.beyond[s][name].any()
+        }
         if beyond:
             name = max(beyond, key=lambda n: float(beyond[n].max()))
             index = np.unravel_index(int(np.argmax(beyond[name])), beyond[name].shape)
@@ -262,5 +266,3 @@ def _plain(x: Any) -> Any:
     if isinstance(x, np.generic):
         return _plain(x.item())
     return str(x) if isinstance(x, float) and not math.isfinite(x) else x
-
-

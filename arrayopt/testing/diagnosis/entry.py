@@ -122,7 +122,9 @@ def _parts(
             part = made.only(names)
             own = {k: x if np.ndim(x) == 0 else x[:, [made.names.index(n) for n in names]] for k, x in known.items()}
             own = {k: float(np.ravel(x)[0]) if np.ndim(x) and not np.ptp(x) else x for k, x in own.items()}
-            found.append((tuple(names), made_of(search(Seen(part), own, made.subject, depth=1, on_try=on_try), part, own)))
+            found.append(
+                (tuple(names), made_of(search(Seen(part), own, made.subject, depth=1, on_try=on_try), part, own))
+            )
             if not found[-1][1].matches:
                 break
         else:
@@ -131,7 +133,9 @@ def _parts(
     return None
 
 
-def record(path: Any, step: Any, params: Any = None, grads: Sequence[Any] | None = None, *, steps: int = STEPS) -> Trajectory:
+def record(
+    path: Any, step: Any, params: Any = None, grads: Sequence[Any] | None = None, *, steps: int = STEPS
+) -> Trajectory:
     """Write what an optimizer does to a file, for `check`.
 
     Parameters
@@ -186,7 +190,9 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
         raise ValueError(f"check: `max_ulp` must be a number of at least 0; got {max_ulp!r}")
     kept = Trajectory.load(path)
     if params is None:
-        first = {name: x.astype(kept.dtypes[name]) for name, x in kept.params[0].items() if kept.dtypes[name] != "bfloat16"}
+        first = {
+            name: x.astype(kept.dtypes[name]) for name, x in kept.params[0].items() if kept.dtypes[name] != "bfloat16"
+        }
         owner = hasattr(step, "param_groups") or hasattr(step, "step_count")
         params = None if owner or len(first) < len(kept.names) else first
     made = run(as_subject(step, params, "check"), kept.grads, kept.steps, "check", kept.params[0])
@@ -198,7 +204,9 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
                 at = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
                 pair = (float(x[s + 1][name][at]) for x in (kept.params, made.params))
                 where = Difference(float(distance.max()), name, at, s, *pair)
-                raise AssertionError(f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass")
+                raise AssertionError(
+                    f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass"
+                )
     return made
 
 

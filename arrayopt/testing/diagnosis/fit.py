@@ -124,7 +124,10 @@ def refined(found: Fit, limit: int = 40) -> Fit:
     tried = [name for name in found.model.unknown if name not in WHOLE]
     if not tried or found.cost == 0:
         return found
-    values = {name: np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name)) for name in found.model.unknown}
+    values = {
+        name: np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name))
+        for name in found.model.unknown
+    }
     values, least = _descend(found.model, values, tried, found.cost, limit)
     return Fit(found.model, _plain_all(found.model, values), least)
 
@@ -165,7 +168,9 @@ def _descend(
     """Least squares from some values, with derivatives by differences, all of them evaluated at once."""
     intervals = hypers(model.hypothesis.kind)
     kinds = {name: _coordinate(name, intervals.get(name)) for name in tried}
-    signs = {name: np.where(np.asarray(values[name]) < 0, -1.0, 1.0) if kinds[name] == "logarithm" else 1.0 for name in tried}
+    signs = {
+        name: np.where(np.asarray(values[name]) < 0, -1.0, 1.0) if kinds[name] == "logarithm" else 1.0 for name in tried
+    }
     shapes = {name: np.shape(values[name]) for name in tried}
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
     start = np.concatenate([_into(kinds[name], signs[name] * values[name]).ravel() for name in tried])
@@ -173,7 +178,10 @@ def _descend(
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)
-        made = {n: _bounded(n, signs[n] * _out_of(kinds[n], x).reshape(-1, *shapes[n])) for n, x in zip(tried, parts, strict=True)}
+        made = {
+            n: _bounded(n, signs[n] * _out_of(kinds[n], x).reshape(-1, *shapes[n]))
+            for n, x in zip(tried, parts, strict=True)
+        }
         return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
 
     def evaluate(x: Values) -> None:
@@ -192,9 +200,7 @@ def _descend(
 
     if len(errors(start)) < len(start):
         return dict(values), least
-    done = least_squares()(
-        errors, start, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15
-    )
+    done = least_squares()(errors, start, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15)
     now = float(cost(np.asarray(done.fun)[None])[0])
     if not now < least:
         return dict(values), least
@@ -249,7 +255,9 @@ def snapped(found: Fit) -> Fit:
     """The same with numbers of few digits, where these come as near."""
     current = found
     for digits in (1, 2, 3, 4):
-        values = {name: _short_all(name, x, digits) for name, x in current.values.items() if name in found.model.unknown}
+        values = {
+            name: _short_all(name, x, digits) for name, x in current.values.items() if name in found.model.unknown
+        }
         tried = _with(current, values)
         if tried.cost <= max(found.cost, 1e-9):
             return tried

@@ -92,7 +92,9 @@ class Hypothesis:
 
     def starts(self) -> dict[str, list[float]]:
         """For each number that was switched on, or that a twist brings, where the search may begin."""
-        made = {name: _starts(self.kind, name) for name, x in self.switches if x is None and _is_number(self.kind, name)}
+        made = {
+            name: _starts(self.kind, name) for name, x in self.switches if x is None and _is_number(self.kind, name)
+        }
         return made | ({} if self.twisted is None else dict(self.twisted.numbers))
 
     def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
@@ -180,5 +182,3 @@ def _starts(kind: type[Rule], name: str) -> list[float]:
         return list(STARTS[name])
     interval = hypers(kind)[name] or "(0, inf)"
     return list(BELOW_ONE if interval.endswith(("1)", "1]")) else WIDE)
-
-

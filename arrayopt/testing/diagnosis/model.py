@@ -75,7 +75,8 @@ class Seen:
         with np.errstate(all="ignore"):
             off = ~(np.abs(predicted - self.got) <= much * self.updates) & self.counts
         return [
-            {n: x.reshape(made.params[0][n].shape) for n, x in zip(made.names, np.split(row, ends), strict=True)} for row in off
+            {n: x.reshape(made.params[0][n].shape) for n, x in zip(made.names, np.split(row, ends), strict=True)}
+            for row in off
         ]
 
     def furthest(self, predicted: Values) -> list[dict[str, Values]]:
@@ -172,9 +173,10 @@ class Model:
             else:
                 every = range(len(seen.trajectory.names))
                 parts = [seen.tensor == i for i in every]
-                dots = [[np.sum((x * y)[:, :, part], axis=(1, 2)) for part in parts] for x, y in ((ours, theirs), (ours, ours))]
+                dots = [
+                    [np.sum((x * y)[:, :, part], axis=(1, 2)) for part in parts]
+                    for x, y in ((ours, theirs), (ours, ours))
+                ]
                 factor = np.stack(dots[0], axis=1) / np.stack(dots[1], axis=1)
         factor = np.where(np.isfinite(factor) & (factor != 0), factor, 1.0)
         return {**sets, "lr": sets["lr"] * factor.reshape(-1, *self.shape("lr"))}
-
-

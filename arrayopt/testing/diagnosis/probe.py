@@ -26,7 +26,9 @@ def parameters() -> dict[str, Values]:
     return {name: rng.standard_normal(shape) * sizes[name] for name, shape in SHAPES.items()}
 
 
-def gradients(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], steps: int = STEPS) -> list[dict[str, Values]]:
+def gradients(
+    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], steps: int = STEPS
+) -> list[dict[str, Values]]:
     """Gradients for parameters of some shapes.
 
     The elements of a tensor lie many decades apart, so that eps shows in some and not in others. Signs and sizes differ

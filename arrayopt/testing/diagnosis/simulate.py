@@ -177,7 +177,9 @@ class Simulation:
             h = {k: x[min(i, len(x) - 1)].item() for k, x in own.items()}
             h["t"] = int(h.pop(UPDATES))
             done.append(
-                self.rule(xp, p[min(i, len(p) - 1), 0], g[i, 0], {k: x[i, 0] for k, x in slots.items()}, Hypers(**off, **h))
+                self.rule(
+                    xp, p[min(i, len(p) - 1), 0], g[i, 0], {k: x[i, 0] for k, x in slots.items()}, Hypers(**off, **h)
+                )
             )
         return np.stack([x for x, _ in done])[:, None], {
             name: np.stack([new[name] for _, new in done])[:, None] for name in slots

@@ -259,7 +259,9 @@ _WITH_RATIO: dict[str, Twist] = {
 TWISTS: dict[str, Twist] = {
     # t and the bias correction
     "t = 1": Twist(
-        words="t is 1 in every step: the bias correction is 1-β, and not 1-β^t", applies=_corrects, t=lambda x: x.took**0.0
+        words="t is 1 in every step: the bias correction is 1-β, and not 1-β^t",
+        applies=_corrects,
+        t=lambda x: x.took**0.0,
     ),
     "t + 1": Twist(words="t is too large by one: it begins at 2", applies=_counts, t=lambda x: x.counts + 1.0),
     "t - 1": Twist(
@@ -314,13 +316,9 @@ TWISTS: dict[str, Twist] = {
     ),
     "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=_uphill_decay),
     # norms and ratios
-    "joined": Twist(
-        words="all tensors are taken as one: norms are over all of them at once", grads=Trajectory.joined
-    ),
+    "joined": Twist(words="all tensors are taken as one: norms are over all of them at once", grads=Trajectory.joined),
     "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=_inverted),
-    "ratio without decay": Twist(
-        words="the trust ratio forgets the weight decay", applies=_adapts, kind=_forgetful
-    ),
+    "ratio without decay": Twist(words="the trust ratio forgets the weight decay", applies=_adapts, kind=_forgetful),
     # gradients
     "joint clip": Twist(
         words="all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
@@ -352,5 +350,3 @@ TWISTS: dict[str, Twist] = {
     ),
 }
 """All of them, by a short name."""
-
-
