@@ -103,8 +103,7 @@ def from_module(text: str) -> Any:
 
 def rule_class(text: str) -> type[Rule]:
     """A rule of this package, in any case, or anybody's as ``module:Class``, also from the working directory."""
-    module, _, name = text.rpartition(":")
-    if not module:
+    if ":" not in text:
         known = [name for name in ao.__all__ if isinstance(getattr(ao, name), type) and name != "Rule"]
         known = [name for name in known if issubclass(getattr(ao, name), Rule)]
         found: type[Rule] = getattr(ao, named(known)(text))

@@ -66,7 +66,8 @@ def diagnose(
     Raises
     ------
     TypeError, ValueError
-        If the arguments cannot be used: complex parameters, gradients of other shapes, an optimizer that has made steps.
+        If the arguments cannot be used: complex parameters, gradients of other shapes, an optimizer that
+        has made steps.
     ImportError
         If SciPy is not installed, and hyper-parameters are not known.
 
@@ -84,13 +85,13 @@ def diagnose(
     SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0)
     """
     given = _known(known)
+    _whole("depth", depth, least=0)
     if isinstance(step, Trajectory):
         made = step
     else:
         subject = as_subject(step, params, "diagnose")
         given = {**subject.known, **given}
         made = run(subject, grads, _whole("steps", steps), "diagnose")
-    _whole("depth", depth)
     seen = Seen(made)
     rounds: list[Mapping[str, Any]] = [given, {}] if given else [{}]
     found: list[Diagnosis] = []
@@ -101,7 +102,7 @@ def diagnose(
             found.append(made_of(best, made, given))
             if found[-1].matches:
                 return found[-1]
-            parts = _parts(made, numbers, on_try) if deep == min(depth, 1) else None
+            parts = _parts(made, numbers, on_try) if deep == 1 else None
             if parts is not None:
                 return replace(found[-1], parts=parts, matches=True, rule=None)
     return min(found, key=lambda x: x.error)
@@ -218,7 +219,7 @@ def _known(known: Any) -> dict[str, float]:
     return {name: float(x) for name, x in known.items()}
 
 
-def _whole(name: str, x: Any) -> int:
-    if not isinstance(x, int) or isinstance(x, bool) or x < 1:
-        raise ValueError(f"diagnose: `{name}` must be an integer of at least 1; got {x!r}")
+def _whole(name: str, x: Any, least: int = 1) -> int:
+    if not isinstance(x, int) or isinstance(x, bool) or x < least:
+        raise ValueError(f"diagnose: `{name}` must be an integer of at least {least}; got {x!r}")
     return x

@@ -17,11 +17,14 @@ __all__ = ["Fit", "cost", "fit", "least_squares", "refined", "simplified", "snap
 WHOLE = frozenset({"lookahead_steps"})
 """Numbers that are whole: they are tried and not fitted."""
 
+RATES = (1e-3, 1e-2, 0.1)
+"""Learning rates to begin with, beside the one that suits the size of the updates."""
+
 ENOUGH = 1e-5
 """The cost that ends the search for another start."""
 
-NEAR = 0.2
-"""The cost from which on it is worth while to go on."""
+NEAR = 0.6
+"""The cost from which on it is worth while to go on, as long as it falls."""
 
 ELSEWHERE: Mapping[str, Sequence[float]] = {
     "beta1": (0.0, 0.5, 0.99),
@@ -95,16 +98,23 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
     if not sets:
         return Fit(model, dict(model.fixed), float(cost(model.errors({}))[0]))
     predicted = model.predict(sets)
-    if "lr" in model.unknown:
-        sets = model.rescaled(sets, predicted)
+    if "lr" in model.unknown:  # also as it is, for where updates are not in proportion to it
+        suited = model.rescaled(sets, predicted)
+        first = {name: np.repeat(x[:1], len(RATES), axis=0) for name, x in suited.items()}
+        first["lr"] = np.broadcast_to(np.reshape(RATES, (-1, 1, 1)), first["lr"].shape)
+        sets = {name: np.concatenate([x, first[name]]) for name, x in suited.items()}
         predicted = model.predict(sets)
     costs = cost(model.seen.errors(predicted))
     found: Fit | None = None
     for best in _apart(costs):
         values = {name: x[best] for name, x in sets.items()}
         one = refined(Fit(model, _plain_all(model, values), float(costs[best])), limit)
-        if one.cost < NEAR:
-            one = refined(one)
+        for _ in range(5):
+            if one.cost > NEAR:
+                break
+            before, one = one.cost, refined(one, 10)
+            if one.cost > 0.7 * before:
+                break
         found = one if found is None or one.cost < found.cost else found
         if found.cost < ENOUGH:
             break

@@ -1,4 +1,4 @@
-"""What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to one another."""
+"""What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to another."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

@@ -65,7 +65,8 @@ def _table(found: "Diagnosis") -> str:
         for name, x in found.hypers.items()
     )
     return (
-        '<div class="scroll"><table class="list"><thead><tr><th>hyper-parameter</th><th>found</th><th></th></tr></thead>'
+        '<div class="scroll"><table class="list">'
+        "<thead><tr><th>hyper-parameter</th><th>found</th><th></th></tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
 
@@ -89,8 +90,10 @@ def _plot(found: "Diagnosis") -> str:
         lines.append(f'<line x1="{LEFT}" x2="{WIDTH - 150}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
         label = "≤ 0.1" if power == -1 else in_short(10.0**power)
         lines.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
-    for step in range(0, steps, max(1, steps // 12)):
-        lines.append(f'<text x="{x(step):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{step}</text>')
+    lines += [
+        f'<text x="{x(step):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{step}</text>'
+        for step in range(0, steps, max(1, steps // 12))
+    ]
     lines.append(f'<text x="{(WIDTH - 86) / 2:.1f}" y="{HEIGHT - 0.5}" text-anchor="middle">step</text>')
     for i, (name, row) in enumerate(found.by_step.items()):
         colour = COLOURS[i % len(COLOURS)]

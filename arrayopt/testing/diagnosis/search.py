@@ -171,8 +171,8 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
         found = snapped(found)
     judged = judge(found)
     for free, _ in hypothesis.free:
-        x = np.asarray(found.values[free])
-        if np.ptp(x) < 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
+        x = np.asarray(found.values.get(free, 0.0))
+        if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
             return replace(judged, refused=True)
     if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
         return replace(judged, refused=True)

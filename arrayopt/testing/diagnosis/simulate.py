@@ -237,8 +237,9 @@ class Simulation:
             mask = np.stack([laid(np.ones(first[name].shape)) for name in names]).astype(bool)
         fresh = [self.rule.all_slots(array_namespace(first[n]), first[n], self.dtype) for n in names]
         slots: dict[str, Values] = {}
-        for slot, axes in ({k: None for k in fresh[0]} if made is None else made.slots).items():
-            laid_out = [laid(x[slot]) if axes in (None, "C", made and made.element) else x[slot] for x in fresh]
+        for slot, axes in (dict.fromkeys(fresh[0]) if made is None else made.slots).items():
+            whole_ones = made is None or axes in ("C", made.element)
+            laid_out = [laid(x[slot]) if whole_ones else x[slot] for x in fresh]
             if flat:
                 laid_out = [np.reshape(x, -1) for x in laid_out]
             if made is not None and not flat:  # with a one for each axis that the slot does not have

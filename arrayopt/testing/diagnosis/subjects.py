@@ -64,13 +64,13 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
         return _ours(step, params, who)
     if _is_torch(step):
         return _torch(step, params, who)
-    if callable(getattr(step, "init", None)) and callable(getattr(step, "update", None)):
+    if not isinstance(step, type) and callable(getattr(step, "init", None)) and callable(getattr(step, "update", None)):
         return _optax(step, params, who)
     if callable(step) and not isinstance(step, type):
         return _function(step, params, who)
     raise TypeError(
-        f"{who}: `step` must be a function step(params, grads) -> params, a torch.optim.Optimizer, an optax transformation,"
-        f" or an arrayopt Optimizer or Rule; got {step!r}"
+        f"{who}: `step` must be a function step(params, grads) -> params, a torch.optim.Optimizer, an optax"
+        f" transformation, or an arrayopt Optimizer or Rule; got {step!r}"
     )
 
 
@@ -183,8 +183,9 @@ def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
         here, there = _filled(tree, now), _filled(tree, grads)
         new = step(here, there)
         made = dict(named_params(here if new is None else new, f"{who}: what {name} returned", functional=True))
-        if list(made) != list(now):
+        if set(made) != set(now):
             raise ValueError(f"{who}: {name} must return the parameters, {list(now)}; got {list(made)}")
+        made = {key: made[key] for key in now}
         for key, x in made.items():
             if tuple(x.shape) != tuple(now[key].shape):
                 raise ValueError(f"{who}: {name} must keep shapes; {key!r} was {now[key].shape}, is {x.shape}")
@@ -287,7 +288,8 @@ def _optax(transformation: Any, params: Any, who: str) -> Subject:
         there = _filled(tree, {k: jax.numpy.zeros_like(now[k]) if g is None else g for k, g in grads.items()})
         updates, held["state"] = transformation.update(there, held["state"], here)
         new = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), here, updates)
-        return dict(named_params(new, who, functional=True))
+        made = dict(named_params(new, who, functional=True))
+        return {key: made[key] for key in now}  # JAX sorts keys
 
     update = getattr(transformation.update, "__qualname__", "")
     name = update.partition(".")[0] if update and not update.startswith("chain") else "the optax transformation"

@@ -94,10 +94,13 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     if plain.get("beta1", 0.0) > plain.get("beta2", 1.0):
         made.append("β1 is larger than β2: they may be swapped")
     eps = plain.get("eps", 0.0)
-    for k in range(4, 31) if eps > 0 and not _short(eps) and "eps" not in known else ():
-        for factor in (2.0**k, 2.0**-k):
-            if any(abs(math.log10(eps * factor) - n) < 1e-6 for n in (-8, -6, -10, -7, -5)):
-                made.append(f"eps is {eps * factor:.3g} / {factor:g}: the gradient may be multiplied by {factor:g}")
+    if eps > 0 and not _short(eps) and "eps" not in known:
+        factors = [2.0**k for k in range(-30, 31) if k]
+        made += [
+            f"eps is {eps * x:.3g} / {x:g}: the gradient may be multiplied by {x:g}"
+            for x in factors
+            if any(abs(math.log10(eps * x) - n) < 1e-6 for n in range(-10, -4))
+        ]
     for name, x in known.items():
         if name in plain and not np.ndim(x) and x > 0 and not math.isclose(plain[name], x, rel_tol=1e-3):
             made.append(f"{name} is {plain[name] / x:.6g} times the {number(x)} that it is said to be")
