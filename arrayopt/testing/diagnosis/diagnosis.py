@@ -59,6 +59,8 @@ class Diagnosis:
         What is odd.
     parts : tuple of (tuple of str, Diagnosis)
         Where tensors follow different settings: the names of each kind, and what these follow.
+    finite : bool
+        Whether all parameters stay finite; what is not finite is not compared.
     agreeing : tuple of str
         The tensors that follow the rule in all steps.
     changes : tuple of str
@@ -81,14 +83,15 @@ class Diagnosis:
     others: tuple[str, ...]
     remarks: tuple[str, ...]
     by_step: Mapping[str, Sequence[float]]
+    finite: bool = True
     agreeing: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     parts: tuple[tuple[tuple[str, ...], "Diagnosis"], ...] = ()
 
     @property
     def as_documented(self) -> bool:
-        """Whether it follows a rule without a twist."""
-        return self.matches and not self.twist
+        """Whether it follows a rule without a twist, and all values are finite."""
+        return self.matches and not self.twist and self.finite
 
     @property
     def title(self) -> str:
@@ -105,7 +108,7 @@ class Diagnosis:
             what = (
                 f"follows {self.name} as documented" if self.as_documented else f"is {self.name}, but not as documented"
             )
-            lines = [f"{self.subject} {what}, to {in_short(self.ulps)} ULPs."]
+            lines = [f"{self.subject} {what}, to {in_short(self.ulps)} ULP{'s' * (self.ulps != 1)}."]
         else:
             lines = [f"{self.subject} follows no rule that is known here. The nearest is {self.name}."]
         lines += [f"  {'but' if change == self.twist else 'with'}: {change}" for change in self.changes]
@@ -173,6 +176,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         remarks=tuple(said),
         by_step={name: [float(row[name].max(initial=0.0)) for row in best.distances] for name in names},
         agreeing=tuple(name for name in names if not any(row[name].any() for row in best.beyond)),
+        finite=all(bool(np.isfinite(x).all()) for p in trajectory.params for x in p.values()),
         changes=tuple(changes),
     )
 

@@ -1,26 +1,20 @@
 """The functions: to diagnose an optimizer, to record what it does, and to check that it still does."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from arrayopt.hyper import is_number
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of
-from arrayopt.testing.diagnosis.model import Seen
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis
 from arrayopt.testing.diagnosis.probe import STEPS
-from arrayopt.testing.diagnosis.search import search
+from arrayopt.testing.diagnosis.strategy import examine
 from arrayopt.testing.diagnosis.subjects import as_subject, run
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.equivalence import LIMITS as CHECKED
 from arrayopt.testing.equivalence import Difference
 
 __all__ = ["check", "diagnose", "record"]
-
-APART = re.compile("bias|beta|gamma|norm|(^|[._])bn?[0-9]*($|[._])", re.IGNORECASE)
-"""Names of tensors that are often left out of weight decay and trust ratios."""
 
 
 def diagnose(
@@ -92,46 +86,11 @@ def diagnose(
         subject = as_subject(step, params, "diagnose")
         given = {**subject.known, **given}
         made = run(subject, grads, _whole("steps", steps), "diagnose")
-    seen = Seen(made)
-    rounds: list[Mapping[str, Any]] = [given, {}] if given else [{}]
-    found: list[Diagnosis] = []
-    for numbers in rounds:
-        tried: dict[Any, Any] = {}
-        for deep in dict.fromkeys((min(depth, 1), depth)):
-            best = search(seen, numbers, made.subject, depth=deep, tried=tried, on_try=on_try)
-            found.append(made_of(best, made, given))
-            if found[-1].matches:
-                return found[-1]
-            parts = _parts(made, numbers, on_try) if deep == 1 else None
-            if parts is not None:
-                return replace(found[-1], parts=parts, matches=True, rule=None)
-    return min(found, key=lambda x: x.error)
-
-
-def _parts(
-    made: Trajectory, known: Mapping[str, Any], on_try: Callable[[Any], object]
-) -> tuple[tuple[tuple[str, ...], Diagnosis], ...] | None:
-    """What some tensors follow, and what the others do, where that can be told; else None."""
-    ways = [
-        [name for name in made.names if APART.search(name)],
-        [name for name in made.names if made.params[0][name].ndim < 2],
-    ]
-    for some in ways:
-        rest = [name for name in made.names if name not in some]
-        found = []
-        for names in (rest, some) if some and rest else ():
-            part = made.only(names)
-            own = {k: x if np.ndim(x) == 0 else x[:, [made.names.index(n) for n in names]] for k, x in known.items()}
-            own = {k: float(np.ravel(x)[0]) if np.ndim(x) and not np.ptp(x) else x for k, x in own.items()}
-            found.append(
-                (tuple(names), made_of(search(Seen(part), own, made.subject, depth=1, on_try=on_try), part, own))
-            )
-            if not found[-1][1].matches:
-                break
-        else:
-            if found:
-                return tuple(found)
-    return None
+    found = examine(made, given, given, depth=depth, on_try=on_try)
+    if found.matches or not given:
+        return found
+    other = examine(made, {}, given, depth=depth, on_try=on_try)
+    return other if other.matches or other.error < found.error else found
 
 
 def record(

@@ -17,11 +17,14 @@ __all__ = ["Fit", "cost", "fit", "least_squares", "refined", "simplified", "snap
 WHOLE = frozenset({"lookahead_steps"})
 """Numbers that are whole: they are tried and not fitted."""
 
-RATES = (1e-3, 1e-2, 0.1)
-"""Learning rates to begin with, beside the one that suits the size of the updates."""
+RATES = (1e-3, 1e-2, 0.1, 10.0)
+"""How much smaller or larger a learning rate may be, where it does not follow from the size of the updates."""
 
 ENOUGH = 1e-5
 """The cost that ends the search for another start."""
+
+REACH = 100.0
+"""MINPACK's first step from zero goes as far as this: to move numbers by a factor of e at most, they move by as much."""
 
 NEAR = 0.6
 """The cost from which on it is worth while to go on, as long as it falls."""
@@ -29,7 +32,7 @@ NEAR = 0.6
 ELSEWHERE: Mapping[str, Sequence[float]] = {
     "beta1": (0.0, 0.5, 0.99),
     "beta2": (0.9, 0.99),
-    "eps": (1e-12, 1e-6, 1e-4, 1e-2),
+    "eps": (1e-12, 1e-8, 1e-6, 1e-4, 1e-2),
     "weight_decay": (0.0, 0.01, 0.1, 1.0),
     "momentum": (0.5, 0.99),
     "dampening": (0.5,),
@@ -98,11 +101,14 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
     if not sets:
         return Fit(model, dict(model.fixed), float(cost(model.errors({}))[0]))
     predicted = model.predict(sets)
-    if "lr" in model.unknown:  # also as it is, for where updates are not in proportion to it
-        suited = model.rescaled(sets, predicted)
-        first = {name: np.repeat(x[:1], len(RATES), axis=0) for name, x in suited.items()}
-        first["lr"] = np.broadcast_to(np.reshape(RATES, (-1, 1, 1)), first["lr"].shape)
-        sets = {name: np.concatenate([x, first[name]]) for name, x in suited.items()}
+    if "lr" in model.unknown:
+        twice = model.predict({name: x[:1] * (1.0 + (name == "lr")) for name, x in sets.items()})
+        at = model.seen.start
+        if np.allclose(twice - at, 2.0 * (predicted[:1] - at), rtol=1e-3, equal_nan=True):
+            sets = model.rescaled(sets, predicted)
+        else:  # updates are not in proportion to it
+            sets = {name: np.concatenate([x] * (1 + len(RATES))) for name, x in sets.items()}
+            sets["lr"] = sets["lr"] * np.repeat([1.0, *RATES], len(predicted))[:, None, None]
         predicted = model.predict(sets)
     costs = cost(model.seen.errors(predicted))
     found: Fit | None = None
@@ -194,27 +200,28 @@ def _descend(
         }
         return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
 
-    def evaluate(x: Values) -> None:
-        if last[0] is None or not np.array_equal(last[0], x):
-            step = 1e-7
+    def evaluate(moved: Values) -> None:
+        if last[0] is None or not np.array_equal(last[0], moved):
+            x, step = start + moved / REACH, 1e-7
             found = model.errors(sets(np.concatenate([x[None], x + step * np.eye(len(x))])))
-            last[:] = x.copy(), found[0], (found[1:] - found[0]).T / step
+            last[:] = moved.copy(), found[0], (found[1:] - found[0]).T / (step * REACH)
 
-    def errors(x: Values) -> Any:
-        evaluate(x)
+    def errors(moved: Values) -> Any:
+        evaluate(moved)
         return last[1]
 
-    def slopes(x: Values) -> Any:
-        evaluate(x)
+    def slopes(moved: Values) -> Any:
+        evaluate(moved)
         return last[2]
 
-    if len(errors(start)) < len(start):
+    still = np.zeros(len(start))
+    if len(errors(still)) < len(start):
         return dict(values), least
-    done = least_squares()(errors, start, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15)
+    done = least_squares()(errors, still, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15)
     now = float(cost(np.asarray(done.fun)[None])[0])
     if not now < least:
         return dict(values), least
-    return {name: np.asarray(x)[0] for name, x in sets(done.x[None]).items()}, now
+    return {name: np.asarray(x)[0] for name, x in sets(start[None] + done.x[None] / REACH).items()}, now
 
 
 def _coordinate(name: str, interval: str | None) -> str:
@@ -230,20 +237,21 @@ def _into(kind: str, x: Any) -> Values:
     x = np.asarray(x, float)
     if kind == "itself":
         return x
-    return np.log(np.maximum(1.0 - x if kind == "below one" else x, 1e-300))
+    made: Values = np.log(np.maximum(1.0 - x if kind == "below one" else x, 1e-300))
+    return made
 
 
 def _out_of(kind: str, x: Values) -> Values:
     if kind == "itself":
         return np.asarray(x)
     with np.errstate(over="ignore"):
-        made = np.exp(np.clip(x, -16.0 if kind == "below one" else -690.0, 690.0))
+        made: Values = np.exp(np.clip(x, -16.0 if kind == "below one" else -690.0, 690.0))
     return 1.0 - made if kind == "below one" else made
 
 
 def _bounded(name: str, x: Values) -> Values:
     """An eps that is neither so large that nothing is left of a root, nor so small that a valley never ends."""
-    return np.clip(x, 1e-20, 1.0) if name == "eps" else x
+    return np.asarray(np.clip(x, 1e-20, 1.0)) if name == "eps" else x
 
 
 def _plain_all(model: Model, values: Mapping[str, Values]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _judged(shown: Fit, found: Fit, *, coarse: bool) -> Judged:
     made = seen.trajectory
     for s, row in enumerate(rows):
         for name, took in zip(row, made.took[s], strict=True):
-            row[name] = np.where(took, row[name], 0.0)
+            row[name] = np.where(took & np.isfinite(made.params[s + 1][name]), row[name], 0.0)
             beyond[s][name] = beyond[s][name] & (row[name] > LIMITS[made.dtypes[name]])
     return Judged(shown, rows, beyond, coarse)
 

@@ -245,7 +245,7 @@ class Simulation:
             if made is not None and not flat:  # with a one for each axis that the slot does not have
                 whole = laid(first[names[0]]).shape
                 sizes = dict(zip(made.element, whole, strict=True))
-                laid_out = [np.reshape(x, [sizes[a] if a in axes else 1 for a in made.element]) for x in laid_out]
+                laid_out = [np.reshape(x, [sizes[a] if a in str(axes) else 1 for a in made.element]) for x in laid_out]
             slots[slot] = np.stack(laid_out)
         counts = {}
         for n in nodes:

@@ -242,7 +242,8 @@ def _torch(opt: Any, params: Any, who: str) -> Subject:
     if any(state for state in opt.state.values()):
         raise ValueError(f"{who}: the optimizer must be fresh; it has made steps")
     mine = copy.deepcopy(opt)
-    tensors, rows = {}, []
+    tensors: dict[str, Array] = {}
+    rows = []
     for group in mine.param_groups:
         names = group.get("param_names") or range(len(tensors), len(tensors) + len(group["params"]))
         for name, x in zip(names, group["params"], strict=True):
