@@ -26,6 +26,9 @@ ENOUGH = 1e-5
 REACH = 100.0
 """MINPACK's first step from zero goes as far as this: to move numbers by a factor of e at most, they move by as much."""
 
+HOLD = 1e-5
+"""How much numbers that do nothing are held where they are."""
+
 NEAR = 0.6
 """The cost from which on it is worth while to go on, as long as it falls."""
 
@@ -112,7 +115,7 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
         predicted = model.predict(sets)
     costs = cost(model.seen.errors(predicted))
     found: Fit | None = None
-    for best in _apart(costs):
+    for best in _apart(costs, 2 if warm else 6):
         values = {name: x[best] for name, x in sets.items()}
         one = refined(Fit(model, _plain_all(model, values), float(costs[best])), limit)
         for _ in range(5):
@@ -129,10 +132,13 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
     return found
 
 
-def _apart(costs: Values) -> list[int]:
-    """The best start, and another whose cost is not the same: it may lie elsewhere."""
-    order = [int(i) for i in np.argsort(costs, kind="stable")]
-    return [order[0], *[i for i in order if costs[i] > 1.001 * costs[order[0]]][:1]]
+def _apart(costs: Values, number: int) -> list[int]:
+    """The best starts, of those whose costs are not the same: they lie elsewhere."""
+    chosen: list[int] = []
+    for i in map(int, np.argsort(costs, kind="stable")):
+        if len(chosen) < number and (not chosen or costs[i] > 1.001 * costs[chosen[-1]]):
+            chosen.append(i)
+    return chosen
 
 
 def refined(found: Fit, limit: int = 40) -> Fit:
@@ -208,17 +214,15 @@ def _descend(
 
     def errors(moved: Values) -> Any:
         evaluate(moved)
-        return last[1]
+        return np.concatenate([last[1], HOLD * moved])
 
     def slopes(moved: Values) -> Any:
         evaluate(moved)
-        return last[2]
+        return np.concatenate([last[2], HOLD * np.eye(len(start))])
 
     still = np.zeros(len(start))
-    if len(errors(still)) < len(start):
-        return dict(values), least
     done = least_squares()(errors, still, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15)
-    now = float(cost(np.asarray(done.fun)[None])[0])
+    now = float(cost(np.asarray(done.fun)[None, : -len(start)])[0])
     if not now < least:
         return dict(values), least
     return {name: np.asarray(x)[0] for name, x in sets(start[None] + done.x[None] / REACH).items()}, now
