@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from arrayopt.cli.arguments import assignment, from_module, output_path, positive
+from arrayopt.cli.arguments import assignment, from_module, natural, output_path, positive
 
 __all__ = ["add"]
 
@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         "hyper-parameters it follows, and to how many ULPs; or the nearest.",
         epilog="exit status: 0 for a rule as documented, 1 for anything else, 2 for wrong arguments\n\n"
         "examples:\n  arrayopt diagnose mymodule:make_optimizer --html report.html\n"
-        "  arrayopt diagnose mymodule:step --known lr=0.01 --known beta1=0.9\n"
+        "  arrayopt diagnose mymodule:step --known lr=0.01\n"
         "  arrayopt diagnose recorded.json",
     )
     diagnose.add_argument(
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
         "--known", type=assignment, action="append", default=[], metavar="NAME=VALUE", help="a known hyper-parameter"
     )
     diagnose.add_argument(
-        "--depth", type=positive, default=3, metavar="N", help="changes tried at once (default: %(default)s)"
+        "--depth", type=natural, default=3, metavar="N", help="changes tried at once (default: %(default)s)"
     )
     diagnose.add_argument("--json", type=output_path(".json"), metavar="PATH", help="write everything as JSON")
     diagnose.add_argument("--html", type=output_path(".html", ".htm"), metavar="PATH", help="write a page to look at")

@@ -24,7 +24,7 @@ ENOUGH = 1e-5
 """The cost that ends the search for another start."""
 
 REACH = 100.0
-"""MINPACK's first step from zero goes as far as this: to move numbers by a factor of e at most, they move by as much."""
+"""How far MINPACK's first step from zero may go: numbers are taken times this, so that they move by a factor of e."""
 
 HOLD = 1e-5
 """How much numbers that do nothing are held where they are."""

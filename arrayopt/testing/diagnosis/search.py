@@ -100,6 +100,7 @@ def search(
     *,
     depth: int = 3,
     tried: dict[Hypothesis, Judged] | None = None,
+    near: Judged | None = None,
     on_try: Callable[[Hypothesis], object] = lambda hypothesis: None,
 ) -> list[Judged]:
     """What fits, the simplest first; or the nearest alone.
@@ -116,6 +117,8 @@ def search(
         How many changes there may be.
     tried : dict of Hypothesis to Judged, optional
         What an earlier search has tried, which this one goes on from.
+    near : Judged, optional
+        Where to begin, in place of all plain rules.
     on_try : callable
         Called with each hypothesis.
     """
@@ -128,21 +131,24 @@ def search(
                 on_try(hypothesis)
                 tried[hypothesis] = _tried(hypothesis, seen, known, warm)
 
-    first = plain()
-    if narrow:
+    first = plain() if near is None else [near.hypothesis]
+    base = 0 if near is None else near.hypothesis.changes
+    if narrow and near is None:
         first += [replace(x, switches=(("master_weights", False),)) for x in first]
-    take(first, {})
+    take(first, {} if near is None else near.fit.values)
     before = math.inf
     for level in range(depth):
         nearest = sorted(tried.values(), key=lambda x: (float(f"{x.fit.cost:.3g}"), _simplicity(x, name)))
         if any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
             break
         before = nearest[0].fit.cost if level else math.inf
-        parents = _parents([x for x in nearest if x.hypothesis.changes <= level], name, WIDTH if level else len(first))
+        parents = _parents(
+            [x for x in nearest if x.hypothesis.changes <= base + level], name, WIDTH if level else len(first)
+        )
         for free in (False, True):
             for parent in parents:
-                near = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-                take([x for x in near if (x.free != parent.hypothesis.free) == free], parent.fit.values)
+                others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
+                take([x for x in others if (x.free != parent.hypothesis.free) == free], parent.fit.values)
                 if any(x.passes for x in tried.values()):
                     break
             else:

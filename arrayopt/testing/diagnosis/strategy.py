@@ -66,6 +66,9 @@ def _from_few(
     whole = [_on(made, x.hypothesis, x.fit.values) for x in best if not any(np.ndim(y) for y in x.fit.values.values())]
     if any(x.passes for x in whole):
         return made_of([x for x in whole if x.passes], made, said)
+    again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
+    if again[0].passes:
+        return made_of(again, made, said)
     groups, rest = [(first.hypothesis, first.fit.values)], list(made.names)
     parts: list[tuple[tuple[str, ...], Diagnosis]] = []
     while rest and groups:
