@@ -12,8 +12,18 @@ from typing import Any
 import arrayopt as ao
 from arrayopt.rules.base import Rule
 
-__all__ = ["assignment", "listed", "make_rule", "named", "natural", "output_path", "positive"]
-__all__ += ["from_module", "rule_class", "shape"]
+__all__ = [
+    "assignment",
+    "from_module",
+    "listed",
+    "make_rule",
+    "named",
+    "natural",
+    "output_path",
+    "positive",
+    "rule_class",
+    "shape",
+]
 
 
 def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

@@ -12,5 +12,17 @@ from arrayopt.testing.backends import Backend, backend_names
 from arrayopt.testing.diagnosis import Diagnosis, Trajectory, check, diagnose, record
 from arrayopt.testing.equivalence import Difference, Outcome, assert_equivalent, compare
 
-__all__ = ["Backend", "Difference", "Outcome", "UnavailableError", "assert_equivalent", "backend_names", "compare"]
-__all__ += ["Diagnosis", "Trajectory", "check", "diagnose", "record"]
+__all__ = [
+    "Backend",
+    "Diagnosis",
+    "Difference",
+    "Outcome",
+    "Trajectory",
+    "UnavailableError",
+    "assert_equivalent",
+    "backend_names",
+    "check",
+    "compare",
+    "diagnose",
+    "record",
+]

@@ -25,7 +25,7 @@ __all__ = ["Diagnosis", "made_of"]
 class Diagnosis:
     """Which rule an optimizer follows, or comes nearest to.
 
-    Attributes
+    Parameters
     ----------
     subject : str
         What was run.

@@ -250,7 +250,7 @@ def _out_of(kind: str, x: Values) -> Values:
         return np.asarray(x)
     with np.errstate(over="ignore"):
         made: Values = np.exp(np.clip(x, -16.0 if kind == "below one" else -690.0, 690.0))
-    return 1.0 - made if kind == "below one" else made
+    return np.asarray(1.0 - made) if kind == "below one" else made
 
 
 def _bounded(name: str, x: Values) -> Values:

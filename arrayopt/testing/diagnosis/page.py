@@ -5,14 +5,11 @@ The page needs no network and no script.
 
 import math
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 from arrayopt.testing.diagnosis import words
 from arrayopt.testing.page import STYLE
 from arrayopt.testing.ulps import in_short
-
-if TYPE_CHECKING:
-    from arrayopt.testing.diagnosis.diagnosis import Diagnosis
 
 __all__ = ["page"]
 
@@ -20,8 +17,8 @@ COLOURS = ("#08519c", "#a33b00", "#238b45", "#6a51a3", "#525252", "#99000d")
 WIDTH, HEIGHT, LEFT, BELOW = 720.0, 300.0, 64.0, 44.0
 
 
-def page(found: "Diagnosis") -> str:
-    """The whole page, as text to be written in UTF-8."""
+def page(found: Any) -> str:
+    """The whole page of a `Diagnosis`, as text to be written in UTF-8."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -39,7 +36,7 @@ svg {{ max-width: 100%; height: auto; }} svg text {{ font: 12px system-ui, sans-
 """
 
 
-def _body(found: "Diagnosis") -> str:
+def _body(found: Any) -> str:
     """One diagnosis, or one after the other."""
     if found.parts:
         return "\n".join(f"<h2>{escape(', '.join(names))}</h2>\n{_body(part)}" for names, part in found.parts)
@@ -53,11 +50,11 @@ def _body(found: "Diagnosis") -> str:
 {_plot(found)}"""
 
 
-def _numbers(found: "Diagnosis") -> str:
+def _numbers(found: Any) -> str:
     return words.numbers_in_words(found.hypers)
 
 
-def _table(found: "Diagnosis") -> str:
+def _table(found: Any) -> str:
     """The hyper-parameters."""
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(words.number(x))}</td>"
@@ -71,7 +68,7 @@ def _table(found: "Diagnosis") -> str:
     )
 
 
-def _plot(found: "Diagnosis") -> str:
+def _plot(found: Any) -> str:
     """A line for each tensor: the largest difference after each step, on a logarithmic scale."""
     finite = [x for row in found.by_step.values() for x in row if math.isfinite(x)]
     top = max(3, math.ceil(math.log10(max([1.0, *finite])) + 0.2))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,8 @@ def _from_few(
     again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
     if again[0].passes:
         return made_of(again, made, said)
-    groups, rest = [(first.hypothesis, first.fit.values)], list(made.names)
+    groups: list[tuple[Hypothesis, Mapping[str, Any]]] = [(first.hypothesis, first.fit.values)]
+    rest = list(made.names)
     parts: list[tuple[tuple[str, ...], Diagnosis]] = []
     while rest and groups:
         hypothesis, values = groups.pop()
@@ -80,7 +82,7 @@ def _from_few(
             parts.append((tuple(same), made_of([_on(part, hypothesis, values)], part, {})))
         rest = [name for name in rest if name not in same]
         for name in rest:
-            groups = list(_alike(made.only([name]), first.hypothesis, first.fit.values))[:1]
+            groups += list(islice(_alike(made.only([name]), first.hypothesis, first.fit.values), 1))
             if groups:
                 break
     if rest:

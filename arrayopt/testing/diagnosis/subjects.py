@@ -261,7 +261,7 @@ def _torch(opt: Any, params: Any, who: str) -> Subject:
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
     """The hyper-parameters of a group that have a plain counterpart here."""
-    made = {}
+    made: dict[str, float] = {}
     for key, x in group.items():
         if key == "betas" and isinstance(x, tuple | list):
             made |= {f"beta{i}": float(b) for i, b in enumerate(x, 1)}
