@@ -56,6 +56,7 @@ def test_the_reference_names_nothing_else():
         "arrayopt.params.groups.Group",
         "arrayopt.step.stats.Stats",
         "arrayopt.testing.fixtures.backend",
+        "arrayopt.testing.fixtures.recorded",
     }
     assert set(documented()) - set(PUBLIC) == made_by_the_optimizer
 

@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run an optimizer on chosen gradients, and tell which rule, switches and\n"
         "hyper-parameters it follows, and to how many ULPs; or the nearest.",
-        epilog="exit status: 0 for a rule as documented, 1 for anything else, 2 for wrong arguments\n\n"
+        epilog="exit status: 0 for a rule as documented, 1 for anything else,\n2 for wrong arguments\n\n"
         "examples:\n  arrayopt diagnose mymodule:make_optimizer --html report.html\n"
         "  arrayopt diagnose mymodule:step --known lr=0.01\n"
         "  arrayopt diagnose recorded.json",

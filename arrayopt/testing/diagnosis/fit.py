@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.rules.base import hypers
+from arrayopt.testing.diagnosis.coordinates import bounded, coordinate, into, out_of
 from arrayopt.testing.diagnosis.model import Model, Sets, one_set
 from arrayopt.testing.diagnosis.trajectory import Values
 
@@ -40,6 +41,9 @@ ELSEWHERE: Mapping[str, Sequence[float]] = {
     "momentum": (0.5, 0.99),
     "dampening": (0.5,),
     "beta3": (0.99,),
+    "eps1": (1e-20,),
+    "eps2": (1e-10,),
+    "clip_threshold": (0.5,),
 }
 """Where else the search may begin than at a rule's own default."""
 
@@ -189,19 +193,19 @@ def _descend(
 ) -> tuple[dict[str, Values], float]:
     """Least squares from some values, with derivatives by differences, all of them evaluated at once."""
     intervals = hypers(model.hypothesis.kind)
-    kinds = {name: _coordinate(name, intervals.get(name)) for name in tried}
+    kinds = {name: coordinate(name, intervals.get(name)) for name in tried}
     signs = {
         name: np.where(np.asarray(values[name]) < 0, -1.0, 1.0) if kinds[name] == "logarithm" else 1.0 for name in tried
     }
     shapes = {name: np.shape(values[name]) for name in tried}
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
-    start = np.concatenate([_into(kinds[name], signs[name] * values[name]).ravel() for name in tried])
+    start = np.concatenate([into(kinds[name], signs[name] * values[name]).ravel() for name in tried])
     last: list[Any] = [None, None, None]
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)
         made = {
-            n: _bounded(n, signs[n] * _out_of(kinds[n], x).reshape(-1, *shapes[n]))
+            n: bounded(n, signs[n] * out_of(kinds[n], x).reshape(-1, *shapes[n]))
             for n, x in zip(tried, parts, strict=True)
         }
         return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
@@ -226,36 +230,6 @@ def _descend(
     if not now < least:
         return dict(values), least
     return {name: np.asarray(x)[0] for name, x in sets(start[None] + done.x[None] / REACH).items()}, now
-
-
-def _coordinate(name: str, interval: str | None) -> str:
-    """What least squares moves: a number itself, its logarithm, or that of its distance from one."""
-    if interval == "[0, 1)" and name != "momentum":
-        return "below one"
-    if name in ("weight_decay", "momentum", "dampening") or interval in ("[0, 1]", "[0, 1)"):
-        return "itself"
-    return "logarithm"
-
-
-def _into(kind: str, x: Any) -> Values:
-    x = np.asarray(x, float)
-    if kind == "itself":
-        return x
-    made: Values = np.log(np.maximum(1.0 - x if kind == "below one" else x, 1e-300))
-    return made
-
-
-def _out_of(kind: str, x: Values) -> Values:
-    if kind == "itself":
-        return np.asarray(x)
-    with np.errstate(over="ignore"):
-        made: Values = np.exp(np.clip(x, -16.0 if kind == "below one" else -690.0, 690.0))
-    return np.asarray(1.0 - made) if kind == "below one" else made
-
-
-def _bounded(name: str, x: Values) -> Values:
-    """An eps that is neither so large that nothing is left of a root, nor so small that a valley never ends."""
-    return np.asarray(np.clip(x, 1e-20, 1.0)) if name == "eps" else x
 
 
 def _plain_all(model: Model, values: Mapping[str, Values]) -> dict[str, Any]:

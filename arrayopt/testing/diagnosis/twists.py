@@ -4,21 +4,19 @@ A twist is a row of `TWISTS`. Its functions get numbers as arrays that broadcast
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from arrayopt.rules.base import Rule
+from arrayopt.testing.diagnosis.kinds import coupled, eps_in_root, forgetful, inverted, no_root
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["TWISTS", "Twist"]
 
 Numbers = dict[str, Any]
-TINY = 1e-300
-"""An eps that does nothing, where one must be positive."""
 
 
 def _always(rule: Rule) -> bool:
@@ -173,77 +171,6 @@ def _uphill_decay(h: Numbers, t: Values) -> Numbers:
     return {**h, "weight_decay": -h["weight_decay"]}
 
 
-# ---- of the rule itself ----------------------------------------------------------------------------------------------
-
-
-class _Roots:
-    """A namespace whose roots of the elements are something else."""
-
-    def __init__(self, xp: Any, p: Any, root: Callable[[Any], Any]) -> None:
-        self._xp, self._like, self._root = xp, p, root
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._xp, name)
-
-    def sqrt(self, x: Any) -> Any:
-        """The root; of elements, what the twist says."""
-        whole = self._like.ndim == getattr(x, "ndim", 0) and self._like.ndim > 0
-        return self._root(x) if whole else self._xp.sqrt(x)
-
-
-def _rooted(kind: type[Rule], root: Callable[[Any, Any, Any], Any], eps: float | None) -> type[Rule]:
-    """A class of rules with something else for √x."""
-
-    def update(self: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
-        inner = type(h)(**{**vars(h), "eps": eps}) if eps is not None else h
-        return kind.update(self, _Roots(xp, p, lambda x: root(xp, x, h)), p, g, s, inner)
-
-    return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__})
-
-
-@cache
-def _no_root(kind: type[Rule]) -> type[Rule]:
-    return _rooted(kind, lambda xp, x, h: x, None)
-
-
-@cache
-def _eps_in_root(kind: type[Rule]) -> type[Rule]:
-    return _rooted(kind, lambda xp, x, h: xp.sqrt(x + h.eps), TINY)
-
-
-@cache
-def _inverted(kind: type[Rule]) -> type[Rule]:
-    def ratio(self: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
-        return 1.0 / kind._ratio(self, xp, p, x, h)  # type: ignore[attr-defined]
-
-    return type(kind.__name__, (kind,), {"_ratio": ratio, "__module__": kind.__module__})
-
-
-@cache
-def _forgetful(kind: type[Rule]) -> type[Rule]:
-    """The ratio does not know of the decay: what it is taken of has it, or it asks for it."""
-
-    def ratio(self: Any, xp: Any, p: Any, x: Any, h: Any) -> Any:
-        asks = any(f.name == "decayed_norm" for f in fields(self))
-        bare = type(h)(**{**vars(h), "weight_decay": 0.0 * h.weight_decay})
-        return kind._ratio(self, xp, p, x if asks else x - h.weight_decay * p, bare)  # type: ignore[attr-defined]
-
-    return type(kind.__name__, (kind,), {"_ratio": ratio, "__module__": kind.__module__})
-
-
-def _coupled(kind: type[Rule]) -> type[Rule]:
-    return _l2(kind)
-
-
-@cache
-def _l2(kind: type[Rule]) -> type[Rule]:
-    def update(self: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
-        bare = type(h)(**{**vars(h), "weight_decay": 0.0 * h.weight_decay})
-        return kind.update(self, xp, p, g + h.weight_decay * p, s, bare)
-
-    return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__})
-
-
 _DECAY = _has("weight_decay", "lr")
 _WITH_RATIO: dict[str, Twist] = {
     f"no {c}": Twist(
@@ -274,21 +201,21 @@ TWISTS: dict[str, Twist] = {
     ),
     **_WITH_RATIO,
     # eps and the root
-    "eps in root": Twist(words="eps stands inside the root", applies=_has("eps", "beta2"), kind=_eps_in_root),
+    "eps in root": Twist(words="eps stands inside the root", applies=_has("eps", "beta2"), kind=eps_in_root),
     "eps in root, early": Twist(
         words="eps stands inside the root, and is added before the bias correction",
         applies=_corrects,
-        kind=_eps_in_root,
+        kind=eps_in_root,
         hypers=_eps_root_early,
     ),
     "eps early": Twist(
         words="eps is added to √v before the bias correction of v", applies=_corrects, hypers=_early_eps
     ),
-    "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=_no_root),
+    "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=no_root),
     "swapped": Twist(words="β1 and β2 are swapped", applies=_has("beta1", "beta2"), hypers=_swapped, known=True),
     # the decay
     "l2": Twist(
-        words="weight decay is coupled: it is added to the gradient", applies=_has("weight_decay"), kind=_coupled
+        words="weight decay is coupled: it is added to the gradient", applies=_has("weight_decay"), kind=coupled
     ),
     "decoupled": Twist(
         words="weight decay is decoupled: it is taken off p beside the update, times lr",
@@ -317,8 +244,8 @@ TWISTS: dict[str, Twist] = {
     "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=_uphill_decay),
     # norms and ratios
     "joined": Twist(words="all tensors are taken as one: norms are over all of them at once", grads=Trajectory.joined),
-    "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=_inverted),
-    "ratio without decay": Twist(words="the trust ratio forgets the weight decay", applies=_adapts, kind=_forgetful),
+    "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=inverted),
+    "ratio without decay": Twist(words="the trust ratio forgets the weight decay", applies=_adapts, kind=forgetful),
     # gradients
     "joint clip": Twist(
         words="all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
