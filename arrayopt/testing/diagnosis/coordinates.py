@@ -20,10 +20,10 @@ def coordinate(name: str, interval: str | None) -> str:
 
 def into(kind: str, x: Any) -> Values:
     """From a number to what is moved."""
-    x = np.asarray(x, float)
+    given: Values = np.asarray(x, float)
     if kind == "itself":
-        return x
-    made: Values = np.log(np.maximum(1.0 - x if kind == "below one" else x, 1e-300))
+        return given
+    made: Values = np.log(np.maximum(1.0 - given if kind == "below one" else given, 1e-300))
     return made
 
 
