@@ -57,6 +57,7 @@ def test_the_reference_names_nothing_else():
         "arrayopt.params.groups.Group",
         "arrayopt.step.stats.Stats",
         "arrayopt.testing.fixtures.backend",
+        "arrayopt.testing.fixtures.recorded",
     }
     of_doors = {"arrayopt.torch.Optimizer", "arrayopt.torch.optimizer"}  # what is there for each rule is made of these
     of_doors |= {"arrayopt.optax.State", "arrayopt.optax.transformation"}

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import arrayopt as ao
-from arrayopt.cli import demo, explain, info, verify
+from arrayopt.cli import demo, diagnose, explain, info, verify
 
 __all__ = ["main"]
 
-COMMANDS = (demo, verify, info, explain)
+COMMANDS = (demo, verify, diagnose, info, explain)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 where ``verify`` found a difference; 130 where the user broke off, 141 where nobody reads the output any
-        more. Wrong arguments, and things that are missing, end the process with a line on stderr and status 2.
+        0; 1 where ``verify`` found a difference, or ``diagnose`` no rule that is followed as documented; 130 where the
+        user broke off, 141 where nobody reads the output any more. Wrong arguments, and things that are missing, end
+        the process with a line on stderr and status 2.
     """
     parser = _Parser(prog="arrayopt", description="Large-batch optimizers for arrays of any array-API library.")
     parser.add_argument("--version", action="version", version=f"arrayopt {ao.__version__}")

@@ -12,7 +12,18 @@ from typing import Any
 import arrayopt as ao
 from arrayopt.rules.base import Rule
 
-__all__ = ["assignment", "listed", "make_rule", "named", "natural", "output_path", "positive", "rule_class", "shape"]
+__all__ = [
+    "assignment",
+    "from_module",
+    "listed",
+    "make_rule",
+    "named",
+    "natural",
+    "output_path",
+    "positive",
+    "rule_class",
+    "shape",
+]
 
 
 def listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -89,20 +100,25 @@ def assignment(text: str) -> tuple[str, Any]:
         raise ArgumentTypeError(f"must be NAME=VALUE with a number, True, False or None; got {text!r}") from None
 
 
+def from_module(text: str) -> Any:
+    """Anything as ``module:name``, also from the working directory."""
+    module, _, name = text.rpartition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ArgumentTypeError(f"{text!r} cannot be imported: {error}") from error
+
+
 def rule_class(text: str) -> type[Rule]:
     """A rule of this package, in any case, or anybody's as ``module:Class``, also from the working directory."""
-    module, _, name = text.rpartition(":")
-    if not module:
+    if ":" not in text:
         known = [name for name in ao.__all__ if isinstance(getattr(ao, name), type) and name != "Rule"]
         known = [name for name in known if issubclass(getattr(ao, name), Rule)]
         found: type[Rule] = getattr(ao, named(known)(text))
         return found
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentTypeError(f"{text!r} cannot be imported: {error}") from error
+    found = from_module(text)
     if not (isinstance(found, type) and issubclass(found, Rule)):
         raise ArgumentTypeError(f"{text!r} is not a class of rules")
     return found

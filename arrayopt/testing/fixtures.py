@@ -1,16 +1,22 @@
-"""A fixture for pytest: ``from arrayopt.testing.fixtures import backend`` in a ``conftest.py`` or a test module.
+"""Fixtures for pytest: ``from arrayopt.testing.fixtures import backend`` in a ``conftest.py`` or a test module.
 
-It is imported by those who want it and is no plugin, so that nothing is added to the test runs of those who do not.
+They are imported by those who want them and are no plugin, so that nothing is added to the test runs of those who do
+not.
 """
 
+import os
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from arrayopt.libraries import UnavailableError
 from arrayopt.testing.backends import Backend, backend_names, choose
+from arrayopt.testing.diagnosis import Trajectory, check, record
+from arrayopt.testing.diagnosis.probe import STEPS
 
-__all__ = ["backend"]
+__all__ = ["backend", "recorded"]
 
 
 @pytest.fixture(params=backend_names())
@@ -21,3 +27,33 @@ def backend(request: Any) -> Backend:
     except UnavailableError as error:
         pytest.skip(str(error))
     return chosen
+
+
+@pytest.fixture
+def recorded(request: Any) -> Callable[..., Trajectory]:
+    """Check an optimizer against a file beside the test: ``recorded(step, params)``.
+
+    The file is ``recorded/MODULE-TEST.json``, or ``recorded/NAME.json`` with ``name=``. With ``ARRAYOPT_RECORD=1`` in
+    the environment it is written, by `arrayopt.testing.record`; else `arrayopt.testing.check` reads it. Without a file
+    the test fails, and says how to make one. Takes `grads`, `steps` and `max_ulp` as these do.
+    """
+
+    def run(
+        step: Any,
+        params: Any = None,
+        *,
+        name: str | None = None,
+        grads: Any = None,
+        steps: int = STEPS,
+        max_ulp: float | None = None,
+    ) -> Trajectory:
+        plain = re.sub(r"[^\w.-]+", "-", name or f"{request.path.stem}-{request.node.name}").strip("-")
+        path = request.path.parent / "recorded" / f"{plain}.json"
+        if os.environ.get("ARRAYOPT_RECORD"):
+            path.parent.mkdir(exist_ok=True)
+            return record(path, step, params, grads, steps=steps)
+        if not path.is_file():
+            pytest.fail(f"{path} does not exist; run with ARRAYOPT_RECORD=1 to write it", pytrace=False)
+        return check(path, step, params, max_ulp=max_ulp)
+
+    return run

@@ -1,0 +1,82 @@
+"""``arrayopt diagnose``: which rule an optimizer follows."""
+
+import argparse
+import inspect
+from pathlib import Path
+from typing import Any
+
+from arrayopt.cli.arguments import assignment, from_module, natural, output_path, positive
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="tell which rule an optimizer follows, and where it leaves it",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Run an optimizer on chosen gradients, and tell which rule, switches and\n"
+        "hyper-parameters it follows, and to how many ULPs; or the nearest.",
+        epilog="exit status: 0 for a rule as documented, 1 for anything else,\n2 for wrong arguments\n\n"
+        "examples:\n  arrayopt diagnose mymodule:make_optimizer --html report.html\n"
+        "  arrayopt diagnose mymodule:step --known lr=0.01\n"
+        "  arrayopt diagnose recorded.json",
+    )
+    diagnose.add_argument(
+        "what",
+        metavar="MODULE:NAME",
+        help="a function that gives an optimizer, or a pair of it and its parameters, and takes nothing or the"
+        " parameters; an optimizer; step(params, grads) itself; or the path of a recorded trajectory, *.json",
+    )
+    diagnose.add_argument("--steps", type=positive, default=12, metavar="N", help="updates (default: %(default)s)")
+    diagnose.add_argument(
+        "--known", type=assignment, action="append", default=[], metavar="NAME=VALUE", help="a known hyper-parameter"
+    )
+    diagnose.add_argument(
+        "--depth", type=natural, default=3, metavar="N", help="changes tried at once (default: %(default)s)"
+    )
+    diagnose.add_argument("--json", type=output_path(".json"), metavar="PATH", help="write everything as JSON")
+    diagnose.add_argument("--html", type=output_path(".html", ".htm"), metavar="PATH", help="write a page to look at")
+    diagnose.set_defaults(run=run, parser=diagnose)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the command."""
+    from arrayopt.testing.diagnosis import diagnose
+
+    try:
+        step, params = _subject(given.what)
+        found = diagnose(step, params, known=dict(given.known), steps=given.steps, depth=given.depth)
+    except (argparse.ArgumentTypeError, ImportError, OSError, TypeError, ValueError) as error:
+        given.parser.error(" ".join(str(error).split()))
+    print(found)  # noqa: T201 - it is what the command is for
+    if given.json:
+        given.json.write_text(found.to_json(), encoding="utf-8")
+    if given.html:
+        found.to_html(given.html)
+    return 0 if found.as_documented else 1
+
+
+def _subject(text: str) -> tuple[Any, Any]:
+    """What is to be diagnosed, and its parameters where they are given."""
+    from arrayopt.testing.diagnosis import Trajectory
+    from arrayopt.testing.diagnosis.probe import parameters
+
+    if text.endswith(".json"):
+        if not Path(text).is_file():
+            raise argparse.ArgumentTypeError(f"file {text!r} does not exist")
+        return Trajectory.load(text), None
+    if ":" not in text:
+        raise argparse.ArgumentTypeError(f"must be MODULE:NAME or a recorded trajectory; got {text!r}")
+    made, params = from_module(text), None
+    if inspect.isfunction(made):
+        needed = [x for x in inspect.signature(made).parameters.values() if x.default is inspect.Parameter.empty]
+        if len(needed) == 1:
+            params = parameters()
+        if len(needed) < 2:
+            made = made() if params is None else made(params)
+    if isinstance(made, tuple) and len(made) == 2 and not hasattr(made, "init"):
+        made, params = made
+    owner = hasattr(made, "param_groups") or hasattr(made, "step_count")
+    return made, None if owner else params

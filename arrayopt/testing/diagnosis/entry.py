@@ -1,0 +1,184 @@
+"""The functions: to diagnose an optimizer, to record what it does, and to check that it still does."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from arrayopt.hyper import is_number
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis
+from arrayopt.testing.diagnosis.probe import STEPS
+from arrayopt.testing.diagnosis.strategy import examine
+from arrayopt.testing.diagnosis.subjects import as_subject, run
+from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.equivalence import LIMITS as CHECKED
+from arrayopt.testing.equivalence import Difference
+
+__all__ = ["check", "diagnose", "record"]
+
+
+def diagnose(
+    step: Any,
+    params: Any = None,
+    grads: Sequence[Any] | None = None,
+    *,
+    known: Mapping[str, float] | None = None,
+    steps: int = STEPS,
+    depth: int = 3,
+    on_try: Callable[[Any], object] = lambda hypothesis: None,
+) -> Diagnosis:
+    """Find out which rule an optimizer follows, with which switches and hyper-parameters, and to how many ULPs.
+
+    Parameters
+    ----------
+    step : callable, optimizer, Rule or Trajectory
+        A function ``step(params, grads) -> params``, which may keep its state in a closure, and may write `params` and
+        return None; a fresh ``torch.optim.Optimizer`` or `Optimizer`, of which a deep copy runs; an optax
+        transformation; a `Rule`; or a recorded `Trajectory`.
+    params : tree of arrays, optional
+        Where a function, a transformation or a rule begins, real arrays of its library; they are copied. By default
+        four NumPy arrays of float64, or JAX arrays for optax. Small ones do: the time grows with their size. Leave it
+        out for optimizers, which have parameters of their own.
+    grads : sequence of trees, optional
+        The gradients of each step. By default chosen ones, whose elements lie many decades apart, and whose signs,
+        sizes and norms vary.
+    known : dict of str to float, optional
+        Hyper-parameters that are known, by the names of our fields, such as ``{"lr": 0.1, "beta1": 0.9}``. Those of
+        PyTorch's and our optimizers are known by themselves. If nothing fits with them, the search goes on without.
+    steps : int, default 12
+        How many steps, where gradients are not given.
+    depth : int, default 3
+        How many changes to a plain rule are tried at once.
+    on_try : callable
+        Called with each hypothesis that is tried, to show progress.
+
+    Returns
+    -------
+    Diagnosis
+        Print it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments cannot be used: complex parameters, gradients of other shapes, an optimizer that
+        has made steps.
+    ImportError
+        If SciPy is not installed, and hyper-parameters are not known.
+
+    Notes
+    -----
+    Rules, their switches and what people get wrong are simulated in float64, all from the optimizer's own parameters in
+    each step, and their numbers are fitted. Of what fits, the one with the fewest changes is told, and the others are
+    named. What the gradients do not show cannot be told.
+
+    Examples
+    --------
+    >>> from arrayopt.testing import diagnose
+    >>> found = diagnose(lambda params, grads: {k: p - 0.1 * grads[k] for k, p in params.items()})
+    >>> found.rule
+    SGD(lr=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0)
+    """
+    given = _known(known)
+    _whole("depth", depth, least=0)
+    if isinstance(step, Trajectory):
+        made = step
+    else:
+        subject = as_subject(step, params, "diagnose")
+        given = {**subject.known, **given}
+        made = run(subject, grads, _whole("steps", steps), "diagnose")
+    found = examine(made, given, given, depth=depth, on_try=on_try)
+    if found.matches or not given:
+        return found
+    other = examine(made, {}, given, depth=depth, on_try=on_try)
+    return other if other.matches or other.error < found.error else found
+
+
+def record(
+    path: Any, step: Any, params: Any = None, grads: Sequence[Any] | None = None, *, steps: int = STEPS
+) -> Trajectory:
+    """Write what an optimizer does to a file, for `check`.
+
+    Parameters
+    ----------
+    path : path
+        Of the file, which is JSON. Numbers are kept bit for bit.
+    step, params, grads, steps
+        As in `diagnose`.
+
+    Returns
+    -------
+    Trajectory
+        What was written.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `diagnose`.
+    OSError
+        If the file cannot be written.
+    """
+    made = run(as_subject(step, params, "record"), grads, _whole("steps", steps), "record")
+    made.save(path)
+    return made
+
+
+def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = None) -> Trajectory:
+    """Assert that an optimizer does what was recorded, from the same parameters and with the same gradients.
+
+    Parameters
+    ----------
+    path : path
+        What `record` wrote.
+    step, params
+        As in `diagnose`. The values of the parameters are those of the file; their library is that of `params`.
+    max_ulp : float, optional
+        The largest difference that passes, in ULPs of the update. By default 64, and 4 in half precision.
+
+    Returns
+    -------
+    Trajectory
+        What the optimizer did.
+
+    Raises
+    ------
+    AssertionError
+        Where it does something else, saying at which step, tensor and element first.
+    TypeError, ValueError
+        As `diagnose`; if the file is none, or of other tensors.
+    """
+    if max_ulp is not None and (not is_number(max_ulp) or not max_ulp >= 0):
+        raise ValueError(f"check: `max_ulp` must be a number of at least 0; got {max_ulp!r}")
+    kept = Trajectory.load(path)
+    if params is None:
+        first = {
+            name: x.astype(kept.dtypes[name]) for name, x in kept.params[0].items() if kept.dtypes[name] != "bfloat16"
+        }
+        owner = hasattr(step, "param_groups") or hasattr(step, "step_count")
+        params = None if owner or len(first) < len(kept.names) else first
+    made = run(as_subject(step, params, "check"), kept.grads, kept.steps, "check", kept.params[0])
+    for s in range(kept.steps):
+        for name, dtype in kept.dtypes.items():
+            distance = kept.distance(s, name, made.params[s + 1][name])
+            limit = CHECKED[dtype] if max_ulp is None else max_ulp
+            if distance.size and distance.max() > limit:
+                at = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
+                pair = (float(x[s + 1][name][at]) for x in (kept.params, made.params))
+                where = Difference(float(distance.max()), name, at, s, *pair)
+                raise AssertionError(
+                    f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass"
+                )
+    return made
+
+
+def _known(known: Any) -> dict[str, float]:
+    if known is None:
+        return {}
+    if not isinstance(known, Mapping) or not all(isinstance(k, str) and is_number(x) for k, x in known.items()):
+        raise TypeError(f"diagnose: `known` must be a dict of names and numbers; got {known!r}")
+    return {name: float(x) for name, x in known.items()}
+
+
+def _whole(name: str, x: Any, least: int = 1) -> int:
+    if not isinstance(x, int) or isinstance(x, bool) or x < least:
+        raise ValueError(f"diagnose: `{name}` must be an integer of at least {least}; got {x!r}")
+    return x

@@ -1,0 +1,184 @@
+"""What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to another."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from arrayopt import rules as offered
+from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.rules.words import is_zero
+from arrayopt.testing.diagnosis.twists import TWISTS, Twist
+
+__all__ = ["OFF", "Hypothesis", "numbers", "plain"]
+
+LEFT_ALONE = {"stacked", "project", "ema_decay", "master_weights", "lookahead_alpha"}
+"""Fields that change no step here, or that are tried with another."""
+
+ORDINARY = {"momentum", "nesterov"}
+"""Fields that are as plain switched on as off."""
+
+STARTS: Mapping[str, list[float]] = {
+    "lookahead_steps": [2.0, 3.0, 4.0, 5.0, 6.0],
+    "momentum": [0.9, 0.5],
+    "clip_threshold": [1.0, 0.1],
+    "decay_rate": [0.8, 0.5],
+}
+"""Where the search begins for numbers that are switched on, if not at `WIDE`."""
+
+WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
+BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
+
+
+OFF = "off"
+"""In `Hypothesis.switches`: a number that is switched off."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One of them.
+
+    Attributes
+    ----------
+    kind : type of Rule
+        The rule.
+    switches : tuple of (str, object)
+        Fields that are not as by default. A number that is switched on has None here.
+    twist : str
+        A key of `TWISTS`, or empty.
+    free : tuple of (str, str)
+        Numbers that are not the same all the time, each with ``"step"`` or ``"tensor"``.
+    """
+
+    kind: type[Rule]
+    switches: tuple[tuple[str, Any], ...] = ()
+    twist: str = ""
+    free: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def changes(self) -> int:
+        """How many there are."""
+        return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.free)
+
+    @property
+    def twisted(self) -> Twist | None:
+        """The twist itself."""
+        return TWISTS[self.twist] if self.twist else None
+
+    def rule(self, values: Mapping[str, float] | None = None) -> Rule:
+        """The rule with some numbers; without, it is one to be traced. Not twisted.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the switches do not go together.
+        """
+        made: dict[str, Any] = {}
+        for f in dataclasses.fields(self.kind):
+            if f.default is dataclasses.MISSING:
+                made[f.name] = 0.1
+        for name, value in self.switches:
+            made[name] = _starts(self.kind, name)[0] if value is None and _is_number(self.kind, name) else value
+        made = {name: None if value == OFF else value for name, value in made.items()}
+        made |= values or {}
+        try:
+            return self.kind(**made)
+        except ValueError:  # lr where it must be given, and not where it must not
+            if "lr" not in hypers(self.kind) or made.get("lr") is not None:
+                raise
+            return self.kind(**{**made, "lr": 0.01})
+
+    def starts(self) -> dict[str, list[float]]:
+        """For each number that was switched on, or that a twist brings, where the search may begin."""
+        made = {
+            name: _starts(self.kind, name) for name, x in self.switches if x is None and _is_number(self.kind, name)
+        }
+        return made | ({} if self.twisted is None else dict(self.twisted.numbers))
+
+    def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
+        """All with one change more."""
+        rule, changed = self.rule(), {name for name, _ in self.switches}
+        for f in dataclasses.fields(self.kind):
+            if f.name in changed or (f.name in LEFT_ALONE and not (f.name == "master_weights" and narrow)):
+                continue
+            for value in _others(f, getattr(rule, f.name), self.kind):
+                new = replace(self, switches=(*self.switches, (f.name, value)))
+                if new.is_possible():
+                    yield new
+        if not self.free:
+            for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
+                if name in numbers(rule) and (self.twist, axis) != ("joined", "tensor"):
+                    yield replace(self, free=((name, axis),))
+        if not self.twist:
+            for key, twist in TWISTS.items():
+                if key == "joined" and "tensor" in dict(self.free).values():
+                    continue
+                if twist.applies(rule) and not (twist.known and not known) and not (twist.wide and narrow):
+                    yield replace(self, twist=key)
+
+    def is_possible(self) -> bool:
+        """Whether the switches go together."""
+        try:
+            self.rule()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+
+def plain() -> list[Hypothesis]:
+    """Every rule as it is by default."""
+    kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
+    found = [Hypothesis(kind) for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
+    for name in ("momentum", "nesterov"):
+        for one in list(found):
+            for f in dataclasses.fields(one.kind):
+                for value in _others(f, getattr(one.rule(), name), one.kind) if f.name == name else ():
+                    new = replace(one, switches=(*one.switches, (name, value)))
+                    if value != OFF and new not in found and new.is_possible():
+                        found.append(new)
+    return found
+
+
+def numbers(rule: Rule) -> list[str]:
+    """The numbers of a rule that do something: neither off, nor for what is not parameters."""
+    found = []
+    for name in hypers(type(rule)):
+        value = getattr(rule, name)
+        off = value is None or (is_zero(value) and _field(type(rule), name).metadata.get("zero_is_off"))
+        if not off and name not in ("ema_decay", *(["lookahead_alpha"] if rule.lookahead_steps is None else [])):
+            found.append(name)
+    return found
+
+
+def _field(kind: type[Rule], name: str) -> "dataclasses.Field[Any]":
+    return next(f for f in dataclasses.fields(kind) if f.name == name)
+
+
+def _is_number(kind: type[Rule], name: str) -> bool:
+    return name in hypers(kind)
+
+
+def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> list[Any]:
+    """What a field may be switched to."""
+    if f.metadata.get("function"):
+        return []
+    if f.metadata.get("options"):
+        if f.name == "master_weights":
+            return [False]
+        return [x for x in f.metadata["options"] if x is not value and x != value]
+    if is_flag(f):
+        return [not value] if isinstance(value, bool) else []
+    if not _is_number(kind, f.name):
+        return []
+    if value is None or (is_zero(value) and f.metadata.get("zero_is_off")):
+        return [None] if f.name != "lr" else []
+    return [OFF] if f.metadata.get("optional") and f.name != "lr" else []
+
+
+def _starts(kind: type[Rule], name: str) -> list[float]:
+    if name in STARTS:
+        return list(STARTS[name])
+    interval = hypers(kind)[name] or "(0, inf)"
+    return list(BELOW_ONE if interval.endswith(("1)", "1]")) else WIDE)

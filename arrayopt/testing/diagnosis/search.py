@@ -1,0 +1,199 @@
+"""The search: plain rules first, then those that come nearest with one change, with two, with three."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import NARROW
+from arrayopt.testing.diagnosis.fit import Fit, fit, snapped, tidy
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
+from arrayopt.testing.diagnosis.model import Model, Seen, one_set
+from arrayopt.testing.diagnosis.simulate import rounded
+from arrayopt.testing.diagnosis.trajectory import Values
+
+__all__ = ["LIMITS", "Judged", "judge", "search"]
+
+LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
+"""The ULPs within which a rule counts as found."""
+
+SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-11}
+"""Or the share of a tensor's update: 1 - β^t, computed as it stands, loses digits."""
+
+WIDTH = 4
+"""How many of the nearest go on with one change more."""
+
+GAIN = 0.7
+"""How much nearer one change more must come, or the search ends."""
+
+PROMISING = 0.03
+"""The root mean square of errors, in units of the updates, below which numbers are brought to short decimals."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A fit, and how far it is off.
+
+    Attributes
+    ----------
+    distances : list of dict of str to array
+        Of each step: the distance of each element, in ULPs.
+    beyond : list of dict of str to array
+        Of each step: the elements that are too far off.
+    coarse : bool
+        Whether hyper-parameters are those rounded to float32.
+    refused : bool
+        Whether it cannot be meant, however near it is.
+    """
+
+    fit: Fit
+    distances: Sequence[Mapping[str, Values]]
+    beyond: Sequence[Mapping[str, Values]]
+    coarse: bool = False
+    refused: bool = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether all is near enough."""
+        return not self.refused and not any(bool(x.any()) for row in self.beyond for x in row.values())
+
+    @property
+    def ulps(self) -> float:
+        """The largest."""
+        return max((float(x.max(initial=0.0)) for row in self.distances for x in row.values()), default=0.0)
+
+    @property
+    def hypothesis(self) -> Hypothesis:
+        return self.fit.model.hypothesis
+
+
+def judge(found: Fit) -> Judged:
+    """How far a fit is off; with hyper-parameters in float32 where these do better and parameters are no wider."""
+    made = _judged(found, found, coarse=False)
+    seen = found.model.seen
+    if not made.passes and all(x != "float64" for x in seen.trajectory.dtypes.values()):
+        values = {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()}
+        other = _judged(found, replace(found, values=values), coarse=True)
+        return other if other.ulps < made.ulps else made
+    return made
+
+
+def _judged(shown: Fit, found: Fit, *, coarse: bool) -> Judged:
+    seen = found.model.seen
+    sets = {name: one_set({name: x})[name] for name, x in found.values.items()}
+    predicted = found.model.predict(sets)[0]
+    rows, beyond = seen.furthest(predicted), seen.beyond(predicted, SHARES)
+    made = seen.trajectory
+    for s, row in enumerate(rows):
+        for name, took in zip(row, made.took[s], strict=True):
+            row[name] = np.where(took & np.isfinite(made.params[s + 1][name]), row[name], 0.0)
+            beyond[s][name] = beyond[s][name] & (row[name] > LIMITS[made.dtypes[name]])
+    return Judged(shown, rows, beyond, coarse)
+
+
+def search(
+    seen: Seen,
+    known: Mapping[str, float],
+    name: str = "",
+    *,
+    depth: int = 3,
+    tried: dict[Hypothesis, Judged] | None = None,
+    near: Judged | None = None,
+    on_try: Callable[[Hypothesis], object] = lambda hypothesis: None,
+) -> list[Judged]:
+    """What fits, the simplest first; or the nearest alone.
+
+    Parameters
+    ----------
+    seen : Seen
+        What the optimizer did.
+    known : dict of str to float
+        Numbers that are known.
+    name : str
+        What the optimizer is called: among equals, a rule of that name comes first.
+    depth : int
+        How many changes there may be.
+    tried : dict of Hypothesis to Judged, optional
+        What an earlier search has tried, which this one goes on from.
+    near : Judged, optional
+        Where to begin, in place of all plain rules.
+    on_try : callable
+        Called with each hypothesis.
+    """
+    narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
+    tried = {} if tried is None else tried
+
+    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> None:
+        for hypothesis in hypotheses:
+            if hypothesis not in tried:
+                on_try(hypothesis)
+                tried[hypothesis] = _tried(hypothesis, seen, known, warm)
+
+    first = plain() if near is None else [near.hypothesis]
+    base = 0 if near is None else near.hypothesis.changes
+    if narrow and near is None:
+        first += [replace(x, switches=(("master_weights", False),)) for x in first]
+    take(first, {} if near is None else near.fit.values)
+    before = math.inf
+    for level in range(depth):
+        nearest = sorted(tried.values(), key=lambda x: (float(f"{x.fit.cost:.3g}"), _simplicity(x, name)))
+        if any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
+            break
+        before = nearest[0].fit.cost if level else math.inf
+        parents = _parents(
+            [x for x in nearest if x.hypothesis.changes <= base + level], name, WIDTH if level else len(first)
+        )
+        for free in (False, True):
+            for parent in parents:
+                others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
+                take([x for x in others if (x.free != parent.hypothesis.free) == free], parent.fit.values)
+                if any(x.passes for x in tried.values()):
+                    break
+            else:
+                continue
+            break
+    matches = sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
+    return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
+
+
+def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
+    """Which go on: the nearest, of each rule two at most, and the one that is called so."""
+    chosen: list[Judged] = []
+    for x in nearest:
+        kind = x.hypothesis.kind
+        called = kind.__name__.lower() == name.lower()
+        if (len(chosen) < width or called) and sum(y.hypothesis.kind is kind for y in chosen) < 1 + (not called):
+            chosen.append(x)
+    return chosen
+
+
+def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
+    model = Model(hypothesis, seen, {})
+    model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
+    found = fit(model, warm)
+    if found.cost < PROMISING and model.unknown:
+        found = snapped(found)
+    judged = judge(found)
+    for free, _ in hypothesis.free:
+        x = np.asarray(found.values.get(free, 0.0))
+        if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
+            return replace(judged, refused=True)
+    if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
+        return replace(judged, refused=True)
+    return judged
+
+
+def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:
+    """What is taken before what."""
+    h = x.hypothesis
+    named = h.kind.__name__.lower() not in name.lower().replace("_", "")
+    exactly = h.kind.__name__.lower() != name.lower()
+    usual = {f.name: f.default for f in fields(h.kind)}
+    numbers = sum(1 for key, value in x.fit.values.items() if np.any(np.asarray(value) != usual.get(key)))
+    idle = x.fit.values.get("eps", 1.0)  # where it does nothing, another place has it
+    values = [float(y) for value in x.fit.values.values() for y in np.ravel(value)]
+    long = sum(not (tidy(y) or tidy(1.0 - y)) for y in values)
+    odd = not np.all(np.asarray(idle) > 1e-19)
+    return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), numbers, x.ulps

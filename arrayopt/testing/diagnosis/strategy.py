@@ -1,0 +1,137 @@
+"""Which tensors are searched: all at once, or a few and then the others, which may have settings of their own."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of
+from arrayopt.testing.diagnosis.fit import Fit, fit, snapped
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis
+from arrayopt.testing.diagnosis.model import Model, Seen
+from arrayopt.testing.diagnosis.search import Judged, judge, search
+from arrayopt.testing.diagnosis.trajectory import Trajectory
+
+__all__ = ["examine"]
+
+MANY = 6
+"""With more tensors than these, a few are searched first."""
+
+FEW = 3
+LARGE = 400
+
+Tell = Callable[[Hypothesis], object]
+
+
+def examine(
+    made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], *, depth: int, on_try: Tell
+) -> Diagnosis:
+    """The diagnosis of a trajectory.
+
+    Parameters
+    ----------
+    made : Trajectory
+        What the optimizer did.
+    known : dict of str to (float or array)
+        Numbers that are taken as they are.
+    said : dict of str to (float or array)
+        Numbers that the optimizer is said to have.
+    depth : int
+        How many changes to a plain rule are tried at once.
+    on_try : callable
+        Called with each hypothesis.
+    """
+    if len(made.names) > MANY:
+        found = _from_few(made, known, said, depth, on_try)
+        if found is not None:
+            return found
+    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
+    for deep in dict.fromkeys((min(depth, 1), depth)):
+        best = search(seen, known, made.subject, depth=deep, tried=tried, on_try=on_try)
+        if best[0].passes:
+            break
+    return made_of(best, made, said)
+
+
+def _from_few(
+    made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, on_try: Tell
+) -> Diagnosis | None:
+    """What a few tensors follow, and which others do so too; None where these few follow nothing."""
+    few = _few(made)
+    best = search(Seen(made.only(few)), _of(known, made, few), made.subject, depth=min(depth, 2), on_try=on_try)
+    first = best[0]
+    if not first.passes or any(np.ndim(x) for x in first.fit.values.values()):
+        return None
+    whole = [_on(made, x.hypothesis, x.fit.values) for x in best if not any(np.ndim(y) for y in x.fit.values.values())]
+    if any(x.passes for x in whole):
+        return made_of([x for x in whole if x.passes], made, said)
+    again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
+    if again[0].passes:
+        return made_of(again, made, said)
+    groups: list[tuple[Hypothesis, Mapping[str, Any]]] = [(first.hypothesis, first.fit.values)]
+    rest = list(made.names)
+    parts: list[tuple[tuple[str, ...], Diagnosis]] = []
+    while rest and groups:
+        hypothesis, values = groups.pop()
+        judged = _on(made.only(rest), hypothesis, values)
+        same = [name for name in rest if not any(row[name].any() for row in judged.beyond)]
+        if same:
+            part = made.only(same)
+            parts.append((tuple(same), made_of([_on(part, hypothesis, values)], part, {})))
+        rest = [name for name in rest if name not in same]
+        for name in rest:
+            groups += list(islice(_alike(made.only([name]), first.hypothesis, first.fit.values), 1))
+            if groups:
+                break
+    if rest:
+        part = made.only(rest)
+        parts.append((tuple(rest), made_of([_on(part, first.hypothesis, first.fit.values)], part, {})))
+    main = made_of([whole[0]], made, said)
+    return replace(main, parts=tuple(parts), matches=not rest, rule=None)
+
+
+def _few(made: Trajectory) -> list[str]:
+    """Tensors that show most: matrices that move, neither of one value nor large."""
+
+    def good(name: str, rank: int) -> bool:
+        p, moves = made.params[0][name], any(g[name] is not None and np.any(g[name]) for g in made.grads[:1])
+        return p.ndim >= rank and moves and bool(np.ptp(p) > 0) and p.size <= LARGE
+
+    for rank in (2, 1, 0):
+        found = [name for name in made.names if good(name, rank)]
+        if found:
+            usual = np.median([np.abs(made.params[0][name]).max() for name in found])
+            found.sort(key=lambda n: abs(np.log(np.abs(made.params[0][n]).max() / usual)))
+            return [name for name in made.names if name in found[:FEW]]
+    return made.names[:FEW]
+
+
+def _of(known: Mapping[str, Any], made: Trajectory, names: list[str]) -> dict[str, Any]:
+    """Known numbers, of some tensors."""
+    own = {k: x if np.ndim(x) == 0 else x[:, [made.names.index(n) for n in names]] for k, x in known.items()}
+    return {k: float(np.ravel(x)[0]) if np.ndim(x) and not np.ptp(x) else x for k, x in own.items()}
+
+
+def _on(made: Trajectory, hypothesis: Hypothesis, values: Mapping[str, Any]) -> Judged:
+    """A hypothesis with its numbers on other tensors."""
+    model = Model(hypothesis, Seen(made), {})
+    return judge(Fit(model, values, fit(Model(hypothesis, model.seen, dict(values))).cost))
+
+
+def _alike(made: Trajectory, h: Hypothesis, values: Mapping[str, Any]) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
+    """What else one tensor may follow: the same rule, with another decay or learning rate, or without its ratio."""
+    ways = [h]
+    for name, value in (("adapt", False), ("grad_centralization", True)):
+        if any(f.name == name for f in fields(h.kind)) and name not in dict(h.switches):
+            ways.append(replace(h, switches=(*h.switches, (name, value))))
+    seen = Seen(made)
+    for free in (["weight_decay"], ["lr"], ["lr", "weight_decay"]):
+        for way in ways:
+            fixed = {k: x for k, x in values.items() if k not in free}
+            for extra in ({**fixed, "weight_decay": 0.0}, fixed) if "weight_decay" in free else (fixed,):
+                model = Model(way, seen, {k: x for k, x in extra.items() if k in Model(way, seen, {}).names})
+                found = snapped(fit(model, values)) if model.unknown else fit(model)
+                if judge(found).passes:
+                    yield way, dict(found.values)

@@ -1,0 +1,297 @@
+"""What can be diagnosed: functions, and the optimizers of PyTorch, optax and this package, as one kind of thing.
+
+Nothing of the user's is written: optimizers, and the parameters that they own, are copied.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import REAL, Array, detached, dtype_name, is_array, like, place
+from arrayopt.hyper import is_number
+from arrayopt.libraries import to_numpy
+from arrayopt.optimizer import Optimizer
+from arrayopt.params.given import match_grads, named_params
+from arrayopt.params.trees import rebuild
+from arrayopt.rules.base import Rule, hypers
+from arrayopt.testing.diagnosis import probe
+from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
+
+__all__ = ["Subject", "as_subject", "run"]
+
+Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, Array]]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Something that makes steps.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    params : dict of str to array
+        Where it begins.
+    step : callable
+        Takes parameters and gradients by name, and gives the new parameters.
+    known : dict of str to (float or array)
+        Numbers that it tells, by our names; where tensors have different ones, of shape (1, tensors).
+    """
+
+    name: str
+    params: Mapping[str, Array]
+    step: Step
+    known: Mapping[str, Any]
+
+
+def as_subject(step: Any, params: Any, who: str) -> Subject:
+    """Whatever can be diagnosed as a `Subject`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it cannot, saying why.
+    """
+    if isinstance(step, Rule):
+        step = Optimizer(_given(params, who, step), step, engine="array_api")
+        params = None
+    if isinstance(step, Optimizer):
+        return _ours(step, params, who)
+    if _is_torch(step):
+        return _torch(step, params, who)
+    if not isinstance(step, type) and callable(getattr(step, "init", None)) and callable(getattr(step, "update", None)):
+        return _optax(step, params, who)
+    if callable(step) and not isinstance(step, type):
+        return _function(step, params, who)
+    raise TypeError(
+        f"{who}: `step` must be a function step(params, grads) -> params, a torch.optim.Optimizer, an optax"
+        f" transformation, or an arrayopt Optimizer or Rule; got {step!r}"
+    )
+
+
+def run(
+    subject: Subject,
+    grads: Sequence[Any] | None,
+    steps: int,
+    who: str,
+    start: Mapping[str, Values] | None = None,
+) -> Trajectory:
+    """Make steps, and keep what came of them.
+
+    Parameters
+    ----------
+    subject : Subject
+        What makes them.
+    grads : sequence of trees, optional
+        The gradients of each step, in the structure of the parameters or by name. By default chosen ones.
+    steps : int
+        How many, where gradients are not given.
+    who : str
+        For errors.
+    start : dict of str to array, optional
+        Where to begin instead.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If gradients do not fit, or the subject returns something else than its parameters.
+    """
+    now = dict(subject.params)
+    if start is not None:
+        _check_start(now, start, who)
+        for name, x in now.items():
+            now[name] = _put(x, _like(x, start[name]))
+    dtypes = {name: dtype_name(x) for name, x in now.items()}
+    odd = [name for name, x in dtypes.items() if x in REAL]
+    if odd:
+        raise TypeError(f"{who}: parameters must be real; got {dtypes[odd[0]]} at {odd[0]!r}")
+    if grads is None:
+        grads = probe.gradients({name: tuple(x.shape) for name, x in now.items()}, dtypes, steps)
+    params, given = [_values(now)], []
+    for s, tree in enumerate(grads):
+        made = _gradients(who, s, now, tree)
+        given.append({name: None if g is None else to_numpy(g) for name, g in made.items()})
+        try:
+            now = dict(subject.step(now, made))
+        except Exception as error:
+            error.add_note(f"{who}: raised by {subject.name} in step {s}")
+            raise
+        params.append(_values(now))
+    if not given:
+        raise ValueError(f"{who}: `grads` must hold the gradients of at least one step; got none")
+    return Trajectory(dtypes, params, given, subject.name)
+
+
+def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict[str, Array | None]:
+    """The gradients of one step, as new arrays of the parameters' library and dtype."""
+    if isinstance(tree, Mapping) and set(tree) == set(now) and all(isinstance(x, np.ndarray) for x in tree.values()):
+        shapes = [f"{tuple(x.shape)} at {n!r}" for n, x in tree.items() if tuple(x.shape) != tuple(now[n].shape)]
+        if shapes:
+            raise ValueError(f"{who}: `grads[{step}]` must have the shapes of the parameters; got {', '.join(shapes)}")
+        return {name: _like(x, tree[name]) for name, x in now.items()}
+    matched = match_grads(f"{who}: grads[{step}]", list(now.items()), tree, by_position=True)
+    return {name: None if g is None else like(now[name], g) for name, g in matched.items()}
+
+
+def _check_start(now: Mapping[str, Array], start: Mapping[str, Values], who: str) -> None:
+    """Raise ValueError where parameters are not those of a trajectory."""
+    here = {name: tuple(x.shape) for name, x in now.items()}
+    there = {name: tuple(x.shape) for name, x in start.items()}
+    if here != there:
+        raise ValueError(f"{who}: the parameters must be those that were recorded, {there}; got {here}")
+
+
+def _values(params: Mapping[str, Array]) -> dict[str, Values]:
+    return {name: to_numpy(x) for name, x in params.items()}
+
+
+def _like(x: Array, values: Values) -> Array:
+    """The values as an array of the library, dtype and device of another."""
+    xp, device = place(x)
+    return xp.asarray(np.array(values), dtype=x.dtype, device=device)
+
+
+def _put(x: Array, value: Array) -> Array:
+    """Write where the array is its owner's, as PyTorch's are; else give the other."""
+    if array_api_compat.is_torch_array(x):
+        detached(x)[...] = value
+        return x
+    return value
+
+
+def _given(params: Any, who: str, step: Any) -> Any:
+    """Copies of what the user gave, or chosen parameters."""
+    if params is None:
+        return probe.parameters()
+    named_params(params, who, functional=True)
+    return rebuild(params, lambda x: like(x, detached(x)) if is_array(x) else x)
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
+    tree = _given(params, who, step)
+    name = getattr(step, "__qualname__", type(step).__name__).replace(".<locals>", "")
+
+    def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
+        here, there = _filled(tree, now), _filled(tree, grads)
+        new = step(here, there)
+        made = dict(named_params(here if new is None else new, f"{who}: what {name} returned", functional=True))
+        if set(made) != set(now):
+            raise ValueError(f"{who}: {name} must return the parameters, {list(now)}; got {list(made)}")
+        made = {key: made[key] for key in now}
+        for key, x in made.items():
+            if tuple(x.shape) != tuple(now[key].shape):
+                raise ValueError(f"{who}: {name} must keep shapes; {key!r} was {now[key].shape}, is {x.shape}")
+        return {key: like(x, detached(x)) for key, x in made.items()}
+
+    return Subject(name, dict(named_params(tree, who, functional=True)), one, {})
+
+
+def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
+    """A tree with other leaves, in their order."""
+    rest = iter(values.values())
+    return rebuild(tree, lambda x: None if x is None else next(rest))
+
+
+# ---- this package ----------------------------------------------------------------------------------------------------
+
+
+def _ours(opt: Optimizer, params: Any, who: str) -> Subject:
+    if params is not None:
+        raise ValueError(f"{who}: an Optimizer has its own parameters; leave `params` out")
+    if opt.step_count:
+        raise ValueError(f"{who}: the Optimizer must be fresh; it has made {opt.step_count} steps")
+    mine = copy.deepcopy(opt)
+    rules = {name: group.rule for group in mine.groups for name in group.names}
+    names = [name for name, _ in named_params(mine.params, who)]
+    rows = [{k: v for k in hypers(type(r)) if is_number(v := getattr(r, k))} for r in (rules[name] for name in names)]
+
+    def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
+        return dict(named_params(mine.step(_filled(mine.params, grads)), who))
+
+    return Subject(type(mine.rule).__name__, dict(named_params(mine.params, who)), one, _agreed(rows))
+
+
+def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the numbers of each tensor those that all have; as an array where they are not the same."""
+    shared = [key for key in rows[0] if all(key in row for row in rows)]
+    made: dict[str, Any] = {}
+    for key in shared:
+        values = np.array([[float(row[key]) for row in rows]])
+        made[key] = values if np.ptp(values) else float(values[0, 0])
+    return made
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+def _is_torch(step: Any) -> bool:
+    return any(c.__module__.partition(".")[0] == "torch" and c.__name__ == "Optimizer" for c in type(step).__mro__)
+
+
+def _torch(opt: Any, params: Any, who: str) -> Subject:
+    if params is not None:
+        raise ValueError(f"{who}: an optimizer of PyTorch has its own parameters; leave `params` out")
+    if any(state for state in opt.state.values()):
+        raise ValueError(f"{who}: the optimizer must be fresh; it has made steps")
+    mine = copy.deepcopy(opt)
+    tensors: dict[str, Array] = {}
+    rows = []
+    for group in mine.param_groups:
+        names = group.get("param_names") or range(len(tensors), len(tensors) + len(group["params"]))
+        for name, x in zip(names, group["params"], strict=True):
+            tensors[str(name)] = x
+            rows.append(_numbers(group))
+
+    def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
+        for name, x in tensors.items():
+            x.grad = grads[name]
+        mine.step()
+        return tensors
+
+    return Subject(type(mine).__name__, tensors, one, _agreed(rows))
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    """The hyper-parameters of a group that have a plain counterpart here."""
+    made: dict[str, float] = {}
+    for key, x in group.items():
+        if key == "betas" and isinstance(x, tuple | list):
+            made |= {f"beta{i}": float(b) for i, b in enumerate(x, 1)}
+        elif key in ("lr", "eps", "weight_decay", "momentum", "dampening"):
+            value = x.item() if is_array(x) and x.ndim == 0 else x
+            if is_number(value) and math.isfinite(value):
+                made[key] = float(value)
+    return made
+
+
+# ---- optax -----------------------------------------------------------------------------------------------------------
+
+
+def _optax(transformation: Any, params: Any, who: str) -> Subject:
+    import jax
+
+    given = {k: jax.numpy.asarray(x) for k, x in probe.parameters().items()} if params is None else params
+    tree = _given(given, who, transformation)
+    held: dict[str, Any] = {}
+
+    def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
+        here = _filled(tree, now)
+        if not held:
+            held["state"] = transformation.init(here)
+        there = _filled(tree, {k: jax.numpy.zeros_like(now[k]) if g is None else g for k, g in grads.items()})
+        updates, held["state"] = transformation.update(there, held["state"], here)
+        new = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), here, updates)
+        made = dict(named_params(new, who, functional=True))
+        return {key: made[key] for key in now}  # JAX sorts keys
+
+    update = getattr(transformation.update, "__qualname__", "")
+    name = update.partition(".")[0] if update and not update.startswith("chain") else "the optax transformation"
+    return Subject(name, dict(named_params(tree, who, functional=True)), one, {})

@@ -1,0 +1,279 @@
+"""What people get wrong, or do otherwise on purpose: small changes of what goes into a rule, or of what comes out.
+
+A twist is a row of `TWISTS`. Its functions get numbers as arrays that broadcast to (sets, steps, tensors).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from arrayopt.rules.base import Rule
+from arrayopt.testing.diagnosis.kinds import coupled, eps_in_root, forgetful, inverted, no_root
+from arrayopt.testing.diagnosis.simulate import rounded
+from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
+
+__all__ = ["TWISTS", "Twist"]
+
+Numbers = dict[str, Any]
+
+
+def _always(rule: Rule) -> bool:
+    return True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Twist:
+    """One change.
+
+    Attributes
+    ----------
+    words : str
+        What it is, to follow the rule's name and "but"; ``{name}`` is a number's value.
+    applies : callable
+        Takes a rule, and says whether the change means something there.
+    kind : callable, optional
+        Gives the class of rules in place of another.
+    grads : callable, optional
+        Gives another trajectory in place of the one that was recorded.
+    numbers : dict of str to list
+        Numbers of its own, with values to begin the search at.
+    factor : callable, optional
+        What gradients are multiplied by.
+    t : callable, optional
+        The number of updates, of shape (steps, tensors).
+    hypers : callable, optional
+        Gives other hyper-parameters; also takes t.
+    before, after, store : callable, optional
+        See `Simulation`.
+    known : bool
+        Whether it can be told only where hyper-parameters are known.
+    wide : bool
+        Whether it can be told only where parameters are wider than 16 bits.
+    """
+
+    words: str
+    applies: Callable[[Rule], bool] = _always
+    kind: Callable[[type[Rule]], type[Rule]] | None = None
+    grads: Callable[[Trajectory], Trajectory] | None = None
+    numbers: Mapping[str, list[float]] = field(default_factory=dict)
+    factor: Callable[[Numbers, Trajectory], Values] | None = None
+    t: Callable[[Trajectory], Values] | None = None
+    hypers: Callable[[Numbers, Values], Numbers] | None = None
+    before: Callable[[Values, Callable[[str], Any]], Values] | None = None
+    after: Callable[[Values, Values, Callable[[str], Any]], Values] | None = None
+    store: Callable[[str, Values], Values] | None = None
+    known: bool = False
+    wide: bool = False
+
+
+def _has(*names: str) -> Callable[[Rule], bool]:
+    """Whether a rule has these numbers, and they are not off."""
+    return lambda rule: all(getattr(rule, name, None) is not None for name in names)
+
+
+def _counts(rule: Rule) -> bool:
+    """Whether t matters: in a bias correction, or otherwise."""
+    return getattr(rule, "bias_correction", True) or rule.lookahead_steps is not None
+
+
+def _corrects(rule: Rule) -> bool:
+    return bool(getattr(rule, "bias_correction", False)) and _has("beta1", "beta2", "eps")(rule)
+
+
+def _adapts(rule: Rule) -> bool:
+    return hasattr(rule, "_ratio") and bool(getattr(rule, "adapt", True))
+
+
+# ---- of gradients ----------------------------------------------------------------------------------------------------
+
+
+def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajectory]:
+    """A trajectory whose gradients are changed one by one."""
+
+    def changed(made: Trajectory) -> Trajectory:
+        grads = [{k: None if x is None else change(x) for k, x in g.items()} for g in made.grads]
+        return Trajectory(made.dtypes, made.params, grads, made.subject)
+
+    return changed
+
+
+def _added_up(made: Trajectory) -> Trajectory:
+    total = {name: np.zeros(x.shape) for name, x in made.params[0].items()}
+    grads: list[dict[str, Values | None]] = []
+    for g in made.grads:
+        total = {name: total[name] if x is None else total[name] + x for name, x in g.items()}
+        grads.append({name: None if g[name] is None else x for name, x in total.items()})
+    return Trajectory(made.dtypes, made.params, grads, made.subject)
+
+
+def _late(made: Trajectory) -> Trajectory:
+    first = {name: None if x is None else 0.0 * x for name, x in made.grads[0].items()}
+    return Trajectory(made.dtypes, made.params, [first, *made.grads[:-1]], made.subject)
+
+
+def _joint(values: Numbers, made: Trajectory) -> Values:
+    """What the joint norm of all gradients asks for."""
+    squares = [sum(float(np.sum(x**2)) for x in g.values() if x is not None) for g in made.grads]
+    norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
+    limited: Values = np.minimum(1.0, values["clip_norm"] / norms)
+    return limited
+
+
+# ---- of t and of numbers ---------------------------------------------------------------------------------------------
+
+
+def _per_tensor(made: Trajectory) -> Values:
+    """One count for all, which each tensor moves on."""
+    flat = np.cumsum(made.took.ravel()).reshape(made.took.shape)
+    counted: Values = np.maximum(flat, 1).astype(float)
+    return counted
+
+
+def _c(beta: Any, t: Values) -> Any:
+    return -np.expm1(t * np.log(np.maximum(beta, 1e-300)))
+
+
+def _swapped(h: Numbers, t: Values) -> Numbers:
+    return {**h, "beta1": h["beta2"], "beta2": h["beta1"]}
+
+
+def _early_eps(h: Numbers, t: Values) -> Numbers:
+    return {**h, "eps": h["eps"] / np.sqrt(_c(h["beta2"], t))}
+
+
+def _eps_root_early(h: Numbers, t: Values) -> Numbers:
+    return {**h, "eps": h["eps"] / _c(h["beta2"], t)}
+
+
+def _uncorrected(h: Numbers, divisor: Any, *, adapts: bool) -> Numbers:
+    """The direction times a divisor of the moments, said by the other numbers."""
+    decay = h.get("weight_decay")
+    h = h if decay is None else {**h, "weight_decay": decay / divisor}
+    return h if adapts else {**h, "lr": h["lr"] * divisor}
+
+
+def _no_c1(h: Numbers, t: Values, *, adapts: bool) -> Numbers:
+    return _uncorrected(h, _c(h["beta1"], t), adapts=adapts)
+
+
+def _no_c2(h: Numbers, t: Values, *, adapts: bool) -> Numbers:
+    root = np.sqrt(_c(h["beta2"], t))
+    return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root, adapts=adapts)
+
+
+def _without_decay(h: Numbers, t: Values) -> Numbers:
+    return {**h, "decay": h["weight_decay"], "weight_decay": 0.0 * h["weight_decay"]}
+
+
+def _uphill_decay(h: Numbers, t: Values) -> Numbers:
+    return {**h, "weight_decay": -h["weight_decay"]}
+
+
+_DECAY = _has("weight_decay", "lr")
+_WITH_RATIO: dict[str, Twist] = {
+    f"no {c}": Twist(
+        words=f"the {which} moment is not corrected for its start at zero",
+        applies=lambda rule, adapts=adapts: _corrects(rule) and _adapts(rule) == adapts,  # type: ignore[misc]
+        hypers=lambda h, t, change=change, adapts=adapts: change(h, t, adapts=adapts),  # type: ignore[misc]
+    )
+    for c, which, change in (("c1", "first", _no_c1), ("c2", "second", _no_c2))
+    for adapts in (False, True)
+    for c in [f"{c}{' by ratio' * adapts}"]
+}
+
+TWISTS: dict[str, Twist] = {
+    # t and the bias correction
+    "t = 1": Twist(
+        words="t is 1 in every step: the bias correction is 1-β, and not 1-β^t",
+        applies=_corrects,
+        t=lambda x: x.took**0.0,
+    ),
+    "t + 1": Twist(words="t is too large by one: it begins at 2", applies=_counts, t=lambda x: x.counts + 1.0),
+    "t - 1": Twist(
+        words="t is too small by one: it is 1 in the first two steps",
+        applies=_counts,
+        t=lambda x: np.maximum(x.counts - 1.0, 1.0),
+    ),
+    "t per tensor": Twist(
+        words="t moves on with each tensor, and not once in each step", applies=_counts, t=_per_tensor
+    ),
+    **_WITH_RATIO,
+    # eps and the root
+    "eps in root": Twist(words="eps stands inside the root", applies=_has("eps", "beta2"), kind=eps_in_root),
+    "eps in root, early": Twist(
+        words="eps stands inside the root, and is added before the bias correction",
+        applies=_corrects,
+        kind=eps_in_root,
+        hypers=_eps_root_early,
+    ),
+    "eps early": Twist(
+        words="eps is added to √v before the bias correction of v", applies=_corrects, hypers=_early_eps
+    ),
+    "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=no_root),
+    "swapped": Twist(words="β1 and β2 are swapped", applies=_has("beta1", "beta2"), hypers=_swapped, known=True),
+    # the decay
+    "l2": Twist(
+        words="weight decay is coupled: it is added to the gradient", applies=_has("weight_decay"), kind=coupled
+    ),
+    "decoupled": Twist(
+        words="weight decay is decoupled: it is taken off p beside the update, times lr",
+        applies=_DECAY,
+        hypers=_without_decay,
+        after=lambda p, new, n: new - n("lr") * n("decay") * p,
+    ),
+    "decay first": Twist(
+        words="weight decay is taken off p before the update, which then knows no decay",
+        applies=_DECAY,
+        hypers=_without_decay,
+        before=lambda p, n: p * (1.0 - n("lr") * n("decay")),
+    ),
+    "decay after": Twist(
+        words="weight decay is taken off the new p, after the update",
+        applies=_DECAY,
+        hypers=_without_decay,
+        after=lambda p, new, n: new * (1.0 - n("lr") * n("decay")),
+    ),
+    "decay without lr": Twist(
+        words="weight decay is not multiplied by lr",
+        applies=_DECAY,
+        hypers=_without_decay,
+        after=lambda p, new, n: new - n("decay") * p,
+    ),
+    "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=_uphill_decay),
+    # norms and ratios
+    "joined": Twist(words="all tensors are taken as one: norms are over all of them at once", grads=Trajectory.joined),
+    "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=inverted),
+    "ratio without decay": Twist(words="the trust ratio forgets the weight decay", applies=_adapts, kind=forgetful),
+    # gradients
+    "joint clip": Twist(
+        words="all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
+        numbers={"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]},
+        factor=_joint,
+    ),
+    "scaled": Twist(
+        words="the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
+        numbers={"grad_factor": [2.0**k for k in (-16, -10, -5, -1, 1, 5, 10, 16)]},
+        factor=lambda h, made: h["grad_factor"],
+        known=True,
+    ),
+    "added up": Twist(words="gradients add up from step to step: they are not set to zero", grads=_added_up),
+    "late": Twist(words="each step uses the gradient of the step before", grads=_late),
+    "uphill": Twist(words="the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
+    "sign": Twist(words="only the sign of the gradient is used", grads=_each(np.sign)),
+    # precision
+    "float16 state": Twist(
+        words="the state is stored in float16", store=lambda name, x: rounded(x, "float16"), wide=True
+    ),
+    "bfloat16 state": Twist(
+        words="the state is stored in bfloat16", store=lambda name, x: rounded(x, "bfloat16"), wide=True
+    ),
+    "float16 gradient": Twist(
+        words="the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
+    ),
+    "bfloat16 gradient": Twist(
+        words="the gradient is rounded to bfloat16", grads=_each(lambda x: rounded(x, "bfloat16")), wide=True
+    ),
+}
+"""All of them, by a short name."""
