@@ -105,9 +105,10 @@ class Diagnosis:
                 lines += [f"{', '.join(names)}:", *(f"  {line}" for line in str(part).splitlines())]
             return "\n".join(lines)
         if self.matches:
-            what = (
-                f"follows {self.name} as documented" if self.as_documented else f"is {self.name}, but not as documented"
-            )
+            what = f"is {self.name}, but not as documented"
+            if self.as_documented:
+                options = ", with options that are not its defaults" if self.changes else ""
+                what = f"follows {self.name} as documented{options}"
             lines = [f"{self.subject} {what}, to {in_short(self.ulps)} ULP{'s' * (self.ulps != 1)}."]
         else:
             lines = [f"{self.subject} follows no rule that is known here. The nearest is {self.name}."]
