@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import bucket, fused
+from arrayopt.engines import batch as batches
+from arrayopt.engines import bucket
 
 
 def patterns(count):
@@ -38,4 +39,4 @@ def test_sets_of_tensors_that_are_left_out(engine):
         opt.step({str(i): np.ones(3) if there else None for i, there in enumerate(some)})
     assert all(x["t"] == len(taken) // 2 for x in opt.state.values())
     for batch in (batch for made in opt._step.buckets[0].batches.values() for batch in made):
-        assert len(batch._some) <= fused.KEPT
+        assert len(batch._some) <= batches.KEPT

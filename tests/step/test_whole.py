@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import fused
+from arrayopt.engines import batch
 
 SHAPES = {"w": (40, 30), "b": (30,), "h": (7,)}
 DTYPES = {"w": "f4", "b": "f8", "h": "f2"}
@@ -45,7 +45,7 @@ def test_an_interrupt_waits_until_the_step_is_whole(engine, when, monkeypatch):
         if len(launches) == when and "p" in batch.plan.written:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(fused.Batch, "written", written)
+    monkeypatch.setattr(batch.Batch, "written", written)
     with pytest.raises(KeyboardInterrupt):
         opt.step(grads)
     assert len(launches) == 3
@@ -57,13 +57,13 @@ def test_an_interrupt_before_the_first_write_changes_nothing(monkeypatch):
     opt, grads = made("numpy")
     opt.step(grads)
     before = state(opt)
-    locate = fused.Batch.locate
+    locate = batch.Batch.locate
 
     def interrupted(batch):
         locate(batch)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(fused.Batch, "locate", interrupted)
+    monkeypatch.setattr(batch.Batch, "locate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.step(grads)
     assert state(opt) == before

@@ -9,6 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array, place
 from arrayopt.engines.base import Asked, Report
+from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
@@ -19,7 +20,7 @@ from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Batch, Fused, Rows
+from arrayopt.engines.fused import Fused
 from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY

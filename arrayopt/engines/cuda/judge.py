@@ -10,11 +10,12 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints
 from arrayopt.engines.base import Asked
+from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Fused, Rows
+from arrayopt.engines.fused import Fused
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import Verdict
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.engines.base import Partials
-from arrayopt.engines.fused import Rows
+from arrayopt.engines.batch import Rows
 from arrayopt.engines.threads import run
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, boundaries, starts
 from arrayopt.fusion.stages import staged

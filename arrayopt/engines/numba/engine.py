@@ -12,9 +12,10 @@ from numba.core.errors import NumbaError
 
 from arrayopt.arrays import Array, Ints, dtype_name, memory, size
 from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.fused import Batch, Fused, Rows, plain
+from arrayopt.engines.fused import Fused
 from arrayopt.engines.numba.compiled import converts_float16, load
 from arrayopt.engines.numba.cut import Cut, number_units
 from arrayopt.engines.numba.emit import emit

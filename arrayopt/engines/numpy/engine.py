@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array, Ints
+from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.fused import Batch, Fused, Rows, plain
+from arrayopt.engines.fused import Fused
 from arrayopt.engines.numpy.buffers import buffers_of
 from arrayopt.engines.numpy.lanes import Matrices
 from arrayopt.engines.numpy.products import Stacks

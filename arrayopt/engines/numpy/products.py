@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import BAND, bands, one_thread
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.fused import Batch, Rows, plain
 from arrayopt.engines.numpy.buffers import buffers_of
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
