@@ -149,7 +149,7 @@ AXES = {"tensor": None, "row": -1, "column": -2, "matrix": (-2, -1)}
     ("name", "shapes"),
     marked(
         ((name, shapes) for name in AXES for shapes in (MATRICES, BATCHES)),
-        lambda name, shapes: (name, shapes) in (("row", MATRICES), ("column", MATRICES), ("matrix", BATCHES)),
+        lambda name, shapes: (name, shapes) in (("row", MATRICES), ("matrix", BATCHES)),
         lambda x: x if isinstance(x, str) else f"rank {len(x[0])}",
     ),
 )
@@ -172,7 +172,7 @@ def test_reductions_of_reductions(shapes):
     check(spread, shapes)
 
 
-@pytest.mark.parametrize("axis", marked([(None,), (-1,), (-2,)], lambda axis: axis != -1))
+@pytest.mark.parametrize("axis", marked([(None,), (-1,), (-2,)], lambda axis: axis == -2))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_come_through(axis, value):
     def change(g):

@@ -83,7 +83,7 @@ class CudaText(CudaWords, Written):
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
-        most = max(len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes)
+        most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
         values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
         if self.plan.element == "C":
             values["kChunk"] = CHUNK
