@@ -60,7 +60,9 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
     Notes
     -----
     ``params + update`` is rounded once more, so it may be another than the new parameter in the last bit where an
-    update is large. Masters and averages of parameters, which are slots, are those of `arrayopt.update`.
+    update is large. Masters and averages of parameters, which are slots, are those of `arrayopt.update`; but where the
+    parameter is not the master rounded, as after a later transformation that changed the update, or after a write from
+    outside, the master begins anew as the parameter, in that element.
 
     Examples
     --------
@@ -91,12 +93,24 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
             name: {"t": state.count, **{slot: x[i] for slot, x in each.items() if x[i] is not None}}
             for i, name in enumerate(named)
         }
+        for name, p in named.items():
+            if "master" in tensors[name]:
+                tensors[name]["master"] = _current(tensors[name]["master"], p)
         given = dict(zip(named, tree.flatten_up_to(grads), strict=True))
         new, made = functional.update(rule, named, given, {"step": state.count, "tensors": tensors})
         difference = [new[name] - p for name, p in named.items()]
         return tree.unflatten(difference), State(count, _slots(rule, made["tensors"], tree))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _current(master: Any, p: Any) -> Any:
+    """A master that begins anew, as the parameter, in each element where the parameter is not the master rounded.
+
+    Bits are compared: a compiler may leave out the rounding of numbers that it compares.
+    """
+    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (master.astype(p.dtype), jnp.asarray(p))]
+    return jnp.where(bits[0] == bits[1], master, p.astype(master.dtype))
 
 
 def _named(params: Any) -> tuple[dict[str, Any], Any]:

@@ -218,6 +218,60 @@ def test_paths_that_are_alike_are_no_trouble():
     assert updates["a"]["b"].tolist() == [-0.5, -0.5]
 
 
+def train(tx, params, state, steps, jit=True):
+    step = jax.jit(tx.update) if jit else tx.update
+    for _ in range(steps):
+        updates, state = step(jax.tree.map(jnp.ones_like, params), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_masters_follow_what_becomes_of_updates():
+    """A later transformation, freezing, and a write from outside: what a parameter is now, is what counts."""
+    half = lambda x: {"w": jnp.full(3, x, jnp.float16)}  # noqa: E731
+    tx = optax.chain(door.sgd(1e-2), optax.scale(0.1))
+    params, _ = train(tx, half(1.0), tx.init(half(1.0)), 50)
+    close(params, {"w": np.full(3, 0.95)}, atol=5e-3)
+
+    frozen = optax.chain(door.sgd(1e-2), optax.scale_by_schedule(lambda k: jnp.where(k < 10, 0.0, 1.0)))
+    params, _ = train(frozen, half(1.0), frozen.init(half(1.0)), 11)
+    close(params, {"w": np.full(3, 0.99)}, atol=1e-3)
+
+    tx = door.sgd(1e-2, momentum=0.0)
+    params, state = train(tx, half(1.0), tx.init(half(1.0)), 3)
+    written = {"w": params["w"].at[1].set(0.0)}
+    before = state.slots["master"]["w"]
+    params, state = train(tx, written, state, 1)
+    close(params, {"w": np.array([0.96, -0.01, 0.96])}, atol=1e-3)
+    np.testing.assert_array_equal(state.slots["master"]["w"][::2], (before - np.float32(1e-2))[::2])  # goes on
+
+
+@pytest.mark.parametrize(("dtype", "jit"), [("bfloat16", True), ("float16", False)])
+def test_masters_of_a_plain_run_are_those_of_the_functional_form(dtype, jit):
+    """Bit for bit: small steps add up in the master, though the parameter does not move."""
+    params = theirs = {"w": jnp.asarray(np.linspace(0.5, 2.0, 40), dtype)}
+    rule, tx = ao.SGD(lr=1e-4), door.sgd(1e-4)
+    state, own = tx.init(params), rule.init(theirs)
+    params, state = train(tx, params, state, 60, jit)
+    plain = jax.jit(lambda p, s: ao.update(rule, p, {"w": jnp.ones(40, dtype)}, s))
+    for _ in range(60):
+        theirs, own = plain(theirs, own)
+    assert bool((theirs["w"] != jnp.asarray(np.linspace(0.5, 2.0, 40), dtype)).any())
+    np.testing.assert_array_equal(np.asarray(params["w"]), np.asarray(theirs["w"]))
+    np.testing.assert_array_equal(state.slots["master"]["w"], own["tensors"]["w"]["master"])
+
+
+def test_masters_are_each_their_own_under_vmap():
+    tx, params = door.sgd(1e-4), {"w": jnp.ones((2, 3), jnp.bfloat16)}
+    state = jax.vmap(tx.init)(params)
+    for _ in range(2):
+        _, state = jax.jit(jax.vmap(tx.update))(params, state, params)
+    params = {"w": params["w"].at[1].set(0.5)}
+    _, state = jax.jit(jax.vmap(tx.update))({"w": jnp.ones((2, 3), jnp.bfloat16)}, state, params)
+    expected = np.repeat(np.array([[1.0 - 3e-4], [0.5 - 1e-4]]), 3, axis=1)
+    np.testing.assert_allclose(state.slots["master"]["w"], expected, rtol=1e-6)
+
+
 # ---- what is taken, and what is not ----------------------------------------------------------------------------------
 
 
