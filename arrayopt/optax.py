@@ -12,6 +12,7 @@ import optax
 
 from arrayopt import functional, rules
 from arrayopt.foreign import RULE, unknown
+from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 
@@ -59,6 +60,8 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
 
     Notes
     -----
+    A sequence that has run out is a ValueError. A traced update, as under `jax.jit`, cannot raise: its value is NaN.
+
     ``params + update`` is rounded once more, so it may be another than the new parameter in the last bit where an
     update is large. Masters and averages of parameters, which are slots, are those of `arrayopt.update`; but where the
     parameter is not the master rounded, as after a later transformation that changed the update, or after a write from
@@ -76,12 +79,17 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
     if not isinstance(rule, Rule):
         raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
 
+    listed = any(isinstance(value, Listed) for value in vars(rule).values())
+
     def init(params: Any) -> State:
         named, tree = _named(params)
         tensors = functional.init(rule, named)["tensors"] if named else {}
         return State(jnp.zeros((), jnp.int32), _slots(rule, tensors, tree))
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
+        step = concrete(state.count)
+        if listed and step is not None:
+            rule.at(int(step))  # a sequence that has run out is an error where that can be known
         if params is None:
             raise ValueError(f"{type(rule).__name__}: an update needs the parameters: tx.update(grads, state, params)")
         named, tree = _named(params)
@@ -135,12 +143,16 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
     fields = fields_of(rule)
 
     def make(lr: Any = _UNGIVEN, **given: Any) -> optax.GradientTransformationExtraArgs:
-        given = given if lr is _UNGIVEN else {"lr": lr, **given}
-        given = {_NAMES[name] if _NAMES.get(name) in fields else name: value for name, value in given.items()}
+        values: dict[str, Any] = {} if lr is _UNGIVEN else {"lr": lr}
         for name, value in given.items():
-            if name not in fields:
+            field = _NAMES.get(name, name)
+            field = field if field in fields else name
+            if field not in fields:
                 raise TypeError(unknown(make.__name__, fields, name, RULE, value))
-        return transformation(rule(**given))
+            if field in values:
+                raise TypeError(f"{make.__name__}: `{field}` is given twice, here as `{name}`; give it once")
+            values[field] = value
+        return transformation(rule(**values))
 
     make.__name__ = make.__qualname__ = rule.__name__.lower()
     make.__doc__ = (

@@ -294,7 +294,17 @@ def test_names_of_optax_are_known():
     close(*states)
 
 
+def test_a_sequence_runs_out():
+    params, tx = jnp.ones(2), door.sgd([0.1, 0.2])
+    params, state = train(tx, params, tx.init(params), 2, jit=False)
+    with pytest.raises(ValueError, match="SGD: `lr`: the sequence has 2 values and has run out at step 2"):
+        tx.update(params, state, params)
+    assert bool(jnp.isnan(jax.jit(tx.update)(params, state, params)[0]).all())
+
+
 ERRORS = [
+    refusals.row("lr twice", lambda: door.sgd(0.1, learning_rate=0.5), TypeError, "sgd: `lr` is given twice", "once"),
+    refusals.row("twice", lambda: door.adamw(b1=0.1, beta1=0.9), TypeError, "adamw: `beta1` is given twice"),
     refusals.row("unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use groups"),
     refusals.row("range", lambda: door.lamb(-1.0), ValueError, "LAMB: `lr` must be in [0, inf); got -1.0"),
     refusals.row("no rule", lambda: transformation(3), TypeError, "`rule` must be a Rule", "got 3"),
