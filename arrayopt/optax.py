@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -33,10 +34,28 @@ class State(NamedTuple):
         The number of updates.
     slots : dict of str to tree
         The rule's slots, each as a tree like the parameters, with None for those that do not have it.
+
+    Notes
+    -----
+    A transformation makes a class of it for each rule, such as `LAMBState`, and refuses that of another rule.
     """
 
     count: Any
     slots: dict[str, Any]
+
+    def __reduce__(self) -> Any:
+        return _remade, (getattr(self, "rule", None), *self)
+
+
+@cache
+def _state_of(rule: type[Rule]) -> type[State]:
+    """The class of a rule's states."""
+    return type(f"{rule.__name__}State", (State,), {"__slots__": (), "__module__": __name__, "rule": rule})
+
+
+def _remade(rule: type[Rule] | None, count: Any, slots: dict[str, Any]) -> State:
+    """A state from its parts, as pickle and copy have them."""
+    return (State if rule is None else _state_of(rule))(count, slots)
 
 
 def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
@@ -79,14 +98,20 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
     if not isinstance(rule, Rule):
         raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
 
+    own = _state_of(type(rule))
     listed = any(isinstance(value, Listed) for value in vars(rule).values())
 
     def init(params: Any) -> State:
         named, tree = _named(params)
         tensors = functional.init(rule, named)["tensors"] if named else {}
-        return State(jnp.zeros((), jnp.int32), _slots(rule, tensors, tree))
+        return own(jnp.zeros((), jnp.int32), _slots(rule, tensors, tree))
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
+        if not isinstance(state, State) or getattr(state, "rule", type(rule)) is not type(rule):
+            raise TypeError(
+                f"{type(rule).__name__}: `state` must be what init or update of this rule returned; got"
+                f" {type(state).__name__}. Make one with tx.init(params)"
+            )
         step = concrete(state.count)
         if listed and step is not None:
             rule.at(int(step))  # a sequence that has run out is an error where that can be known
@@ -95,7 +120,7 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
         named, tree = _named(params)
         count: Any = optax.safe_increment(state.count)
         if not named:
-            return grads, State(count, state.slots)
+            return grads, type(state)(count, state.slots)
         each = {slot: tree.flatten_up_to(x) for slot, x in state.slots.items()}
         tensors = {
             name: {"t": state.count, **{slot: x[i] for slot, x in each.items() if x[i] is not None}}
@@ -107,7 +132,7 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
         given = dict(zip(named, tree.flatten_up_to(grads), strict=True))
         new, made = functional.update(rule, named, given, {"step": state.count, "tensors": tensors})
         difference = [new[name] - p for name, p in named.items()]
-        return tree.unflatten(difference), State(count, _slots(rule, made["tensors"], tree))
+        return tree.unflatten(difference), type(state)(count, _slots(rule, made["tensors"], tree))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,7 +1,9 @@
 """`arrayopt.optax`: what optax asks of each of its own optimizers, of every rule; and what programs make of them."""
 
+import copy
 import dataclasses
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -292,6 +294,38 @@ def test_names_of_optax_are_known():
         for tx in (door.adamw(0.1, beta1=0.5, beta2=0.6), door.adamw(learning_rate=0.1, b1=0.5, b2=0.6))
     ]
     close(*states)
+
+
+def test_a_state_is_its_rules_own():
+    params = {"w": jnp.ones(3)}
+    tx = door.lamb(0.1)
+    state = door.adamw(0.1).init(params)
+    for other, name in ((state, "AdamWState"), (optax.adamw(0.1).init(params), "tuple"), ({}, "dict")):
+        with pytest.raises(TypeError, match=f"LAMB: `state` must be what init .* got {name}. Make one with tx.init"):
+            jax.jit(tx.update)(params, other, params)
+    with pytest.raises(ValueError, match="must hold"):
+        door.adamw(0.1, amsgrad=True).update(params, state, params)
+    tx = door.adamw(0.2)
+    expected, after = tx.update(params, state, params)
+    plain = door.State(state.count, state.slots)  # one that a program has made
+    for same in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), state._replace(count=state.count), plain):
+        updates, new = tx.update(params, same, params)
+        assert isinstance(new, door.State)
+        assert type(new) is type(same)
+        close(updates, expected)
+    assert type(after) is type(state)
+    assert type(pickle.loads(pickle.dumps(plain))) is door.State
+
+
+def test_a_state_of_optax_goes_on():
+    """The recipe of the page."""
+    params, grads = {"w": jnp.ones((3, 2))}, {"w": jnp.full((3, 2), 0.5)}
+    theirs, tx = optax.adamw(0.1), door.adamw(0.1, weight_decay=1e-4)
+    updates, old = theirs.update(grads, theirs.init(params), params)
+    params = optax.apply_updates(params, updates)
+    adam, state = old[0], tx.init(params)
+    state = state._replace(count=adam.count, slots={**state.slots, "m": adam.mu, "v": adam.nu})
+    close(tx.update(grads, state, params)[0], theirs.update(grads, old, params)[0], rtol=1e-5)
 
 
 def test_a_sequence_runs_out():
