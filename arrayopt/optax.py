@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from arrayopt import functional, rules
+from arrayopt.arrays import NARROW, dtype_name
 from arrayopt.foreign import RULE, unknown
 from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import fields_of
@@ -23,6 +24,25 @@ _UNGIVEN: Any = object()
 
 _NAMES = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
 """What optax calls fields of rules."""
+
+_INSTEAD = {
+    "accumulate": "wrap it in optax.MultiSteps",
+    "clip_norm": "clip before it: optax.chain(optax.clip_by_global_norm(1.0), ...)",
+    "engine": "leave it out: JAX compiles the update",
+    "fused": "leave it out: JAX compiles the update",
+    "groups": "use optax.multi_transform, with a transformation for each label, or optax.masked",
+    "loss_scale": "divide the gradients by the scale before it: optax.chain(optax.scale(1 / scale), ...)",
+    "mask": "use optax.multi_transform, with a transformation for each label, or optax.masked",
+    "params": "give the parameters to tx.init(params) and tx.update(grads, state, params)",
+    "skip_nonfinite": "wrap it in optax.apply_if_finite",
+    "stats": "arrayopt.update returns statistics",
+}
+"""What to do in an optax program instead of giving an option of `Optimizer`."""
+
+_ADVICE = {
+    name: next((words for option, words in _INSTEAD.items() if said == RULE[option]), said)
+    for name, said in RULE.items()
+}
 
 
 class State(NamedTuple):
@@ -163,29 +183,58 @@ def _slots(rule: Rule, tensors: dict[str, dict[str, Any]], tree: Any) -> dict[st
     return {slot: tree.unflatten([own.get(slot) for own in tensors.values()]) for slot in every}
 
 
+class _Held(NamedTuple):
+    """A function that optax is not to call as a schedule."""
+
+    value: Any
+
+
 def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function that makes a rule's transformation."""
-    fields = fields_of(rule)
+    fields, who = fields_of(rule), rule.__name__.lower()
 
-    def make(lr: Any = _UNGIVEN, **given: Any) -> optax.GradientTransformationExtraArgs:
-        values: dict[str, Any] = {} if lr is _UNGIVEN else {"lr": lr}
+    def named(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        """What is given, by the names of fields, beside `values` that are so already."""
         for name, value in given.items():
             field = _NAMES.get(name, name)
             field = field if field in fields else name
             if field not in fields:
-                raise TypeError(unknown(make.__name__, fields, name, RULE, value))
+                raise TypeError(unknown(who, fields, name, _ADVICE, value))
             if field in values:
-                raise TypeError(f"{make.__name__}: `{field}` is given twice, here as `{name}`; give it once")
+                raise TypeError(f"{who}: `{field}` is given twice, here as `{name}`; give it once")
             values[field] = value
-        return transformation(rule(**values))
+        return values
 
-    make.__name__ = make.__qualname__ = rule.__name__.lower()
+    def make(lr: Any = _UNGIVEN, **given: Any) -> optax.GradientTransformationExtraArgs:
+        values = named(given, {} if lr is _UNGIVEN else {"lr": lr})
+        values = {name: x.value if isinstance(x, _Held) else x for name, x in values.items()}
+        try:
+            return transformation(rule(**values))
+        except ValueError as error:
+            narrow = [dtype_name(x) for x in values.values() if isinstance(x, jax.Array) and dtype_name(x) in NARROW]
+            if not narrow:
+                raise
+            raise ValueError(
+                f"{error}. Numbers are rounded to {narrow[0]} here, as optax.inject_hyperparams does for parameters of"
+                " that dtype; give it hyperparam_dtype=jnp.float32"
+            ) from None
+
+    class Taken(inspect.Signature):
+        """The signature, as optax.inject_hyperparams binds it: by any name, with `project` no schedule."""
+
+        def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
+            values = named(given, {"lr": args[0]} if args else {})
+            if callable(values.get("project")):
+                values["project"] = _Held(values["project"])
+            return super().bind(*args[1:], **values)
+
+    make.__name__ = make.__qualname__ = who
     make.__doc__ = (
         f"`{rule.__name__}` as a transformation of optax; see there for the fields, and `transformation`.\n\n"
         "The learning rate may come first, without its name; `learning_rate`, `b1`, `b2` and `b3` are known, too."
     )
     common = set(fields_of(Rule))
-    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    make.__signature__ = Taken(  # type: ignore[attr-defined]
         [
             inspect.Parameter(
                 f.name,

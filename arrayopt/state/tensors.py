@@ -260,7 +260,9 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     layered = rule.stacked and array.shape[0] > 0
     reason = rule.project.refuses(array.ndim - rule.stacked) if isinstance(rule.project, Projection) else ""
     if reason:
-        raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}, as `project`, {rule.project}, needs")
+        raise ValueError(
+            f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}, as `project`, {rule.project}, needs"
+        )
     reason = rule.refuses(array_namespace(array), array[0, ...] if layered else array)
     if reason:
         raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}")

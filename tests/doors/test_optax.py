@@ -118,6 +118,25 @@ def test_inject_hyperparams_with_a_schedule():
     assert seen == [-1.0, -0.5, 0.0]
 
 
+def test_inject_hyperparams_takes_what_the_function_takes():
+    params = {"w": jnp.full(2, 3.0)}
+    inject = optax.inject_hyperparams(door.adamw)
+    bounded = inject(learning_rate=0.1, b1=0.5, project=ao.projections.box(-1.0, 1.0))
+    state = bounded.init(params)
+    assert (float(state.hyperparams["lr"]), float(state.hyperparams["beta1"])) == (np.float32(0.1), 0.5)
+    updates, _ = jax.jit(bounded.update)(params, state, params)
+    assert updates["w"].tolist() == [-2.0, -2.0]
+    assert float(inject(0.1).init(params).hyperparams["lr"]) == np.float32(0.1)
+    refusals.raises(lambda: inject(0.1, learning_rate=0.2), TypeError, "adamw: `lr` is given twice")
+    refusals.raises(lambda: inject(0.1, lrr=0.2), TypeError, "adamw has no `lrr`; did you mean `lr`?")
+    narrow = {"w": jnp.ones(2, jnp.bfloat16)}
+    refusals.raises(
+        lambda: inject(0.1).init(narrow), ValueError, "`beta2` must be in [0, 1)", "hyperparam_dtype=jnp.float32"
+    )
+    wide = optax.inject_hyperparams(door.adamw, hyperparam_dtype=jnp.float32)(0.1)
+    assert wide.update(narrow, wide.init(narrow), narrow)[0]["w"].dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("target", ["parabola", "rosenbrock"])
 def test_optimization(target):
     """optax's own aims, for LAMB; it must find them within so many steps as optax's is given."""
@@ -339,7 +358,25 @@ def test_a_sequence_runs_out():
 ERRORS = [
     refusals.row("lr twice", lambda: door.sgd(0.1, learning_rate=0.5), TypeError, "sgd: `lr` is given twice", "once"),
     refusals.row("twice", lambda: door.adamw(b1=0.1, beta1=0.9), TypeError, "adamw: `beta1` is given twice"),
-    refusals.row("unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use groups"),
+    refusals.row(
+        "unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use optax.multi_transform"
+    ),
+    *(
+        refusals.row(name, lambda name=name: door.lamb(0.1, **{name: 1}), TypeError, f"lamb has no `{name}`", words)
+        for name, words in {
+            "accumulate": "optax.MultiSteps",
+            "clip_norm": "optax.clip_by_global_norm",
+            "max_grad_norm": "optax.clip_by_global_norm",
+            "engine": "leave it out: JAX",
+            "foreach": "leave it out: JAX",
+            "groups": "optax.multi_transform",
+            "loss_scale": "optax.scale(1 / scale)",
+            "params": "tx.init(params)",
+            "skip_nonfinite": "optax.apply_if_finite",
+            "stats": "arrayopt.update",
+            "warmup_steps": "give lr a schedule",
+        }.items()
+    ),
     refusals.row("range", lambda: door.lamb(-1.0), ValueError, "LAMB: `lr` must be in [0, inf); got -1.0"),
     refusals.row("no rule", lambda: transformation(3), TypeError, "`rule` must be a Rule", "got 3"),
     refusals.row("a class", lambda: transformation(ao.LAMB), TypeError, "`rule` must be a Rule"),
