@@ -26,7 +26,8 @@ def load_optax(opt: Optimizer, state: Any) -> None:
         ``m`` (optax's ``mu``), ``v`` (``nu``) and ``buf`` (``trace``).
     state : optax state
         What ``transformation.init`` or ``update`` returned. In it are looked for: one state with ``mu`` and ``nu``, or
-        with ``trace``; its ``count``; and the ``hyperparams`` of ``optax.inject_hyperparams``.
+        with ``trace``, or one of `arrayopt.optax`, which every slot is taken of; its ``count``; and the ``hyperparams``
+        of ``optax.inject_hyperparams``.
 
     Raises
     ------
@@ -74,6 +75,8 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     trees = held[0].slots if ours else {s: getattr(held[0], n) for n, s in _FOUND.items() if n in held[0]._fields}
     theirs = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
     saved, wrong = opt.state_dict(), list[str]()
+    if ours:
+        _check_ours(opt, held[0], {slot for about in saved["tensors"].values() for slot in about["slots"]})
     for name, about in saved["tensors"].items():
         own = [slot for slot in about["slots"] if ours or slot not in ("master", "slow", "ema")]
         lacking = [slot for slot in own if theirs.get(slot, {}).get(name) is None]
@@ -94,6 +97,17 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     saved["step"] = count
     _put_hypers(saved, parts)
     return saved
+
+
+def _check_ours(opt: Optimizer, state: Any, slots: set[str]) -> None:
+    """Raise where a state of `arrayopt.optax` is of another rule, or has slots that the optimizer does not."""
+    rules = {type(group.rule) for group in opt.groups}
+    if rules != {getattr(state, "rule", type(opt.rule))}:
+        names = ", ".join(sorted(rule.__name__ for rule in rules))
+        raise TypeError(f"load_optax: the state is a {type(state).__name__}, and the optimizer's rule is {names}")
+    more = [slot for slot in state.slots if slot not in slots]
+    if more:
+        raise ValueError(f"load_optax: the state has {', '.join(more)}, which the optimizer's rule does not have")
 
 
 def _parts(state: Any) -> Iterator[Any]:

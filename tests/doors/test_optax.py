@@ -347,6 +347,22 @@ def test_a_state_of_optax_goes_on():
     close(tx.update(grads, state, params)[0], theirs.update(grads, old, params)[0], rtol=1e-5)
 
 
+def test_an_optimizer_goes_on_from_a_state_of_this_door():
+    params = {"w": jnp.ones((3, 2), jnp.bfloat16), "b": [jnp.zeros(3)]}
+    tx = optax.chain(optax.clip(1.0), door.adamw(1e-3))
+    params, state = train(tx, params, tx.init(params), 3)
+    opt = ao.Optimizer(params, ao.AdamW(lr=1e-3))
+    ao.load_optax(opt, state)
+    assert (opt.step_count, opt.state["b.0"]["t"]) == (3, 3)
+    close({name: opt.state["w"][name] for name in ("m", "v", "master")}, {n: x["w"] for n, x in state[1].slots.items()})
+    before = str(opt.state_dict())
+    other = door.adamw(1e-3, amsgrad=True).init(params)
+    refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "the state has v_max, which the optimizer's rule")
+    other = door.lamb(1e-3).init(params)
+    refusals.raises(lambda: ao.load_optax(opt, other), TypeError, "is a LAMBState, and the optimizer's rule is AdamW")
+    assert str(opt.state_dict()) == before
+
+
 def test_a_sequence_runs_out():
     params, tx = jnp.ones(2), door.sgd([0.1, 0.2])
     params, state = train(tx, params, tx.init(params), 2, jit=False)
