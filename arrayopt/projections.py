@@ -42,6 +42,10 @@ class Projection:
         """What shapes the computation; see `Rule.structure`."""
         return self
 
+    def refuses(self, rank: int) -> str:
+        """Why a tensor of so many axes cannot be projected, in words that follow its name; empty where it can."""
+        return ""
+
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
         raise NotImplementedError
 
@@ -172,6 +176,11 @@ class _Radius(Projection):
         object.__setattr__(self, "radius", float(scalar(f"{who}: `radius`", self.radius, "(0, inf)")))
         _axes(who, self.axis)
 
+    def refuses(self, rank: int) -> str:
+        several = self.axis if isinstance(self.axis, tuple) else () if self.axis is None else (self.axis,)
+        lacking = next((a for a in several if not -rank <= a < rank), None)
+        return "" if lacking is None else f"is of rank {rank} and has no axis {lacking}"
+
 
 @dataclass(frozen=True, repr=False)
 class ball(_Radius):  # noqa: N801
@@ -182,7 +191,8 @@ class ball(_Radius):  # noqa: N801
     radius : number, default 1
         In (0, inf).
     axis : int, tuple of int or None, default None
-        Over which axes norms are taken, as ``-1`` for each row's; None is the whole tensor's.
+        Over which axes norms are taken, as ``-1`` for each row's; None is the whole tensor's. A tensor that does not
+        have the axis is a ValueError when an `Optimizer` is made.
     """
 
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
@@ -255,6 +265,9 @@ class compose(Projection):  # noqa: N801
     @property
     def real_only(self) -> bool:  # type: ignore[override]
         return any(getattr(f, "real_only", False) for f in self.functions)
+
+    def refuses(self, rank: int) -> str:
+        return next((no for f in self.functions if isinstance(f, Projection) and (no := f.refuses(rank))), "")
 
     @property
     def arrays(self) -> Mapping[str, Array]:

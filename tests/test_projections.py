@@ -100,6 +100,25 @@ def test_what_a_tensor_cannot_have():
     assert p.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "auto"])
+def test_an_axis_that_a_tensor_does_not_have(engine):
+    made = [P.sphere(1.0, axis=4), P.ball(1.0, axis=(0, -2)), P.compose(add_one, P.sphere(axis=1))]
+    for project, axis in zip(made, (4, -2, 1), strict=True):
+        with pytest.raises(ValueError, match=rf"SGD: 'w', of .* is of rank 1 and has no axis {axis}, as `proj"):
+            ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=1, project=project), engine=engine)
+    rule = ao.SGD(lr=1, project=P.ball(1.0, axis=1), stacked=True)
+    with pytest.raises(ValueError, match="is of rank 1 and has no axis 1"):
+        ao.Optimizer({"w": np.ones((2, 3))}, rule, engine=engine)
+    opt = ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=1), engine=engine)
+    with pytest.raises(ValueError, match="is of rank 1 and has no axis 4"):
+        opt.groups[0].project = made[0]
+    p = np.ones(3)
+    own = ao.SGD(lr=1, project=lambda xp, p, h: p / xp.sum(p, axis=4, keepdims=True))
+    with pytest.raises((TypeError, ValueError), match=r"axis 4 (of an array of rank|is out of bounds.*dimension) 1"):
+        ao.Optimizer(p, own, engine=engine).step(p.copy())
+    assert p.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_they_are_values():
     bounds = np.zeros(2)
     same = [

@@ -26,12 +26,13 @@ def load_optax(opt: Optimizer, state: Any) -> None:
         ``m`` (optax's ``mu``), ``v`` (``nu``) and ``buf`` (``trace``).
     state : optax state
         What ``transformation.init`` or ``update`` returned. In it are looked for: one state with ``mu`` and ``nu``, or
-        with ``trace``; its ``count``; and the ``hyperparams`` of ``optax.inject_hyperparams``.
+        with ``trace``, or one of `arrayopt.optax`, which every slot is taken of; its ``count``; and the ``hyperparams``
+        of ``optax.inject_hyperparams``.
 
     Raises
     ------
     TypeError
-        If `opt` is no Optimizer, or there is nothing of that kind in the state.
+        If `opt` is no Optimizer, there is nothing of that kind in the state, or it is of another rule.
     ValueError
         If it does not fit, listing every mismatch. Nothing has been changed then.
 
@@ -62,7 +63,7 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     """The state dict that the optimizer is to have."""
     parts = list(_parts(state))
-    held = [x for x in parts if any(name in x._fields for name in _FOUND)]
+    held = [x for x in parts if any(name in x._fields for name in (*_FOUND, "slots"))]
     if len(held) != 1:
         what = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else type(state).__name__
         raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {what}")
@@ -70,10 +71,14 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
         raise ValueError("load_optax: optax's amsgrad takes the maximum of corrected moments; no field here does")
     counts = [int(x.count) for x in [*held, *parts] if "count" in x._fields]
     count = counts[0] if counts else 1
-    theirs = {slot: dict(flatten(getattr(held[0], name))) for name, slot in _FOUND.items() if name in held[0]._fields}
+    ours = "slots" in held[0]._fields
+    trees = held[0].slots if ours else {s: getattr(held[0], n) for n, s in _FOUND.items() if n in held[0]._fields}
+    theirs = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
     saved, wrong = opt.state_dict(), list[str]()
+    if ours:
+        _check_ours(opt, held[0], {slot for about in saved["tensors"].values() for slot in about["slots"]})
     for name, about in saved["tensors"].items():
-        own = [slot for slot in about["slots"] if slot not in ("master", "slow", "ema")]
+        own = [slot for slot in about["slots"] if ours or slot not in ("master", "slow", "ema")]
         lacking = [slot for slot in own if theirs.get(slot, {}).get(name) is None]
         if lacking:
             wrong.append(f"{', '.join(lacking)} of {name!r}")
@@ -92,6 +97,17 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     saved["step"] = count
     _put_hypers(saved, parts)
     return saved
+
+
+def _check_ours(opt: Optimizer, state: Any, slots: set[str]) -> None:
+    """Raise where a state of `arrayopt.optax` is of another rule, or has slots that the optimizer does not."""
+    rules = {type(group.rule) for group in opt.groups}
+    if rules != {getattr(state, "rule", type(opt.rule))}:
+        names = ", ".join(sorted(rule.__name__ for rule in rules))
+        raise TypeError(f"load_optax: the state is a {type(state).__name__}, and the optimizer's rule is {names}")
+    more = [slot for slot in state.slots if slot not in slots]
+    if more:
+        raise ValueError(f"load_optax: the state has {', '.join(more)}, which the optimizer's rule does not have")
 
 
 def _parts(state: Any) -> Iterator[Any]:

@@ -229,12 +229,16 @@ def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
     NotFlat
         In a flat graph, if it is over some of an element's axes and not all.
     TraceError
-        If it is over some of the axes that are seen as one, and not all.
+        If it is over some of the axes that are seen as one, and not all, or over one that there is not.
     """
     if axis is None:
         over = list(range(x.ndim))
     else:
-        over = sorted(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
+        several = axis if isinstance(axis, tuple) else (axis,)
+        for a in several:
+            if not -x.ndim <= a < x.ndim:
+                raise TraceError(f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not have it")
+        over = sorted(a % x.ndim for a in several)
     labels = [x.dims[i] for i in over if x.dims[i]]
     if x.graph.flat:
         if labels and len(labels) < len([d for d in x.dims if d]):

@@ -21,6 +21,7 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
+from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 
@@ -257,6 +258,11 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     if rule.stacked and array.ndim == 0:
         raise ValueError(f"{who}: `stacked=True` is for tensors whose first axis counts layers; {name!r} has no axis")
     layered = rule.stacked and array.shape[0] > 0
+    reason = rule.project.refuses(array.ndim - rule.stacked) if isinstance(rule.project, Projection) else ""
+    if reason:
+        raise ValueError(
+            f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}, as `project`, {rule.project}, needs"
+        )
     reason = rule.refuses(array_namespace(array), array[0, ...] if layered else array)
     if reason:
         raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}")

@@ -1,7 +1,9 @@
 """`arrayopt.optax`: what optax asks of each of its own optimizers, of every rule; and what programs make of them."""
 
+import copy
 import dataclasses
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -116,6 +118,25 @@ def test_inject_hyperparams_with_a_schedule():
     assert seen == [-1.0, -0.5, 0.0]
 
 
+def test_inject_hyperparams_takes_what_the_function_takes():
+    params = {"w": jnp.full(2, 3.0)}
+    inject = optax.inject_hyperparams(door.adamw)
+    bounded = inject(learning_rate=0.1, b1=0.5, project=ao.projections.box(-1.0, 1.0))
+    state = bounded.init(params)
+    assert (float(state.hyperparams["lr"]), float(state.hyperparams["beta1"])) == (np.float32(0.1), 0.5)
+    updates, _ = jax.jit(bounded.update)(params, state, params)
+    assert updates["w"].tolist() == [-2.0, -2.0]
+    assert float(inject(0.1).init(params).hyperparams["lr"]) == np.float32(0.1)
+    refusals.raises(lambda: inject(0.1, learning_rate=0.2), TypeError, "adamw: `lr` is given twice")
+    refusals.raises(lambda: inject(0.1, lrr=0.2), TypeError, "adamw has no `lrr`; did you mean `lr`?")
+    narrow = {"w": jnp.ones(2, jnp.bfloat16)}
+    refusals.raises(
+        lambda: inject(0.1).init(narrow), ValueError, "`beta2` must be in [0, 1)", "hyperparam_dtype=jnp.float32"
+    )
+    wide = optax.inject_hyperparams(door.adamw, hyperparam_dtype=jnp.float32)(0.1)
+    assert wide.update(narrow, wide.init(narrow), narrow)[0]["w"].dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("target", ["parabola", "rosenbrock"])
 def test_optimization(target):
     """optax's own aims, for LAMB; it must find them within so many steps as optax's is given."""
@@ -218,6 +239,60 @@ def test_paths_that_are_alike_are_no_trouble():
     assert updates["a"]["b"].tolist() == [-0.5, -0.5]
 
 
+def train(tx, params, state, steps, jit=True):
+    step = jax.jit(tx.update) if jit else tx.update
+    for _ in range(steps):
+        updates, state = step(jax.tree.map(jnp.ones_like, params), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_masters_follow_what_becomes_of_updates():
+    """A later transformation, freezing, and a write from outside: what a parameter is now, is what counts."""
+    half = lambda x: {"w": jnp.full(3, x, jnp.float16)}  # noqa: E731
+    tx = optax.chain(door.sgd(1e-2), optax.scale(0.1))
+    params, _ = train(tx, half(1.0), tx.init(half(1.0)), 50)
+    close(params, {"w": np.full(3, 0.95)}, atol=5e-3)
+
+    frozen = optax.chain(door.sgd(1e-2), optax.scale_by_schedule(lambda k: jnp.where(k < 10, 0.0, 1.0)))
+    params, _ = train(frozen, half(1.0), frozen.init(half(1.0)), 11)
+    close(params, {"w": np.full(3, 0.99)}, atol=1e-3)
+
+    tx = door.sgd(1e-2, momentum=0.0)
+    params, state = train(tx, half(1.0), tx.init(half(1.0)), 3)
+    written = {"w": params["w"].at[1].set(0.0)}
+    before = state.slots["master"]["w"]
+    params, state = train(tx, written, state, 1)
+    close(params, {"w": np.array([0.96, -0.01, 0.96])}, atol=1e-3)
+    np.testing.assert_array_equal(state.slots["master"]["w"][::2], (before - np.float32(1e-2))[::2])  # goes on
+
+
+@pytest.mark.parametrize(("dtype", "jit"), [("bfloat16", True), ("float16", False)])
+def test_masters_of_a_plain_run_are_those_of_the_functional_form(dtype, jit):
+    """Bit for bit: small steps add up in the master, though the parameter does not move."""
+    params = theirs = {"w": jnp.asarray(np.linspace(0.5, 2.0, 40), dtype)}
+    rule, tx = ao.SGD(lr=1e-4), door.sgd(1e-4)
+    state, own = tx.init(params), rule.init(theirs)
+    params, state = train(tx, params, state, 60, jit)
+    plain = jax.jit(lambda p, s: ao.update(rule, p, {"w": jnp.ones(40, dtype)}, s))
+    for _ in range(60):
+        theirs, own = plain(theirs, own)
+    assert bool((theirs["w"] != jnp.asarray(np.linspace(0.5, 2.0, 40), dtype)).any())
+    np.testing.assert_array_equal(np.asarray(params["w"]), np.asarray(theirs["w"]))
+    np.testing.assert_array_equal(state.slots["master"]["w"], own["tensors"]["w"]["master"])
+
+
+def test_masters_are_each_their_own_under_vmap():
+    tx, params = door.sgd(1e-4), {"w": jnp.ones((2, 3), jnp.bfloat16)}
+    state = jax.vmap(tx.init)(params)
+    for _ in range(2):
+        _, state = jax.jit(jax.vmap(tx.update))(params, state, params)
+    params = {"w": params["w"].at[1].set(0.5)}
+    _, state = jax.jit(jax.vmap(tx.update))({"w": jnp.ones((2, 3), jnp.bfloat16)}, state, params)
+    expected = np.repeat(np.array([[1.0 - 3e-4], [0.5 - 1e-4]]), 3, axis=1)
+    np.testing.assert_allclose(state.slots["master"]["w"], expected, rtol=1e-6)
+
+
 # ---- what is taken, and what is not ----------------------------------------------------------------------------------
 
 
@@ -240,8 +315,84 @@ def test_names_of_optax_are_known():
     close(*states)
 
 
+def test_a_state_is_its_rules_own():
+    params = {"w": jnp.ones(3)}
+    tx = door.lamb(0.1)
+    state = door.adamw(0.1).init(params)
+    for other, name in ((state, "AdamWState"), (optax.adamw(0.1).init(params), "tuple"), ({}, "dict")):
+        with pytest.raises(TypeError, match=f"LAMB: `state` must be what init .* got {name}. Make one with tx.init"):
+            jax.jit(tx.update)(params, other, params)
+    with pytest.raises(ValueError, match="must hold"):
+        door.adamw(0.1, amsgrad=True).update(params, state, params)
+    tx = door.adamw(0.2)
+    expected, after = tx.update(params, state, params)
+    plain = door.State(state.count, state.slots)  # one that a program has made
+    for same in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), state._replace(count=state.count), plain):
+        updates, new = tx.update(params, same, params)
+        assert isinstance(new, door.State)
+        assert type(new) is type(same)
+        close(updates, expected)
+    assert type(after) is type(state)
+    assert type(pickle.loads(pickle.dumps(plain))) is door.State
+
+
+def test_a_state_of_optax_goes_on():
+    """The recipe of the page."""
+    params, grads = {"w": jnp.ones((3, 2))}, {"w": jnp.full((3, 2), 0.5)}
+    theirs, tx = optax.adamw(0.1), door.adamw(0.1, weight_decay=1e-4)
+    updates, old = theirs.update(grads, theirs.init(params), params)
+    params = optax.apply_updates(params, updates)
+    adam, state = old[0], tx.init(params)
+    state = state._replace(count=adam.count, slots={**state.slots, "m": adam.mu, "v": adam.nu})
+    close(tx.update(grads, state, params)[0], theirs.update(grads, old, params)[0], rtol=1e-5)
+
+
+def test_an_optimizer_goes_on_from_a_state_of_this_door():
+    params = {"w": jnp.ones((3, 2), jnp.bfloat16), "b": [jnp.zeros(3)]}
+    tx = optax.chain(optax.clip(1.0), door.adamw(1e-3))
+    params, state = train(tx, params, tx.init(params), 3)
+    opt = ao.Optimizer(params, ao.AdamW(lr=1e-3))
+    ao.load_optax(opt, state)
+    assert (opt.step_count, opt.state["b.0"]["t"]) == (3, 3)
+    close({name: opt.state["w"][name] for name in ("m", "v", "master")}, {n: x["w"] for n, x in state[1].slots.items()})
+    before = str(opt.state_dict())
+    other = door.adamw(1e-3, amsgrad=True).init(params)
+    refusals.raises(lambda: ao.load_optax(opt, other), ValueError, "the state has v_max, which the optimizer's rule")
+    other = door.lamb(1e-3).init(params)
+    refusals.raises(lambda: ao.load_optax(opt, other), TypeError, "is a LAMBState, and the optimizer's rule is AdamW")
+    assert str(opt.state_dict()) == before
+
+
+def test_a_sequence_runs_out():
+    params, tx = jnp.ones(2), door.sgd([0.1, 0.2])
+    params, state = train(tx, params, tx.init(params), 2, jit=False)
+    with pytest.raises(ValueError, match="SGD: `lr`: the sequence has 2 values and has run out at step 2"):
+        tx.update(params, state, params)
+    assert bool(jnp.isnan(jax.jit(tx.update)(params, state, params)[0]).all())
+
+
 ERRORS = [
-    refusals.row("unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use groups"),
+    refusals.row("lr twice", lambda: door.sgd(0.1, learning_rate=0.5), TypeError, "sgd: `lr` is given twice", "once"),
+    refusals.row("twice", lambda: door.adamw(b1=0.1, beta1=0.9), TypeError, "adamw: `beta1` is given twice"),
+    refusals.row(
+        "unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use optax.multi_transform"
+    ),
+    *(
+        refusals.row(name, lambda name=name: door.lamb(0.1, **{name: 1}), TypeError, f"lamb has no `{name}`", words)
+        for name, words in {
+            "accumulate": "optax.MultiSteps",
+            "clip_norm": "optax.clip_by_global_norm",
+            "max_grad_norm": "optax.clip_by_global_norm",
+            "engine": "leave it out: JAX",
+            "foreach": "leave it out: JAX",
+            "groups": "optax.multi_transform",
+            "loss_scale": "optax.scale(1 / scale)",
+            "params": "tx.init(params)",
+            "skip_nonfinite": "optax.apply_if_finite",
+            "stats": "arrayopt.update",
+            "warmup_steps": "give lr a schedule",
+        }.items()
+    ),
     refusals.row("range", lambda: door.lamb(-1.0), ValueError, "LAMB: `lr` must be in [0, inf); got -1.0"),
     refusals.row("no rule", lambda: transformation(3), TypeError, "`rule` must be a Rule", "got 3"),
     refusals.row("a class", lambda: transformation(ao.LAMB), TypeError, "`rule` must be a Rule"),
