@@ -25,6 +25,7 @@ __all__ = ["figure", "progress", "show", "table"]
 
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 RULE_COLOURS = {"LAMB": "#0072B2", "LANS": "#E69F00", "CAME": "#009E73", "AdamW": "#D55E00", "SGD": "#7F7F7F"}
+RULE_COLOURS["Muon"] = "#CC79A7"
 ROUNDING = 1e-7  # a float32 cross-entropy below this is rounding; LANS, whose step never fades, gets there
 LAYER_COLOURS = ("#440154", "#31688E", "#35B779", "#B8A800")
 STYLE: Any = {
