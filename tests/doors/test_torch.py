@@ -431,6 +431,31 @@ def test_what_fails_changes_nothing():
     assert alike(opt, twin)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_written_from_outside_stay(dtype):
+    """As by ``load_state_dict`` of a model, ``torch.nn.init`` or a clamp: their masters follow, and no others."""
+    b = tensors(dtype=dtype)
+    opt = made(door.SGD, b, lr=1e-5)
+    one = ao.Optimizer(b[3], ao.SGD(lr=1e-5), engine=ENGINE)
+    torch.nn.init.constant_(b[0], 3.0)  # before the first step
+    give(0, b)
+    opt.step()
+    assert torch.allclose(b[0], torch.full((4, 3), 3.0, dtype=dtype))
+    kept = [entry["master"].clone() for entry in opt.state.values()]
+    with torch.no_grad():
+        b[1][0] = 7.0
+    now = [entry["master"] for entry in opt.state.values()]
+    assert now[1][0] == 7.0
+    assert torch.equal(now[1][1:], kept[1][1:])  # with the bits below the parameter's
+    assert all(torch.equal(now[i], kept[i]) for i in (0, 2, 3))
+    for again in (copy.deepcopy((b, opt)), pickle.loads(pickle.dumps((b, opt)))):
+        assert torch.equal(again[1].state[again[0][1]]["master"], now[1])
+    with torch.no_grad():
+        b[3].fill_(5.0)
+    one.step(torch.ones((), dtype=dtype))
+    assert one.state["param"]["master"] == torch.tensor(5.0) - 1e-5
+
+
 # ---- state -----------------------------------------------------------------------------------------------------------
 
 
