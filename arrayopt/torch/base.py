@@ -7,25 +7,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from arrayopt.foreign import RULE, spread, unknown
 from arrayopt.hyper import Hyper
 from arrayopt.optimizer import Optimizer as Inner
-from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below
-from arrayopt.torch.settings import Settings
+from arrayopt.torch.settings import HOW, Settings, check_group, check_names
 from arrayopt.torch.state import State
 
-__all__ = ["OPTIONS", "Optimizer"]
+__all__ = ["Optimizer"]
 
 _UNGIVEN: Any = object()
 
 _eager = torch._disable_dynamo  # type: ignore[attr-defined]
 """What is called by compiled code, and not compiled."""
-
-OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
-"""What every optimizer takes beside the fields of its rule."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -50,7 +45,7 @@ class Optimizer(torch.optim.Optimizer):
         self,
         params: Any,
         lr: Any = _UNGIVEN,
-        *,
+        *more: Any,
         maximize: bool = False,
         engine: str = "auto",
         clip_norm: Hyper | None = None,
@@ -63,11 +58,13 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
         if not isinstance(maximize, bool):
             raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
-        known = fields_of(self.rule)
-        given = fields if lr is _UNGIVEN else {"lr": lr, **fields}
-        for name, value in given.items():
-            if name not in known and not spread(known, name):
-                raise TypeError(unknown(who, [*known, *OPTIONS], name, RULE, value))
+        if more:
+            raise TypeError(
+                f"{who} takes parameters and lr without names; give the rest by name, such as betas=(0.9, 0.999)"
+            )
+        given = {name: x for name, x in fields.items() if name not in HOW or x}
+        given |= {} if lr is _UNGIVEN else {"lr": lr}
+        check_names(who, self.rule, given)
         own = {f.name: f.default for f in dataclasses.fields(self.rule) if f.default is not dataclasses.MISSING}
         options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
@@ -130,7 +127,10 @@ class Optimizer(torch.optim.Optimizer):
     @_eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group: a dict with ``params`` and the group's own values of the rule's fields."""
-        super().add_param_group(Settings(self.rule, param_group) if isinstance(param_group, dict) else param_group)
+        if isinstance(param_group, dict):
+            check_group(type(self).__name__, self.rule, param_group)
+            param_group = Settings(self.rule, param_group)
+        super().add_param_group(param_group)
         if self._below is not None:
             try:
                 self._below.follow(self.param_groups)

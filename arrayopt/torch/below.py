@@ -10,6 +10,7 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor as Known
+from arrayopt.torch.settings import Settings
 from arrayopt.torch.state import put
 
 __all__ = ["Below"]
@@ -108,8 +109,11 @@ class Below:
         if put(self._who if copies else f"{self._who}: groups have changed", given, copies=copies):
             made._parameters.begin()
 
-    def follow(self, groups: Groups) -> Optimizer | None:
-        """The optimizer, once it is as the groups say now."""
+    def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:
+        """The optimizer, once it is as the groups say now. Plain dicts among them become `Settings`."""
+        for i, group in enumerate(groups):
+            if type(group) is not Settings:
+                groups[i] = Settings(self._rule, group)
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
         sizes = [len(group["params"]) for group in groups] == [len(params) for params, _ in self._seen]

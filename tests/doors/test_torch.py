@@ -379,6 +379,16 @@ ROWS = [
     ),
     refusals.row("betas", lambda: door.LAMB(one(), betas=0.9), ValueError, "`betas` must be (beta1, beta2); got 0.9"),
     refusals.row("engine", lambda: door.LAMB(one(), engine="warp"), ValueError, "`engine` must be 'auto' or one of"),
+    refusals.row("position", lambda: door.AdamW(one(), 0.1, (0.9, 0.99)), TypeError, "by name, such as betas=("),
+    refusals.row("twice", lambda: door.AdamW(one(), betas=(0.9, 0.99), beta1=0.5), TypeError, "`betas` or `beta1`"),
+    refusals.row("two", lambda: door.AdamW(one(), eps=(1e-8, 1e-9)), ValueError, "`eps` must be one number for AdamW"),
+    refusals.row("None", lambda: door.Adafactor(one(), eps=(None, 1e-3)), ValueError, "torch.finfo(dtype).eps"),
+    refusals.row("beta2_decay", lambda: door.Adafactor(one(), beta2_decay=-0.8), TypeError, "it is -decay_rate here"),
+    refusals.row("d", lambda: door.Adafactor(one(), d=1.0), TypeError, "give clip_threshold=1.0"),
+    refusals.row("patterns", lambda: door.LAMB(one(), groups={}), TypeError, "give group dicts: [{"),
+    refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "give group dicts: [{"),
+    refusals.row("mean", lambda: door.LAMB(one(), accumulate=2), TypeError, "call backward() several times"),
+    refusals.row("scale", lambda: door.LAMB(one(), loss_scale=2.0), TypeError, "use torch.amp.GradScaler"),
     refusals.row("integers", lambda: door.LAMB([torch.ones(2, dtype=torch.int64)]), TypeError, "floating-point"),
     refusals.row("class", lambda: door.optimizer(3), TypeError, "`rule` must be a class of rules", "got 3"),
     refusals.row("base", lambda: door.optimizer(ao.Rule), TypeError, "`rule` must be a class of rules"),
@@ -388,6 +398,49 @@ ROWS = [
 @pytest.mark.parametrize(("call", "exception", "words"), ROWS)
 def test_wrong_calls(call, exception, words):
     refusals.raises(call, exception, *words)
+
+
+KEYS = [
+    ({"rule": ao.SGD(lr=0.1)}, "a parameter group has no `rule`; all parameters of an optimizer are under one rule"),
+    ({"clip_norm": 1.0}, "it is an option: AdamW(params, clip_norm=...)"),
+    ({"max_grad_norm": 1.0}, "it is the option clip_norm here"),
+    ({"lrr": 1.0}, "did you mean `lr`?"),
+    ({"learning_rate": 1.0}, "give lr=1.0"),
+    ({"fused": True}, "leave it out"),
+    ({"betas": (0.9, 0.99), "beta1": 0.5}, "give `betas` or `beta1`, not both"),
+]
+
+
+@pytest.mark.parametrize(("keys", "words"), KEYS, ids=[next(iter(keys)) for keys, _ in KEYS])
+def test_wrong_keys_of_groups(keys, words):
+    opt, known = made(door.AdamW, one()), {"params": one()}
+    refusals.raises(lambda: door.AdamW([known | keys]), TypeError, words)
+    refusals.raises(lambda: opt.add_param_group(known | keys), TypeError, words)
+    assert len(opt.param_groups) == 1
+
+
+def test_groups_may_have_keys_of_ones_own():
+    theirs = torch.optim.AdamW(one(), lr=0.5, fused=None, foreach=False).param_groups[0]
+    own = "name lr_scale lr_mult layer layer_id tag initial_lr max_lr min_lr base_momentum swa_lr wd_mult group_name"
+    opt = door.AdamW([{**theirs, **dict.fromkeys(own.split(), 3)}], fused=False, foreach=None, engine=ENGINE)
+    assert opt.param_groups[0].keys() >= set(own.split())
+    assert opt.inner.lr == 0.5
+
+
+def test_plain_dicts_become_groups():
+    b = tensors()
+    opt = made(door.AdamW, b)
+    opt.param_groups = [{**group, "lr": 0.25} for group in opt.param_groups]
+    opt.param_groups[0]["betas"] = (0.5, 0.6)
+    give(0, b)
+    opt.step()
+    assert (opt.inner.lr, opt.inner.beta1, opt.inner.beta2) == (0.25, 0.5, 0.6)
+    group = opt.param_groups[0]
+    for twin in (copy.copy(group), group.copy(), copy.deepcopy(group)):
+        assert twin["betas"] == twin.pop("betas") == (0.5, 0.6)
+        assert not twin.keys() & {"beta1", "beta2"}
+        assert twin.pop("betas", None) is None
+    assert group["betas"] == (0.5, 0.6)
 
 
 def test_a_field_of_the_name_of_an_option_is_refused():
