@@ -9,7 +9,9 @@ from torch import Tensor
 
 from arrayopt.hyper import Hyper
 from arrayopt.optimizer import Optimizer as Inner
+from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
+from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below
 from arrayopt.torch.settings import HOW, Settings, check_group, check_names
@@ -18,6 +20,9 @@ from arrayopt.torch.state import State
 __all__ = ["Optimizer"]
 
 _UNGIVEN: Any = object()
+
+_OF_PYTORCH = {"exp_avg", "momentum_buffer", "square_avg"}
+"""Slots of PyTorch's optimizers."""
 
 _eager = torch._disable_dynamo  # type: ignore[attr-defined]
 """What is called by compiled code, and not compiled."""
@@ -152,6 +157,13 @@ class Optimizer(torch.optim.Optimizer):
         if self.inner is not None and self._below is not None:
             self._below.write({p: states.get(p, {}) for p in self._below.params})
 
+    def _take_settings(self) -> None:
+        """Have `param_groups` say what the optimizer below has been told."""
+        if self._below is not None and self._below.made is not None:
+            filled = [group for group in self.param_groups if group["params"]]
+            for group, own in zip(filled, self._below.made.groups, strict=True):
+                group.update({name: getattr(own.rule, name) for name in fields_of(self.rule)})
+
     # ---- state dicts, copies and pickles ----------------------------------------------------------------------------
 
     @_eager
@@ -163,7 +175,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         inner, made = self.inner, super().state_dict()
         state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
-        return {**made, "state": state, "step_count": 0 if inner is None else inner.step_count}
+        steps = 0 if inner is None else inner.step_count
+        return {**made, "state": state, "step_count": steps, "rule": self.rule.__name__}
 
     @_eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -172,19 +185,32 @@ class Optimizer(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            If it does not fit, listing every mismatch. Nothing has been changed then.
+            If it does not fit, listing every mismatch; if it is of another rule, or of the rule with other switches.
+            Nothing has been changed then.
         """
         saved = state_dict.copy()
         for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
             replaced = pre_hook(self, saved)
             saved = saved if replaced is None else replaced
-        self.__setstate__(self._loaded(saved))
+        loaded = self._loaded(saved)
+        made = self._made(loaded)
+        if self.inner is not None and made[1].made is not None:
+            pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
+            wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
+            if wrong:
+                raise ValueError(f"{type(self).__name__}: the state is of other settings: {'; '.join(wrong)}")
+        self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)
 
     def _loaded(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """A state dict with the parameters themselves in it, in place of their numbers."""
         who, mine, theirs = type(self).__name__, self.param_groups, saved["param_groups"]
+        if saved.get("rule", self.rule.__name__) != self.rule.__name__:
+            raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {self.rule.__name__}")
+        foreign = _OF_PYTORCH.difference(*(x.slots for x in ([] if self._below is None else self._below.tensors)))
+        if any(isinstance(entry, Mapping) and foreign & entry.keys() for entry in saved["state"].values()):
+            raise ValueError(f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)")
         sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")
@@ -210,13 +236,20 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._go_on(state, *self._made(state))
+
+    def _made(self, state: dict[str, Any]) -> tuple[list[dict[str, Any]], Below]:
+        """The groups that a state has, and the optimizer over them."""
         states, steps = state["state"], state.get("step_count")
         if steps is None:  # as in a state that other software has taken apart and put together
             counts = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
             steps = int(max(counts, default=0))
         options = state["options"] if "options" in state else getattr(self._below, "options", {})
         groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
-        below = Below(type(self).__name__, self.rule, options, groups, states, steps)
+        return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
+
+    def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
+        """Go on from what `_made` made of a state."""
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         self.param_groups, self._below = groups, below
 

@@ -538,7 +538,50 @@ def test_state_is_what_steps_write_and_can_be_set():
     assert [int(entry["step"]) for entry in opt.state.values()] == [1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_states_of_pytorchs_optimizers_are_exchanged(groups):
+    """With their settings: there is one truth about them."""
+    a, b = twins(dtype=torch.float64)
+    split = [lambda ps: [{"params": ps}], lambda ps: [{"params": ps[:1], "lr": 0.5}, {"params": ps[1:]}]][groups - 1]
+    theirs, ours = torch.optim.AdamW(split(a), lr=0.25), made(door.AdamW, split(b))
+    give(0, a)
+    theirs.step()
+    ao.load_torch(ours, theirs.state_dict())
+    assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups]
+    assert all(torch.equal(ours.state[q]["m"], theirs.state[p]["exp_avg"]) for p, q in zip(a, b, strict=True))
+    with torch.no_grad():
+        [q.copy_(p) for p, q in zip(a, b, strict=True)]
+    give(1, a, b)
+    theirs.step()
+    ours.step()
+    assert all(torch.allclose(p, q, rtol=1e-12) for p, q in zip(a, b, strict=True))
+    back = torch.optim.AdamW(split(b))
+    back.load_state_dict(ao.to_torch(ours))
+    assert [group["lr"] for group in back.param_groups] == [group["lr"] for group in theirs.param_groups]
+    assert all(torch.equal(back.state[q]["exp_avg"], ours.state[q]["m"]) for q in b)
+    refusals.raises(lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer under", "; got AdamW")
+
+
 DTYPES = marked([(torch.float32,), (torch.bfloat16,), (torch.float64,)], lambda dtype: dtype is not torch.float64)
+
+
+def test_a_state_of_other_settings_is_refused():
+    a = tensors()
+    opt, lamb = made(door.AdamW, a, amsgrad=True), made(door.LAMB, a)
+    with pytest.raises(ValueError, match="LAMB: the state is of AdamW; the rule here is LAMB"):
+        lamb.load_state_dict(made(door.AdamW, a).state_dict())
+    with pytest.raises(ValueError, match="group 0 had amsgrad=False, here True"):
+        opt.load_state_dict(made(door.AdamW, a, lr=0.7).state_dict())
+    assert (opt.inner.amsgrad, opt.inner.lr) == (True, 1e-3)
+    give(0, a)
+    theirs = torch.optim.AdamW(a)
+    theirs.step()
+    with pytest.raises(ValueError, match=r"PyTorch's own optimizers: use arrayopt.load_torch\(opt, state\)$"):
+        opt.load_state_dict(theirs.state_dict())
+    older = made(door.AdamW, a, amsgrad=True, lr=0.5).state_dict()
+    del older["rule"]
+    opt.load_state_dict(older)
+    assert opt.inner.lr == 0.5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
