@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from arrayopt.optimizer import Optimizer
-from arrayopt.params.groups import fields_of
+from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor as Known
 from arrayopt.torch.settings import Settings
@@ -131,9 +131,20 @@ class Below:
                 self.made._rule = rules[0]
                 self._see(groups, values)
                 return self.made
+            if any(x.t for x in self.tensors):
+                for group, rule in zip(own, rules, strict=True):
+                    self._check_switched(group, rule)
         kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
         self._make(groups, kept, self.steps, copies=False)
         return self.made
+
+    def _check_switched(self, group: Group, rule: Rule) -> None:
+        """Raise ValueError where a group's rule has changed so that it needs other state."""
+        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in self._fields)
+        try:
+            group.checked(group.rule, {name: new for name, old, new in pairs if new is not old and new != old})
+        except ValueError as error:
+            raise ValueError(f"{self._who}: {error}") from error
 
     def write(self, states: States) -> None:
         """Set the states of some parameters; those whose state is empty begin anew."""

@@ -344,7 +344,8 @@ def test_switches_change_until_there_is_state_that_would_be_lost():
     opt.step()
     before = state_of(opt)
     opt.param_groups[0]["momentum"] = 0.0
-    refusals.raises(opt.step, ValueError, "SGD: groups have changed", "parameter 0: expected step; got buf, step")
+    words = "momentum cannot change so while training", "momentum=lambda step: 0.0 in place of 0 has this state"
+    refusals.raises(opt.step, ValueError, "SGD: group '0': ", *words)
     opt.param_groups[0].update(momentum=0.9, nesterov=True)
     assert opt.inner.rule.nesterov
     assert all(torch.equal(x["buf"], y["buf"]) for x, y in zip(before, opt.state.values(), strict=True))
@@ -536,6 +537,27 @@ def test_state_is_what_steps_write_and_can_be_set():
     opt.step()
     opt.state = {b[0]: dict(opt.state[b[0]])}
     assert [int(entry["step"]) for entry in opt.state.values()] == [1, 0, 0, 0]
+
+
+def test_state_moves_to_another_parameter():
+    """As where points are added to a cloud, and pruned."""
+    a = tensors()
+    opt = made(door.SGD, a, momentum=0.9)
+    give(0, a)
+    opt.step()
+    stored = opt.state.pop(a[1])
+    assert opt.state[a[1]]["step"] == 0
+    stored["buf"] = torch.cat([stored["buf"], torch.ones(2)])
+    new = torch.nn.Parameter(torch.zeros(7))
+    opt.param_groups[0]["params"][1] = new
+    opt.state[new] = stored
+    assert torch.equal(opt.state.setdefault(new, {})["buf"], stored["buf"])
+    assert [int(entry["step"]) for entry in opt.state.values()] == [1, 1, 1, 1]
+    del opt.state[new]
+    assert [int(entry["step"]) for entry in opt.state.values()] == [1, 0, 1, 1]
+    assert opt.state.pop(a[1], None) is None
+    with pytest.raises(KeyError):
+        opt.state.pop(a[1])
 
 
 @pytest.mark.parametrize("groups", [1, 2])
