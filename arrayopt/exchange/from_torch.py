@@ -183,8 +183,7 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
             )
         saved = _read(opt, source, state, _in_order(outer, opt, state) if names is None else names)
     opt._restore(saved, "load_torch")
-    if outer is not opt:
-        outer._take_settings()
+    below(outer)  # its groups say so, too
 
 
 def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:

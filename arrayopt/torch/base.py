@@ -9,7 +9,6 @@ from torch import Tensor
 
 from arrayopt.hyper import Hyper
 from arrayopt.optimizer import Optimizer as Inner
-from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
@@ -157,13 +156,6 @@ class Optimizer(torch.optim.Optimizer):
         if self.inner is not None and self._below is not None:
             self._below.write({p: states.get(p, {}) for p in self._below.params})
 
-    def _take_settings(self) -> None:
-        """Have `param_groups` say what the optimizer below has been told."""
-        if self._below is not None and self._below.made is not None:
-            filled = [group for group in self.param_groups if group["params"]]
-            for group, own in zip(filled, self._below.made.groups, strict=True):
-                group.update({name: getattr(own.rule, name) for name in fields_of(self.rule)})
-
     # ---- state dicts, copies and pickles ----------------------------------------------------------------------------
 
     @_eager
@@ -210,7 +202,9 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {self.rule.__name__}")
         foreign = _OF_PYTORCH.difference(*(x.slots for x in ([] if self._below is None else self._below.tensors)))
         if any(isinstance(entry, Mapping) and foreign & entry.keys() for entry in saved["state"].values()):
-            raise ValueError(f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)")
+            raise ValueError(
+                f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)"
+            )
         sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")

@@ -539,6 +539,21 @@ def test_state_is_what_steps_write_and_can_be_set():
     assert [int(entry["step"]) for entry in opt.state.values()] == [1, 0, 0, 0]
 
 
+def test_what_is_set_below_is_taken_up_or_refused():
+    b = tensors()
+    opt = made(door.AdamW, [{"params": b[:1]}, {"params": b[1:], "lr": 0.5}])
+    opt.inner.groups[1].lr = 0.25
+    give(0, b)
+    opt.step()
+    assert [group["lr"] for group in opt.param_groups] == [1e-3, 0.25]
+    kept = [p.detach().clone() for p in b]
+    opt.inner.lr = 0.75
+    refusals.raises(opt.step, ValueError, "AdamW: settings were changed on `inner`; set them in `param_groups`")
+    assert same(kept, b)
+    opt.step()
+    assert opt.inner.now() == {"0": 1e-3, "1": 0.25}
+
+
 def test_state_moves_to_another_parameter():
     """As where points are added to a cloud, and pruned."""
     a = tensors()
