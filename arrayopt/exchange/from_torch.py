@@ -131,8 +131,9 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     Parameters
     ----------
     opt : Optimizer
-        Of this package, or of `arrayopt.torch`. Over the same parameters, of any library, under the rule of that name (`LAMB` for Lamb) with the same switches.
-        Tensors that PyTorch has in groups with different options must be in groups of their own here, too.
+        Of this package, or of `arrayopt.torch`. Over the same parameters, of any library, under the rule of that name
+        (`LAMB` for Lamb) with the same switches. Tensors that PyTorch has in groups with different options must be in
+        groups of their own here, too.
     state : dict
         What ``state_dict()`` of PyTorch's optimizer returned; of timm's Lamb; of apex's FusedAdam, FusedLAMB or
         FusedSGD; or of bitsandbytes' Adam, AdamW or SGD with 32-bit state.

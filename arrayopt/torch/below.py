@@ -112,9 +112,9 @@ class Below:
 
     def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:
         """The optimizer, once it is as the groups say now. Plain dicts among them become `Settings`."""
-        for i, group in enumerate(groups):
-            if type(group) is not Settings:
-                groups[i] = Settings(self._rule, group)
+        for i, given in enumerate(groups):
+            if type(given) is not Settings:
+                groups[i] = Settings(self._rule, given)
         self._take_settings(groups)
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made

@@ -361,6 +361,17 @@ def test_a_model_may_move_before_the_first_step():
     assert torch.equal(opt.state[net.weight]["buf"], net.weight.grad)
 
 
+def test_a_model_of_another_dtype_needs_another_optimizer():
+    net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
+    opt = made(door.SGD, net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    net.to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"expected torch.float32; and 32 more;.* make a new Optimizer$") as caught:
+        opt.step()
+    assert len(str(caught.value)) < 800
+
+
 def one():
     return [torch.nn.Parameter(torch.ones(2))]
 
