@@ -730,6 +730,10 @@ def test_compiled_code_steps_quietly(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_it_shows_what_it_offers():
+    assert set(dir(door)) == {*(name for name in ao.rules.__all__ if name != "Rule"), "Optimizer", "optimizer"}
+
+
 def test_it_is_not_imported_with_the_package():
     import subprocess
     import sys
