@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-__all__ = ["OPTIMIZER", "RULE", "SCHEDULE", "check_call", "spread", "unknown"]
+__all__ = ["DOOR", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "close_to", "spread", "unknown"]
 
 _UNKNOWN = object()
 
@@ -16,6 +16,7 @@ _SAME = {
     "b1": ("beta1", "momentum"),
     "b2": ("beta2",),
     "b3": ("beta3",),
+    "d": ("clip_threshold",),
     "beta1": ("momentum",),
     "beta_1": ("beta1", "momentum"),
     "beta_2": ("beta2",),
@@ -123,6 +124,7 @@ RULE: Mapping[str, str] = {
         ),
         _SCHEDULED,
     ),
+    "beta2_decay": "it is -decay_rate here",
     "decay": "give weight_decay; or, for a learning rate that decays, lr=InverseTime(0.1, 1.0, decay_steps=1000)",
     "maximize": "negate the gradients",
     "params": "a rule holds no parameters; give them to the optimizer: Optimizer(params, rule)",
@@ -132,6 +134,21 @@ RULE: Mapping[str, str] = {
     "use_ema": "give ema_decay, such as ema_decay=0.999",
 }
 """What to do instead of giving a name to a rule."""
+
+_DICTS = 'give group dicts: [{"params": biases, "weight_decay": 0.0}, {"params": others}]'
+
+DOOR: Mapping[str, str] = {
+    **RULE,
+    **{name: _DICTS for name, said in RULE.items() if said == _GROUPS},
+    **{name: f"{said}; or use torch.optim.lr_scheduler" for name, said in RULE.items() if said == _SCHEDULED},
+    **dict.fromkeys(("global_clipnorm", "max_grad_norm", "max_norm"), "it is the option clip_norm here"),
+    **dict.fromkeys(("loss_scale", "grad_scale", "rescale_grad"), "use torch.amp.GradScaler"),
+    **dict.fromkeys(("accumulate", "gradient_accumulation_steps"), "call backward() several times before each step()"),
+    "groups": _DICTS,
+    "params": "parameters come first: LAMB(params, lr=1e-3)",
+    "rule": "all parameters of an optimizer are under one rule; make an optimizer for each rule",
+}
+"""What to do instead of giving a name to an optimizer of `arrayopt.torch`, or to one of its groups."""
 
 _WARMUP = "put a warm-up before it: Join([Warmup(0.1, 100), Cosine(0.1, 900)], boundaries=[100])"
 
@@ -200,14 +217,25 @@ def _instead(has: list[str], name: str, advice: Mapping[str, str], value: Any) -
     for parts in spread(has, name):
         if several is None or len(several) == len(parts):
             return _given(parts, several)
-    same = next((field for field in _SAME.get(name, ()) if field in has), None)
+    same = alias(has, name)
     if same is not None:
         return _given([same], None if value is _UNKNOWN else [value])
     if name in advice:
         return advice[name]
-    folded = {field.lower().replace("_", ""): field for field in has}
+    close = close_to(has, name)
+    return f"it has {', '.join(has)}" if close is None else f"did you mean `{close}`?"
+
+
+def alias(fields: Sequence[str], name: str) -> str | None:
+    """The field that is known elsewhere under a name, if there is one."""
+    return next((field for field in _SAME.get(name, ()) if field in fields), None)
+
+
+def close_to(fields: Sequence[str], name: str) -> str | None:
+    """The field that a name looks like, if there is one."""
+    folded = {field.lower().replace("_", ""): field for field in fields}
     close = difflib.get_close_matches(str(name).lower().replace("_", ""), folded, n=1, cutoff=0.75)
-    return f"did you mean `{folded[close[0]]}`?" if close else f"it has {', '.join(has)}"
+    return folded[close[0]] if close else None
 
 
 def _given(fields: Sequence[str], values: list[Any] | None) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
+from arrayopt.exchange.given import below, said
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
 from arrayopt.state.tensors import new_slots
@@ -130,15 +131,16 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     Parameters
     ----------
     opt : Optimizer
-        Over the same parameters, of any library, under the rule of that name (`LAMB` for Lamb) with the same switches.
-        Tensors that PyTorch has in groups with different options must be in groups of their own here, too.
+        Of this package, or of `arrayopt.torch`. Over the same parameters, of any library, under the rule of that name
+        (`LAMB` for Lamb) with the same switches. Tensors that PyTorch has in groups with different options must be in
+        groups of their own here, too.
     state : dict
         What ``state_dict()`` of PyTorch's optimizer returned; of timm's Lamb; of apex's FusedAdam, FusedLAMB or
         FusedSGD; or of bitsandbytes' Adam, AdamW or SGD with 32-bit state.
     names : sequence of str, optional
         For each of PyTorch's parameters, in the order of its groups, the name of the tensor here. By default the
-        names that PyTorch's optimizer was given, if it was; else, where it has a single group, the names here in their
-        order.
+        names that PyTorch's optimizer was given, if it was; else, where it has a single group, or where `opt` is one of
+        `arrayopt.torch` with groups as large as PyTorch's, the names here in their order.
 
     Raises
     ------
@@ -168,10 +170,11 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     >>> opt.lr, opt.step_count, opt.state["w"]["t"]
     (0.1, 1, 1)
     """
+    outer, opt = opt, below(opt)
     source = _SOURCES.get(type(opt.rule)) if isinstance(opt, Optimizer) else None
     if source is None:
         named = ", ".join(kind.__name__ for kind in _SOURCES)
-        raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {opt!r}")
+        raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {said(opt)}")
     with opt._team.warned("load_torch"):
         other = [f"{g.label!r} {type(g.rule).__name__}" for g in opt.groups if type(g.rule) is not type(opt.rule)]
         if other:
@@ -179,8 +182,18 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
                 f"load_torch: all groups must be under {type(opt.rule).__name__}, as in one optimizer of PyTorch; group"
                 f" {', group '.join(other)}"
             )
-        saved = _read(opt, source, state, names)
+        saved = _read(opt, source, state, _in_order(outer, opt, state) if names is None else names)
     opt._restore(saved, "load_torch")
+    below(outer)  # its groups say so, too
+
+
+def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
+    """The names here in their order, where `arrayopt.torch` has groups as large as those of a state without names."""
+    groups = state.get("param_groups", ()) if isinstance(state, Mapping) else ()
+    if outer is opt or any("param_names" in group for group in groups):
+        return None
+    sizes = [[len(group["params"]) for group in every] for every in (groups, outer.param_groups)]
+    return list(opt.state) if sizes[0] == sizes[1] else None
 
 
 def _read(opt: Optimizer, source: _Source, state: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from arrayopt.arrays import dtype_name, is_array, to_host
+from arrayopt.exchange.given import below, said
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adam, AdamW, Rule
 from arrayopt.rules.names import AROUND
@@ -40,7 +41,7 @@ def to_torch(opt: Optimizer) -> dict[str, Any]:
     Parameters
     ----------
     opt : Optimizer
-        Under `AdamW`, `Adam` or `SGD`; its parameters may be of any library.
+        Of this package, or of `arrayopt.torch`. Under `AdamW`, `Adam` or `SGD`; its parameters may be of any library.
 
     Returns
     -------
@@ -75,8 +76,9 @@ def to_torch(opt: Optimizer) -> dict[str, Any]:
     """
     import torch
 
+    opt = below(opt)
     if not isinstance(opt, Optimizer) or any(type(group.rule) not in _THEIRS for group in opt.groups):
-        raise TypeError(f"to_torch: `opt` must be an Optimizer under AdamW, Adam or SGD; got {opt!r}")
+        raise TypeError(f"to_torch: `opt` must be an Optimizer under AdamW, Adam or SGD; got {said(opt)}")
     _check(opt)
     kind, options, _ = _THEIRS[type(opt.groups[0].rule)]
     saved, rules = opt.state_dict()["tensors"], [group.rule for group in opt.groups]

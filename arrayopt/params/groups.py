@@ -9,7 +9,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
 from arrayopt.foreign import RULE, unknown
-from arrayopt.rules.base import Rule
+from arrayopt.rules.base import Rule, hypers
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Group", "Groups", "assign", "fields_of", "grouped", "labelled", "override", "unknown_key"]
@@ -81,7 +81,7 @@ class Group:
                 raise ValueError(
                     f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
                     f" {tensor.name!r} would have to change from {shown[0]} to {shown[1]};"
-                    " make a new Optimizer"
+                    f" make a new Optimizer{_scheduled(old, rule, changes)}"
                 )
         return rule
 
@@ -101,6 +101,12 @@ class Group:
             own = [repr(self.rule)]
         total = sum(size(tensor.array) for tensor in self.tensors)
         return f"Group({', '.join([repr(self.label), f'{len(self.tensors)} tensors', f'{total} parameters', *own])})"
+
+
+def _scheduled(old: Rule, new: Rule, changes: Iterable[str]) -> str:
+    """How to have the state of a number that is off from the start."""
+    off = [name for name in changes if 0.0 in (getattr(old, name), getattr(new, name)) and name in hypers(type(new))]
+    return f"; {off[0]}=lambda step: 0.0 in place of 0 has this state from the start" if off else ""
 
 
 def labelled(groups: Iterable[Group]) -> list[tuple[str, Group]]:

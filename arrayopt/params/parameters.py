@@ -11,7 +11,7 @@ from arrayopt.params.kinds import plain
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
-from arrayopt.params.watch import Watch
+from arrayopt.params.watch import Watch, Writes
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Block, Tensor
@@ -68,6 +68,7 @@ class Parameters:
         self._expect()
         self._prepare(self.groups)
         self._join(self.all)
+        self._hold(self._tree)
 
     def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
         """Take more parameters in, as a new group, once all ranks `agree`."""
@@ -176,6 +177,9 @@ class Parameters:
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
+        given = (leaf for _, leaf in (flatten(tree) if self._parted else pairs) if leaf is not None)
+        mastered = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots]
+        self._mastered, self._writes = [x for x, _ in mastered], Writes(leaf for _, leaf in mastered)
 
     def _local(self, tree: Any) -> Any:
         """A tree of what this rank has of its leaves."""
@@ -191,7 +195,8 @@ class Parameters:
         """Go on from the arrays that the user has put into the tree of the parameters, once they are checked.
 
         So, too, where a parameter or a slot is the same array, but lies elsewhere, or has become read-only. Before the
-        first step it may also be of another dtype, shape or device; then state is made anew.
+        first step it may also be of another dtype, shape or device; then state is made anew. Where a tensor of PyTorch
+        has been written to, its master follows.
 
         Raises
         ------
@@ -203,6 +208,11 @@ class Parameters:
         now = self._found(self._tree)
         if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)) or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
+        written = self._writes.made()
+        if written:
+            for i in written:
+                self._mastered[i].remaster()
+            self._writes.begin()
 
     def lend(self) -> None:
         """From now on slots may be changed by the user, and are watched."""
@@ -248,6 +258,7 @@ class Parameters:
         if not self._watch.in_place and not all(map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)):
             new = iter(self.all)
             self._hold(rebuild(self._tree, lambda leaf: leaf if leaf is None else with_array(leaf, next(new).array)))
+        self._writes.begin()
 
     def tree_of(self, arrays: list[Array]) -> Any:
         """Arrays, one for each tensor, in the structure of the parameters."""

@@ -13,6 +13,10 @@ from arrayopt.state.tensors import Tensor
 __all__ = ["Lent", "exchange", "form"]
 
 
+_SHOWN = 8
+"""How many mismatches an error shows."""
+
+
 def form(x: Array) -> tuple[Any, ...]:
     """What must stay of an array: dtype, shape and, where there are several, device."""
     return look(type(x))(x)
@@ -49,8 +53,8 @@ def exchange(
     Raises
     ------
     TypeError, ValueError
-        Listing every mismatch of names, shapes, dtypes, libraries and devices; for arrays that share memory. Nothing
-        has been changed then.
+        Listing mismatches of names, shapes, dtypes, libraries and devices; for arrays that share memory. Nothing has
+        been changed then.
     """
     named = list(given)
     arrays, wrong, anew = dict(named), dict[str, list[str]](), dict[str, dict[str, Array]]()
@@ -67,8 +71,8 @@ def exchange(
         elif found:
             wrong[tensor.name] = [f"{now} at {tensor.name!r}, expected {expected}" for now, expected in found]
     if wrong:
-        names = ", ".join(map(repr, wrong))
-        listed = "; ".join(line for lines in wrong.values() for line in lines)
+        names = ", ".join(_first([repr(name) for name in wrong]))
+        listed = "; ".join(_first([line for lines in wrong.values() for line in lines]))
         raise ValueError(
             f"{who}: {names} must stay what it was: {listed}; put an array there that fits, or make a new Optimizer"
         )
@@ -79,6 +83,11 @@ def exchange(
     for tensor in tensors:
         tensor.take(arrays[tensor.name], anew.get(tensor.name))
     return bool(anew)
+
+
+def _first(lines: list[str]) -> list[str]:
+    """The first lines, and how many more there are: of a model that has become another there would be hundreds."""
+    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else lines
 
 
 def _differences(mine: Array, was: tuple[Any, ...], array: Any) -> list[tuple[str, Any]]:

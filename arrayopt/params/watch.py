@@ -1,4 +1,4 @@
-"""Noticing that an array is not what it was: of another dtype or shape, in other memory, or writable no more."""
+"""Noticing that an array is not what it was: of another dtype or shape, in other memory, read-only, or written to."""
 
 import ctypes
 import operator
@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, kind
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "Writes"]
 
 _WORD = 8
 _DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 2, 3, 4, 5, 7, 8
@@ -52,6 +52,47 @@ class Watch:
 
     def __reduce__(self) -> Any:
         return Watch, (self.arrays,)
+
+
+class Writes:
+    """Some arrays, and which of them have been written to since: PyTorch counts that, and other libraries do not.
+
+    A write to ``p.data`` is not counted.
+    """
+
+    def __init__(self, arrays: Iterable[Array], *, known: bool = True) -> None:
+        self.arrays = list(arrays)
+        self._asked = [i for i, x in enumerate(self.arrays) if _counts_writes(x)]
+        self._was: list[int] | None = None
+        if known:
+            self.begin()
+
+    def begin(self) -> None:
+        """Leave out what has been written so far."""
+        self._was = self._now()
+
+    def made(self) -> list[int]:
+        """The positions of the arrays that may have been written to."""
+        now, was = self._now(), self._was
+        if now == was:
+            return []
+        return [i for i, x, y in zip(self._asked, now, was or [-1] * len(now), strict=True) if x != y]
+
+    def _now(self) -> list[int]:
+        return [self.arrays[i]._version for i in self._asked]
+
+    def __reduce__(self) -> Any:
+        return _unknown_writes, (self.arrays,)
+
+
+def _unknown_writes(arrays: list[Array]) -> Writes:
+    """Arrays that may have been written to since they were looked at: those of a copy or a pickle."""
+    return Writes(arrays, known=False)
+
+
+def _counts_writes(x: Array) -> bool:
+    """Whether a library counts the writes to an array."""
+    return bool(array_api_compat.is_torch_array(x)) and not x.is_inference()
 
 
 def _family(x: Array) -> Callable[[list[Array]], Callable[[], list[int]]] | None:

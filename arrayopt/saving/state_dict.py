@@ -25,7 +25,7 @@ from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.step import Step
 
-__all__ = ["copy_of", "dump", "load"]
+__all__ = ["copy_of", "describe", "dump", "load", "rule_differences"]
 
 FORMAT = 1
 
@@ -52,10 +52,10 @@ def dump(
         "step": run.steps,
         "clip_norm": clip_norm,
         "extra": _numbers(run, step),
-        "rule": _describe(rule),
+        "rule": describe(rule),
         "groups": [
             {
-                **_describe(group.rule),
+                **describe(group.rule),
                 "label": group.label,
                 "own": sorted(group.overridden),
                 "tensors": list(group.names),
@@ -195,11 +195,11 @@ def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
 def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group], *, whole: bool) -> list[str]:
     """In what a snapshot does not fit; `whole` where its slots are, and this rank may have parts of them."""
     wrong = _count_differences("step", saved["step"])
-    wrong += _rule_differences("rule", saved["rule"], rule)
+    wrong += rule_differences("rule", saved["rule"], rule)
     if len(saved["groups"]) != len(groups):
         wrong.append(f"saved {len(saved['groups'])} groups, here {len(groups)}")
     for group, was in zip(groups, saved["groups"], strict=False):
-        wrong += _rule_differences(f"group {group.label!r}", was, group.rule)
+        wrong += rule_differences(f"group {group.label!r}", was, group.rule)
         if list(group.names) != was["tensors"]:
             wrong.append(f"group {group.label!r} held {was['tensors']}, here {list(group.names)}")
         unknown = sorted(set(was["own"]) - set(fields_of(type(group.rule))))
@@ -218,7 +218,7 @@ def _count_differences(who: str, n: Any) -> list[str]:
     return [] if is_count(n) else [f"{who} must be a whole number from 0, below 2**53; got {n!r}"]
 
 
-def _describe(rule: Rule) -> dict[str, Any]:
+def describe(rule: Rule) -> dict[str, Any]:
     """A rule as plain values: its name, switches and hyper-parameters."""
     return {
         "name": type(rule).__name__,
@@ -234,9 +234,9 @@ def _plain(x: Any) -> Any:
     return [_plain(y) for y in x] if isinstance(x, tuple) else x
 
 
-def _rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
+def rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
     """What is structurally different between a saved rule and one in use."""
-    now = _describe(rule)
+    now = describe(rule)
     if was["name"] != now["name"]:
         return [f"{who} was {was['name']}, here {now['name']}"]
     off = {f.name: f.default for f in dataclasses.fields(rule)}  # what a rule did that had no such switch yet

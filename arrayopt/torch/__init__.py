@@ -12,6 +12,11 @@ _MADE = {name: optimizer(getattr(rules, name)) for name in rules.__all__ if name
 globals().update(_MADE)
 __all__ = sorted([*__all__, *_MADE], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> type[Optimizer]:

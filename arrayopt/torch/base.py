@@ -7,25 +7,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from arrayopt.foreign import RULE, spread, unknown
 from arrayopt.hyper import Hyper
 from arrayopt.optimizer import Optimizer as Inner
-from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
+from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below
-from arrayopt.torch.settings import Settings
+from arrayopt.torch.settings import HOW, Settings, check_group, check_names
 from arrayopt.torch.state import State
 
-__all__ = ["OPTIONS", "Optimizer"]
+__all__ = ["Optimizer"]
 
 _UNGIVEN: Any = object()
 
+_OF_PYTORCH = {"exp_avg", "momentum_buffer", "square_avg"}
+"""Slots of PyTorch's optimizers."""
+
 _eager = torch._disable_dynamo  # type: ignore[attr-defined]
 """What is called by compiled code, and not compiled."""
-
-OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
-"""What every optimizer takes beside the fields of its rule."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -50,7 +49,7 @@ class Optimizer(torch.optim.Optimizer):
         self,
         params: Any,
         lr: Any = _UNGIVEN,
-        *,
+        *more: Any,
         maximize: bool = False,
         engine: str = "auto",
         clip_norm: Hyper | None = None,
@@ -63,11 +62,13 @@ class Optimizer(torch.optim.Optimizer):
             raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
         if not isinstance(maximize, bool):
             raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
-        known = fields_of(self.rule)
-        given = fields if lr is _UNGIVEN else {"lr": lr, **fields}
-        for name, value in given.items():
-            if name not in known and not spread(known, name):
-                raise TypeError(unknown(who, [*known, *OPTIONS], name, RULE, value))
+        if more:
+            raise TypeError(
+                f"{who} takes parameters and lr without names; give the rest by name, such as betas=(0.9, 0.999)"
+            )
+        given = {name: x for name, x in fields.items() if name not in HOW or x}
+        given |= {} if lr is _UNGIVEN else {"lr": lr}
+        check_names(who, self.rule, given)
         own = {f.name: f.default for f in dataclasses.fields(self.rule) if f.default is not dataclasses.MISSING}
         options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
@@ -130,7 +131,10 @@ class Optimizer(torch.optim.Optimizer):
     @_eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group: a dict with ``params`` and the group's own values of the rule's fields."""
-        super().add_param_group(Settings(self.rule, param_group) if isinstance(param_group, dict) else param_group)
+        if isinstance(param_group, dict):
+            check_group(type(self).__name__, self.rule, param_group)
+            param_group = Settings(self.rule, param_group)
+        super().add_param_group(param_group)
         if self._below is not None:
             try:
                 self._below.follow(self.param_groups)
@@ -163,7 +167,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         inner, made = self.inner, super().state_dict()
         state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
-        return {**made, "state": state, "step_count": 0 if inner is None else inner.step_count}
+        steps = 0 if inner is None else inner.step_count
+        return {**made, "state": state, "step_count": steps, "rule": self.rule.__name__}
 
     @_eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -172,19 +177,34 @@ class Optimizer(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            If it does not fit, listing every mismatch. Nothing has been changed then.
+            If it does not fit, listing every mismatch; if it is of another rule, or of the rule with other switches.
+            Nothing has been changed then.
         """
         saved = state_dict.copy()
         for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
             replaced = pre_hook(self, saved)
             saved = saved if replaced is None else replaced
-        self.__setstate__(self._loaded(saved))
+        loaded = self._loaded(saved)
+        made = self._made(loaded)
+        if self.inner is not None and made[1].made is not None:
+            pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
+            wrong = [x for i, (a, b) in pairs for x in rule_differences(f"group {i}", describe(a.rule), b.rule)]
+            if wrong:
+                raise ValueError(f"{type(self).__name__}: the state is of other settings: {'; '.join(wrong)}")
+        self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)
 
     def _loaded(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """A state dict with the parameters themselves in it, in place of their numbers."""
         who, mine, theirs = type(self).__name__, self.param_groups, saved["param_groups"]
+        if saved.get("rule", self.rule.__name__) != self.rule.__name__:
+            raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {self.rule.__name__}")
+        foreign = _OF_PYTORCH.difference(*(x.slots for x in ([] if self._below is None else self._below.tensors)))
+        if any(isinstance(entry, Mapping) and foreign & entry.keys() for entry in saved["state"].values()):
+            raise ValueError(
+                f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)"
+            )
         sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")
@@ -210,13 +230,20 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._go_on(state, *self._made(state))
+
+    def _made(self, state: dict[str, Any]) -> tuple[list[dict[str, Any]], Below]:
+        """The groups that a state has, and the optimizer over them."""
         states, steps = state["state"], state.get("step_count")
         if steps is None:  # as in a state that other software has taken apart and put together
             counts = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
             steps = int(max(counts, default=0))
         options = state["options"] if "options" in state else getattr(self._below, "options", {})
         groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
-        below = Below(type(self).__name__, self.rule, options, groups, states, steps)
+        return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
+
+    def _go_on(self, state: dict[str, Any], groups: list[dict[str, Any]], below: Below) -> None:
+        """Go on from what `_made` made of a state."""
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         self.param_groups, self._below = groups, below
 

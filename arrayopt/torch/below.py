@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import is_, itemgetter
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from arrayopt.optimizer import Optimizer
-from arrayopt.params.groups import fields_of
+from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor as Known
+from arrayopt.torch.settings import Settings
 from arrayopt.torch.state import put
 
 __all__ = ["Below"]
@@ -89,6 +90,7 @@ class Below:
     def _see(self, groups: Groups, values: Iterable[tuple[Any, ...]]) -> None:
         """Take down what groups hold, and their values."""
         found = iter(values)
+        self._rules = [] if self.made is None else [self.made.rule, *(group.rule for group in self.made.groups)]
         self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
 
     def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
@@ -108,8 +110,12 @@ class Below:
         if put(self._who if copies else f"{self._who}: groups have changed", given, copies=copies):
             made._parameters.begin()
 
-    def follow(self, groups: Groups) -> Optimizer | None:
-        """The optimizer, once it is as the groups say now."""
+    def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:
+        """The optimizer, once it is as the groups say now. Plain dicts among them become `Settings`."""
+        for i, given in enumerate(groups):
+            if type(given) is not Settings:
+                groups[i] = Settings(self._rule, given)
+        self._take_settings(groups)
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
         sizes = [len(group["params"]) for group in groups] == [len(params) for params, _ in self._seen]
@@ -127,9 +133,33 @@ class Below:
                 self.made._rule = rules[0]
                 self._see(groups, values)
                 return self.made
+            if any(x.t for x in self.tensors):
+                for group, rule in zip(own, rules, strict=True):
+                    self._check_switched(group, rule)
         kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
         self._make(groups, kept, self.steps, copies=False)
         return self.made
+
+    def _take_settings(self, groups: Groups) -> None:
+        """Have groups say what has been set in those of the optimizer; what was set on itself is in no group."""
+        if self.made is None or all(map(is_, self._rules, (self.made.rule, *(x.rule for x in self.made.groups)))):
+            return
+        first, *own = self._rules
+        self._rules = [self.made.rule, *(x.rule for x in self.made.groups)]
+        if all(map(is_, own, self._rules[1:])):
+            self.made._rule, self._rules[0] = first, first
+            raise ValueError(f"{self._who}: settings were changed on `inner`; set them in `param_groups`")
+        for group, new, old in zip((x for x in groups if x["params"]), self._rules[1:], own, strict=False):
+            pairs = ((name, getattr(new, name), getattr(old, name)) for name in self._fields)
+            cast(dict[str, Any], group).update({name: x for name, x, was in pairs if x is not was})
+
+    def _check_switched(self, group: Group, rule: Rule) -> None:
+        """Raise ValueError where a group's rule has changed so that it needs other state."""
+        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in self._fields)
+        try:
+            group.checked(group.rule, {name: new for name, old, new in pairs if new is not old and new != old})
+        except ValueError as error:
+            raise ValueError(f"{self._who}: {error}") from error
 
     def write(self, states: States) -> None:
         """Set the states of some parameters; those whose state is empty begin anew."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.torch.base import OPTIONS, Optimizer
+from arrayopt.torch.base import Optimizer
+from arrayopt.torch.settings import OPTIONS
 
 __all__ = ["optimizer"]
 

@@ -1,13 +1,20 @@
 """Parameter groups: dicts with the fields of a rule, in which other libraries' names for several of them work, too."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from arrayopt.foreign import spread
+from arrayopt.foreign import DOOR, alias, close_to, spread, unknown
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 
-__all__ = ["Settings"]
+__all__ = ["HOW", "OPTIONS", "Settings", "check_group", "check_names"]
+
+OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
+"""What every optimizer takes beside the fields of its rule."""
+
+HOW = ("capturable", "differentiable", "foreach", "fused")
+"""What PyTorch takes to say how to compute; None and False say nothing."""
 
 
 class Settings(dict[str, Any]):
@@ -19,16 +26,23 @@ class Settings(dict[str, Any]):
 
     def __init__(self, rule: type[Rule], given: Mapping[str, Any]) -> None:
         super().__init__()
-        self._fields = fields_of(rule)
+        self._rule, self._fields = rule, fields_of(rule)
         self.update(given)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        every = spread(self._fields, name)
-        parts = next((x for x in every if isinstance(value, tuple | list) and len(x) == len(value)), None)
+        every, several = spread(self._fields, name), isinstance(value, tuple | list)
+        parts = next((x for x in every if several and len(x) == len(value)), None)
+        meant = " or ".join(f"({', '.join(x)})" for x in every)
+        if name == "eps" and several and None in value:
+            raise ValueError(
+                f"param_groups: `eps` must be {meant}, as numbers; for PyTorch's None give torch.finfo(dtype).eps;"
+                f" got {value!r}"
+            )
+        if name == "eps" and several and not every:
+            raise ValueError(f"param_groups: `eps` must be one number for {self._rule.__name__}; got {value!r}")
         if parts is not None:
             super().update(zip(parts, value, strict=True))
         elif every:
-            meant = " or ".join(f"({', '.join(x)})" for x in every)
             raise ValueError(f"param_groups: `{name}` must be {meant}; got {value!r}")
         else:
             super().__setitem__(name, value)
@@ -42,9 +56,21 @@ class Settings(dict[str, Any]):
         meant = spread(self._fields, str(name))[:1]
         return super().__contains__(name) or any(self.keys() >= set(parts) for parts in meant)
 
+    def __delitem__(self, name: str) -> None:
+        for part in spread(self._fields, name)[0] if name in self and not super().__contains__(name) else (name,):
+            super().__delitem__(part)
+
     def get(self, name: str, default: Any = None) -> Any:
         """See `dict.get`."""
         return self[name] if name in self else default  # noqa: SIM401 - it is that
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """See `dict.pop`."""
+        if name not in self:
+            return super().pop(name, *default)
+        value = self[name]
+        del self[name]
+        return value
 
     def setdefault(self, name: str, default: Any = None) -> Any:
         """See `dict.setdefault`."""
@@ -57,5 +83,52 @@ class Settings(dict[str, Any]):
         for name, value in dict(*given, **named).items():
             self[name] = value
 
+    def copy(self) -> "Settings":
+        """See `dict.copy`."""
+        return Settings(self._rule, self)
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Settings":
+        return Settings(self._rule, copy.deepcopy(dict(self), memo))
+
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
+
+
+def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
+    """Raise TypeError for an argument that there is not, or for two that say the same."""
+    known = fields_of(rule)
+    for name, value in given.items():
+        if name not in known and not spread(known, name):
+            raise TypeError(unknown(who, [*known, *OPTIONS], name, DOOR, value))
+    _check_twice(who, known, given)
+
+
+def check_group(who: str, rule: type[Rule], group: Mapping[str, Any]) -> None:
+    """Raise TypeError for a key that a group has by mistake: of an option, or of a field under another name.
+
+    Groups may have keys of one's own, such as ``initial_lr`` or ``lr_scale``.
+    """
+    known = fields_of(rule)
+    for name, value in group.items():
+        if name in ("params", "maximize", *known) or spread(known, name) or (name in HOW and not value):
+            continue
+        if name in OPTIONS:
+            raise TypeError(f"{who}: a parameter group has no `{name}`; it is an option: {who}(params, {name}=...)")
+        own = any(name.endswith(f"_{field}") or name.startswith(f"{field}_") for field in known)
+        if not own and (name in DOOR.keys() - _KEPT or alias(known, name) or close_to(known, name)):
+            raise TypeError(f"{who}: a parameter group {unknown(who, known, name, DOOR, value).partition(' ')[2]}")
+    _check_twice(f"{who}: a parameter group", known, group)
+
+
+_KEPT = frozenset(("max_lr", "min_lr", "warmup_steps", "total_steps", "decay"))
+"""What schedulers and scripts write into groups for themselves."""
+
+
+def _check_twice(who: str, known: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raise TypeError where fields are given under two names."""
+    for name in given:
+        for parts in spread(known, name):
+            if both := [part for part in parts if part in given]:
+                raise TypeError(f"{who}: give `{name}` or `{'`, `'.join(both)}`, not both")

@@ -1,7 +1,7 @@
 """The state of parameters as PyTorch has it: read where it is, and put there, checked."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -31,10 +31,11 @@ class Entry(dict[str, Any]):
         return dict, (dict(self),)
 
 
-class State(Mapping[Param, dict[str, Any]]):
+class State(MutableMapping[Param, dict[str, Any]]):
     """The state of each parameter: ``step``, the number of its updates, and the rule's slots.
 
-    The slots are those that steps write. To set an entry copies it to them.
+    The slots are those that steps write. To set an entry copies it to them. A parameter whose entry is deleted or
+    popped begins anew.
     """
 
     def __init__(self, pairs: Iterable[tuple[Param, Tensor]], write: Callable[[dict[Param, Any]], None]) -> None:
@@ -55,6 +56,17 @@ class State(Mapping[Param, dict[str, Any]]):
         if p not in self._tensors:
             raise KeyError(p)
         self._write({p: value})
+
+    def __delitem__(self, p: Param) -> None:
+        self[p] = {}
+
+    def pop(self, p: Param, *default: Any) -> Any:
+        """The state of a parameter, which begins anew; what is popped is no longer what steps write."""
+        if p not in self and default:
+            return default[0]
+        state = dict(self[p])
+        del self[p]
+        return state
 
     def clear(self) -> None:
         """Have all parameters begin anew."""

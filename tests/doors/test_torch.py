@@ -344,7 +344,8 @@ def test_switches_change_until_there_is_state_that_would_be_lost():
     opt.step()
     before = state_of(opt)
     opt.param_groups[0]["momentum"] = 0.0
-    refusals.raises(opt.step, ValueError, "SGD: groups have changed", "parameter 0: expected step; got buf, step")
+    words = "momentum cannot change so while training", "momentum=lambda step: 0.0 in place of 0 has this state"
+    refusals.raises(opt.step, ValueError, "SGD: group '0': ", *words)
     opt.param_groups[0].update(momentum=0.9, nesterov=True)
     assert opt.inner.rule.nesterov
     assert all(torch.equal(x["buf"], y["buf"]) for x, y in zip(before, opt.state.values(), strict=True))
@@ -358,6 +359,17 @@ def test_a_model_may_move_before_the_first_step():
     net(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
     opt.step()
     assert torch.equal(opt.state[net.weight]["buf"], net.weight.grad)
+
+
+def test_a_model_of_another_dtype_needs_another_optimizer():
+    net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
+    opt = made(door.SGD, net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    net.to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"expected torch.float32; and 32 more;.* make a new Optimizer$") as caught:
+        opt.step()
+    assert len(str(caught.value)) < 800
 
 
 def one():
@@ -379,6 +391,16 @@ ROWS = [
     ),
     refusals.row("betas", lambda: door.LAMB(one(), betas=0.9), ValueError, "`betas` must be (beta1, beta2); got 0.9"),
     refusals.row("engine", lambda: door.LAMB(one(), engine="warp"), ValueError, "`engine` must be 'auto' or one of"),
+    refusals.row("position", lambda: door.AdamW(one(), 0.1, (0.9, 0.99)), TypeError, "by name, such as betas=("),
+    refusals.row("twice", lambda: door.AdamW(one(), betas=(0.9, 0.99), beta1=0.5), TypeError, "`betas` or `beta1`"),
+    refusals.row("two", lambda: door.AdamW(one(), eps=(1e-8, 1e-9)), ValueError, "`eps` must be one number for AdamW"),
+    refusals.row("None", lambda: door.Adafactor(one(), eps=(None, 1e-3)), ValueError, "torch.finfo(dtype).eps"),
+    refusals.row("beta2_decay", lambda: door.Adafactor(one(), beta2_decay=-0.8), TypeError, "it is -decay_rate here"),
+    refusals.row("d", lambda: door.Adafactor(one(), d=1.0), TypeError, "give clip_threshold=1.0"),
+    refusals.row("patterns", lambda: door.LAMB(one(), groups={}), TypeError, "give group dicts: [{"),
+    refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "give group dicts: [{"),
+    refusals.row("mean", lambda: door.LAMB(one(), accumulate=2), TypeError, "call backward() several times"),
+    refusals.row("scale", lambda: door.LAMB(one(), loss_scale=2.0), TypeError, "use torch.amp.GradScaler"),
     refusals.row("integers", lambda: door.LAMB([torch.ones(2, dtype=torch.int64)]), TypeError, "floating-point"),
     refusals.row("class", lambda: door.optimizer(3), TypeError, "`rule` must be a class of rules", "got 3"),
     refusals.row("base", lambda: door.optimizer(ao.Rule), TypeError, "`rule` must be a class of rules"),
@@ -388,6 +410,49 @@ ROWS = [
 @pytest.mark.parametrize(("call", "exception", "words"), ROWS)
 def test_wrong_calls(call, exception, words):
     refusals.raises(call, exception, *words)
+
+
+KEYS = [
+    ({"rule": ao.SGD(lr=0.1)}, "a parameter group has no `rule`; all parameters of an optimizer are under one rule"),
+    ({"clip_norm": 1.0}, "it is an option: AdamW(params, clip_norm=...)"),
+    ({"max_grad_norm": 1.0}, "it is the option clip_norm here"),
+    ({"lrr": 1.0}, "did you mean `lr`?"),
+    ({"learning_rate": 1.0}, "give lr=1.0"),
+    ({"fused": True}, "leave it out"),
+    ({"betas": (0.9, 0.99), "beta1": 0.5}, "give `betas` or `beta1`, not both"),
+]
+
+
+@pytest.mark.parametrize(("keys", "words"), KEYS, ids=[next(iter(keys)) for keys, _ in KEYS])
+def test_wrong_keys_of_groups(keys, words):
+    opt, known = made(door.AdamW, one()), {"params": one()}
+    refusals.raises(lambda: door.AdamW([known | keys]), TypeError, words)
+    refusals.raises(lambda: opt.add_param_group(known | keys), TypeError, words)
+    assert len(opt.param_groups) == 1
+
+
+def test_groups_may_have_keys_of_ones_own():
+    theirs = torch.optim.AdamW(one(), lr=0.5, fused=None, foreach=False).param_groups[0]
+    own = "name lr_scale lr_mult layer layer_id tag initial_lr max_lr min_lr base_momentum swa_lr wd_mult group_name"
+    opt = door.AdamW([{**theirs, **dict.fromkeys(own.split(), 3)}], fused=False, foreach=None, engine=ENGINE)
+    assert opt.param_groups[0].keys() >= set(own.split())
+    assert opt.inner.lr == 0.5
+
+
+def test_plain_dicts_become_groups():
+    b = tensors()
+    opt = made(door.AdamW, b)
+    opt.param_groups = [{**group, "lr": 0.25} for group in opt.param_groups]
+    opt.param_groups[0]["betas"] = (0.5, 0.6)
+    give(0, b)
+    opt.step()
+    assert (opt.inner.lr, opt.inner.beta1, opt.inner.beta2) == (0.25, 0.5, 0.6)
+    group = opt.param_groups[0]
+    for twin in (copy.copy(group), group.copy(), copy.deepcopy(group)):
+        assert twin["betas"] == twin.pop("betas") == (0.5, 0.6)
+        assert not twin.keys() & {"beta1", "beta2"}
+        assert twin.pop("betas", None) is None
+    assert group["betas"] == (0.5, 0.6)
 
 
 def test_a_field_of_the_name_of_an_option_is_refused():
@@ -431,6 +496,31 @@ def test_what_fails_changes_nothing():
     assert alike(opt, twin)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_written_from_outside_stay(dtype):
+    """As by ``load_state_dict`` of a model, ``torch.nn.init`` or a clamp: their masters follow, and no others."""
+    b = tensors(dtype=dtype)
+    opt = made(door.SGD, b, lr=1e-5)
+    one = ao.Optimizer(b[3], ao.SGD(lr=1e-5), engine=ENGINE)
+    torch.nn.init.constant_(b[0], 3.0)  # before the first step
+    give(0, b)
+    opt.step()
+    assert torch.allclose(b[0], torch.full((4, 3), 3.0, dtype=dtype))
+    kept = [entry["master"].clone() for entry in opt.state.values()]
+    with torch.no_grad():
+        b[1][0] = 7.0
+    now = [entry["master"] for entry in opt.state.values()]
+    assert now[1][0] == 7.0
+    assert torch.equal(now[1][1:], kept[1][1:])  # with the bits below the parameter's
+    assert all(torch.equal(now[i], kept[i]) for i in (0, 2, 3))
+    for again in (copy.deepcopy((b, opt)), pickle.loads(pickle.dumps((b, opt)))):
+        assert torch.equal(again[1].state[again[0][1]]["master"], now[1])
+    with torch.no_grad():
+        b[3].fill_(5.0)
+    one.step(torch.ones((), dtype=dtype))
+    assert one.state["param"]["master"] == torch.tensor(5.0) - 1e-5
+
+
 # ---- state -----------------------------------------------------------------------------------------------------------
 
 
@@ -460,7 +550,86 @@ def test_state_is_what_steps_write_and_can_be_set():
     assert [int(entry["step"]) for entry in opt.state.values()] == [1, 0, 0, 0]
 
 
+def test_what_is_set_below_is_taken_up_or_refused():
+    b = tensors()
+    opt = made(door.AdamW, [{"params": b[:1]}, {"params": b[1:], "lr": 0.5}])
+    opt.inner.groups[1].lr = 0.25
+    give(0, b)
+    opt.step()
+    assert [group["lr"] for group in opt.param_groups] == [1e-3, 0.25]
+    kept = [p.detach().clone() for p in b]
+    opt.inner.lr = 0.75
+    refusals.raises(opt.step, ValueError, "AdamW: settings were changed on `inner`; set them in `param_groups`")
+    assert same(kept, b)
+    opt.step()
+    assert opt.inner.now() == {"0": 1e-3, "1": 0.25}
+
+
+def test_state_moves_to_another_parameter():
+    """As where points are added to a cloud, and pruned."""
+    a = tensors()
+    opt = made(door.SGD, a, momentum=0.9)
+    give(0, a)
+    opt.step()
+    stored = opt.state.pop(a[1])
+    assert opt.state[a[1]]["step"] == 0
+    stored["buf"] = torch.cat([stored["buf"], torch.ones(2)])
+    new = torch.nn.Parameter(torch.zeros(7))
+    opt.param_groups[0]["params"][1] = new
+    opt.state[new] = stored
+    assert torch.equal(opt.state.setdefault(new, {})["buf"], stored["buf"])
+    assert [int(entry["step"]) for entry in opt.state.values()] == [1, 1, 1, 1]
+    del opt.state[new]
+    assert [int(entry["step"]) for entry in opt.state.values()] == [1, 0, 1, 1]
+    assert opt.state.pop(a[1], None) is None
+    with pytest.raises(KeyError):
+        opt.state.pop(a[1])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_states_of_pytorchs_optimizers_are_exchanged(groups):
+    """With their settings: there is one truth about them."""
+    a, b = twins(dtype=torch.float64)
+    split = [lambda ps: [{"params": ps}], lambda ps: [{"params": ps[:1], "lr": 0.5}, {"params": ps[1:]}]][groups - 1]
+    theirs, ours = torch.optim.AdamW(split(a), lr=0.25), made(door.AdamW, split(b))
+    give(0, a)
+    theirs.step()
+    ao.load_torch(ours, theirs.state_dict())
+    assert [group["lr"] for group in ours.param_groups] == [group["lr"] for group in theirs.param_groups]
+    assert all(torch.equal(ours.state[q]["m"], theirs.state[p]["exp_avg"]) for p, q in zip(a, b, strict=True))
+    with torch.no_grad():
+        [q.copy_(p) for p, q in zip(a, b, strict=True)]
+    give(1, a, b)
+    theirs.step()
+    ours.step()
+    assert all(torch.allclose(p, q, rtol=1e-12) for p, q in zip(a, b, strict=True))
+    back = torch.optim.AdamW(split(b))
+    back.load_state_dict(ao.to_torch(ours))
+    assert [group["lr"] for group in back.param_groups] == [group["lr"] for group in theirs.param_groups]
+    assert all(torch.equal(back.state[q]["exp_avg"], ours.state[q]["m"]) for q in b)
+    refusals.raises(lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer under", "; got AdamW")
+
+
 DTYPES = marked([(torch.float32,), (torch.bfloat16,), (torch.float64,)], lambda dtype: dtype is not torch.float64)
+
+
+def test_a_state_of_other_settings_is_refused():
+    a = tensors()
+    opt, lamb = made(door.AdamW, a, amsgrad=True), made(door.LAMB, a)
+    with pytest.raises(ValueError, match="LAMB: the state is of AdamW; the rule here is LAMB"):
+        lamb.load_state_dict(made(door.AdamW, a).state_dict())
+    with pytest.raises(ValueError, match="group 0 had amsgrad=False, here True"):
+        opt.load_state_dict(made(door.AdamW, a, lr=0.7).state_dict())
+    assert (opt.inner.amsgrad, opt.inner.lr) == (True, 1e-3)
+    give(0, a)
+    theirs = torch.optim.AdamW(a)
+    theirs.step()
+    with pytest.raises(ValueError, match=r"PyTorch's own optimizers: use arrayopt.load_torch\(opt, state\)$"):
+        opt.load_state_dict(theirs.state_dict())
+    older = made(door.AdamW, a, amsgrad=True, lr=0.5).state_dict()
+    del older["rule"]
+    opt.load_state_dict(older)
+    assert opt.inner.lr == 0.5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -559,6 +728,10 @@ def test_compiled_code_steps_quietly(capfd):
     assert all(torch.allclose(p, q) for p, q in zip(a, b, strict=True))
     assert int(many.state[b[0]]["step"]) == 3
     assert capfd.readouterr() == ("", "")
+
+
+def test_it_shows_what_it_offers():
+    assert set(dir(door)) == {*(name for name in ao.rules.__all__ if name != "Rule"), "Optimizer", "optimizer"}
 
 
 def test_it_is_not_imported_with_the_package():
