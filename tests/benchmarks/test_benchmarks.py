@@ -39,12 +39,17 @@ def contestants(rule, problem):
     return [c for module in (ours, loops, peers_torch, peers_jax) for c in module.contestants(rule, problem)]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return measure(FEW, "the command")
+def test_what_is_measured_and_what_is_made_of_it(tmp_path):
+    """One test, for measuring takes long."""
+    results = measure(FEW, "the command")
+    every_contestant_has_a_row_or_a_reason(results)
+    rows_make_sense(results)
+    the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path)
+    picture.draw(results, tmp_path / "benchmarks.png")
+    assert (tmp_path / "benchmarks.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_every_contestant_has_a_row_or_a_reason(results):
+def every_contestant_has_a_row_or_a_reason(results):
     for problem in FEW.problems:
         for rule in FEW.rules:
             entered = [c.name for c in contestants(rule, problem)]
@@ -55,7 +60,7 @@ def test_every_contestant_has_a_row_or_a_reason(results):
             assert all("not installed" in results.left_out[rule, problem.title, name] for name in left_out)
 
 
-def test_rows_make_sense(results):
+def rows_make_sense(results):
     for row in results.rows:
         assert row.ms > 0
         assert row.ratio == 1 if row.name == ours.REFERENCE else row.ratio > 0
@@ -66,7 +71,7 @@ def test_rows_make_sense(results):
     assert {x.engine for x in results.memory} == {*ours.FUSED, "array_api"}
 
 
-def test_the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path):
+def the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path):
     path = tmp_path / "benchmarks.md"
     page.write(results, template=TEMPLATE, path=path)
     text = path.read_text("utf-8")
@@ -83,11 +88,6 @@ def test_the_page_has_every_table_and_keeps_what_explains_them(results, tmp_path
 
 def _rows(template):
     return template.read_text("utf-8").split(page.BEGIN)[0].count("\n| ")
-
-
-def test_the_picture_is_drawn(results, tmp_path):
-    picture.draw(results, tmp_path / "benchmarks.png")
-    assert (tmp_path / "benchmarks.png").read_bytes()[1:4] == b"PNG"
 
 
 @pytest.mark.parametrize("rule", marked(((rule,) for rule in ours.RULES), lambda rule: rule != "CAME"))

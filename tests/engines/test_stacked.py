@@ -128,11 +128,11 @@ def test_the_functional_form_of_a_model_that_is_scanned():
     rule, rng = ao.LAMB(lr=0.05, stacked=True), np.random.default_rng(0)
     x, y = rng.standard_normal((16, 4)), rng.standard_normal((16, 4))
 
-    def loss(params, scanned):
+    def loss(params, stacked):
         def layer(h, p):
             return jnp.tanh(h @ p["w"] + p["b"]), None
 
-        if scanned:
+        if stacked:
             h, _ = jax.lax.scan(layer, x, params)
         else:
             h = x
@@ -144,13 +144,14 @@ def test_the_functional_form_of_a_model_that_is_scanned():
         params = {"w": jnp.asarray(drawn((N, 4, 4), 1)), "b": jnp.zeros((N, 4))}
         single = {f"{name}{i}": x[i] for name, x in params.items() for i in range(N)}
 
-        def step(rule, scanned):
-            return jax.jit(lambda p, s: ao.update(rule, p, jax.grad(loss)(p, scanned), s))
+        def step(rule, stacked):
+            return jax.jit(lambda p, s: ao.update(rule, p, jax.grad(loss)(p, stacked), s))
 
         state, states = rule.init(params), ao.LAMB(lr=0.05).init(single)
+        of_all, of_each = step(rule, True), step(ao.LAMB(lr=0.05), False)
         for _ in range(5):
-            params, state = step(rule, True)(params, state)
-            single, states = step(ao.LAMB(lr=0.05), False)(single, states)
+            params, state = of_all(params, state)
+            single, states = of_each(single, states)
         for name, value in params.items():
             for i in range(N):
                 np.testing.assert_allclose(value[i], single[f"{name}{i}"], rtol=1e-11)

@@ -127,7 +127,7 @@ DOCUMENTED = [
 
 @pytest.mark.parametrize(
     ("name", "make", "hypers"),
-    marked(DOCUMENTED, lambda name, make, hypers: set(hypers) & {"momentum", "decay_rate"}, name=lambda x: str(x)[:9]),
+    marked(DOCUMENTED, lambda name, make, hypers: "momentum" in hypers, name=lambda x: str(x)[:9]),
 )
 def test_what_is_right_is_said_to_be(name, make, hypers):
     found = diagnose(make())
