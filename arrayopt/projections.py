@@ -5,6 +5,7 @@ this step, such as ``h.lr``. Fused engines trace it with the rule, and run it in
 take norms of whole tensors (`ball`, `sphere`) add a pass.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,7 +20,7 @@ __all__ = ["Projection", "ball", "box", "compose", "nonnegative", "soft_threshol
 Project = Callable[[Any, Array, Any], Array]
 
 
-class Projection:
+class Projection(ABC):
     """The base of the projections of this module, which can be printed, compared and pickled.
 
     Attributes
@@ -46,8 +47,9 @@ class Projection:
         """Why a tensor of so many axes cannot be projected, in words that follow its name; empty where it can."""
         return ""
 
+    @abstractmethod
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
-        raise NotImplementedError
+        """The new parameter, brought to where it must be; see the head of this module."""
 
     def __repr__(self) -> str:
         parts = [f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self) if f.init]  # type: ignore[arg-type]
@@ -128,11 +130,8 @@ class box(Projection):  # noqa: N801 - it is called like a function, as all of t
         return hash(self.structure)
 
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
-        given = self.arrays and h.arrays
-        return clamp(xp, p, *(given.get(name, getattr(self, name)) if given else getattr(self, name) for name in _ENDS))
-
-
-_ENDS = ("low", "high")
+        ends = {"low": self.low, "high": self.high}
+        return clamp(xp, p, *(h.arrays[name] if is_array(x) else x for name, x in ends.items()))
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,7 +20,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layer_name
+from arrayopt.engines.layers import Layers, layer_name, split
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import rule_namespace
@@ -51,18 +51,19 @@ def apply(
     ValueError
         If the rule returns other slots, or other shapes, than it was given.
     """
-    if not rule.stacked or size(p) == 0:
-        return apply_one(rule, p, g, slots, t, hypers, clip=clip, stats=stats)
 
     def one(p: Array, g: Array, slots: dict[str, Array]) -> tuple[Array, dict[str, Array], Report]:
         return apply_one(rule, p, g, slots, t, hypers, clip=clip, stats=stats)
 
+    if not rule.stacked or size(p) == 0:
+        return one(p, g, slots)
     if array_api_compat.is_jax_array(p):
         import jax
 
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots)
         return mapped
-    done = [one(*each) for each in _layers(p, g, slots)]
+    each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
+    done = [one(q, h, dict(zip(slots, own, strict=True))) for q, h, *own in each]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -70,12 +71,6 @@ def apply(
         {name: stack([x[name] for x in news]) for name in slots},
         {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
     )
-
-
-def _layers(p: Array, g: Array, slots: dict[str, Array]) -> list[tuple[Array, Array, dict[str, Array]]]:
-    """Each layer of a stacked tensor."""
-    n = range(p.shape[0])
-    return [(p[i, ...], g[i, ...], {name: x[i, ...] for name, x in slots.items()}) for i in n]
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:

@@ -45,13 +45,13 @@ class Layers(Bucket):
         """The layers of a bucket's tensors."""
         made = cls(groups=stacks.groups, run=stacks.run, stacks=stacks)
         for tensor, group, place in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
-            layers = [
-                Tensor(layer_name(tensor.name, i), x, {}, tensor.run, tensor.place, _share(tensor, x))
-                for i, x in enumerate(split(detached(tensor.array)))
+            count, share = _count(tensor), _share(tensor)
+            made.tensors += [
+                Tensor(layer_name(tensor.name, i), tensor.array, {}, tensor.run, tensor.place, share)
+                for i in range(count)
             ]
-            made.tensors += layers
-            made.group_of += [group] * len(layers)
-            made.places += [place] * len(layers)
+            made.group_of += [group] * count
+            made.places += [place] * count
         made.refresh()
         return made
 
@@ -91,8 +91,8 @@ def _count(tensor: Tensor) -> int:
     return int(tensor.array.shape[0]) if size(tensor.array) else 1
 
 
-def _share(tensor: Tensor, layer: Array) -> Share | None:
+def _share(tensor: Tensor) -> Share | None:
     """What each rank has of a layer: all, or none, as of the whole tensor."""
     if tensor.share is None:
         return None
-    return replace(tensor.share, ends=tuple(size(layer) if end else 0 for end in tensor.share.ends))
+    return replace(tensor.share, ends=tuple(end // _count(tensor) for end in tensor.share.ends))

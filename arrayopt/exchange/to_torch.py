@@ -1,6 +1,5 @@
 """The state of an `Optimizer`, as PyTorch's optimizer of the same rule writes it."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,4 +125,4 @@ def _tensor(torch: Any, x: Any) -> Any:
     host = to_host(x)
     if dtype_name(host) == "bfloat16":
         return torch.tensor(host.view("int16")).view(torch.bfloat16)
-    return torch.tensor(host if math.prod(host.shape) else host.copy())
+    return torch.tensor(host)

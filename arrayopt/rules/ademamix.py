@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import choose, debias, ema, is_zero, moments, scalar, sqrt, zeros_abs2
+from arrayopt.rules.words import choose, debias, ema, is_zero, moments, on_scalar, sqrt, zeros_abs2
 
 __all__ = ["AdEMAMix"]
 
@@ -107,9 +107,9 @@ def _beta3(h: Any) -> Any:
     if h.beta3_warmup is None:
         return h.beta3
     done = _share(h.t, h.beta3_warmup)
-    return scalar("exp", 1.0 / ((1.0 - done) * _reciprocal_log(h.beta1) + done * _reciprocal_log(h.beta3)))
+    return on_scalar("exp", 1.0 / ((1.0 - done) * _reciprocal_log(h.beta1) + done * _reciprocal_log(h.beta3)))
 
 
 def _reciprocal_log(beta: Any) -> Any:
     """1 / log β, the limit of which is 0 where β is 0; a bit below, so that its own reciprocal is a number."""
-    return choose(beta == 0, -1e-30, 1.0 / scalar("log", choose(beta == 0, 0.5, beta)))
+    return choose(beta == 0, -1e-30, 1.0 / on_scalar("log", choose(beta == 0, 0.5, beta)))

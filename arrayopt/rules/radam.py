@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import bias_correction, choose, debias, ema, moments, scalar, sqrt, zeros_abs2
+from arrayopt.rules.words import bias_correction, choose, debias, ema, moments, on_scalar, sqrt, zeros_abs2
 
 __all__ = ["RAdam"]
 
@@ -103,4 +103,4 @@ def _rectification(h: Any) -> tuple[Any, Any]:
     rho = most - 2.0 * h.t * h.beta2**h.t / c2
     known = rho > choose(h.threshold > 4, h.threshold, 4.0)
     a, b = (choose(known, x, 5.0) for x in (rho, most + 0.0 * rho))
-    return known, scalar("sqrt", (a - 4.0) * (a - 2.0) * b / ((b - 4.0) * (b - 2.0) * a) * c2)
+    return known, on_scalar("sqrt", (a - 4.0) * (a - 2.0) * b / ((b - 4.0) * (b - 2.0) * a) * c2)

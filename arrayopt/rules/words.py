@@ -35,12 +35,12 @@ __all__ = [
     "nonzero",
     "norm",
     "number",
+    "on_scalar",
     "rank_one",
     "real_name",
     "relative_lr",
     "rms",
     "root_of_squares",
-    "scalar",
     "scaled_down",
     "sqrt",
     "trust_ratio",
@@ -50,15 +50,15 @@ __all__ = [
 # ---- scalars: of the host, or traced --------------------------------------------------------------------------------
 
 
-def scalar(name: str, x: Any) -> Any:
+def on_scalar(name: str, x: Any) -> Any:
     """A function of `math` on a Python number, the namespace's own on an array."""
     return getattr(math, name)(x) if isinstance(x, int | float) else getattr(array_namespace(x), name)(x)
 
 
 def bias_correction(beta: Any, t: Any) -> Any:
     """1 - beta^t, without cancellation (Adam, arXiv:1412.6980, section 3)."""
-    log_beta = -math.inf if is_zero(beta) else scalar("log", beta)
-    return -scalar("expm1", t * log_beta)
+    log_beta = -math.inf if is_zero(beta) else on_scalar("log", beta)
+    return -on_scalar("expm1", t * log_beta)
 
 
 def at_first(t: Any, first: Any, later: Any) -> Any:
@@ -82,7 +82,7 @@ def decayed_beta(t: Any, decay_rate: Any) -> Any:
 
 def relative_lr(t: Any, *, warmup: bool) -> Any:
     """min(1e-2, 1/√t), or min(1e-6·t, 1/√t) with warm-up (Adafactor, arXiv:1804.04235, section 8)."""
-    decay, ceiling = 1.0 / scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
+    decay, ceiling = 1.0 / on_scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
     return min(decay, ceiling) if isinstance(t, int) else array_namespace(t).minimum(decay, ceiling)
 
 
