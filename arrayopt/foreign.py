@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-__all__ = ["DOOR", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "close_to", "spread", "unknown"]
+__all__ = ["DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "close_to", "spread", "unknown"]
 
 _UNKNOWN = object()
+
+OPTAX = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
+"""What optax calls fields of rules."""
 
 _SAME = {
     # rules

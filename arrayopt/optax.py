@@ -1,6 +1,5 @@
 """Every rule as a transformation of optax, under its name in small letters: ``arrayopt.optax.lamb(1e-3)``."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -13,17 +12,14 @@ import optax
 
 from arrayopt import functional, rules
 from arrayopt.arrays import NARROW, dtype_name
-from arrayopt.foreign import RULE, unknown
+from arrayopt.foreign import OPTAX, RULE, unknown
 from arrayopt.hyper import Listed, concrete
-from arrayopt.params.groups import fields_of
+from arrayopt.params.groups import field_parameters, fields_of
 from arrayopt.rules.base import Rule
 
 __all__ = ["State", "transformation"]
 
 _UNGIVEN: Any = object()
-
-_NAMES = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "b3": "beta3"}
-"""What optax calls fields of rules."""
 
 _INSTEAD = {
     "accumulate": "wrap it in optax.MultiSteps",
@@ -196,7 +192,7 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
     def named(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """What is given, by the names of fields, beside `values` that are so already."""
         for name, value in given.items():
-            field = _NAMES.get(name, name)
+            field = OPTAX.get(name, name)
             field = field if field in fields else name
             if field not in fields:
                 raise TypeError(unknown(who, fields, name, _ADVICE, value))
@@ -233,17 +229,7 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
         f"`{rule.__name__}` as a transformation of optax; see there for the fields, and `transformation`.\n\n"
         "The learning rate may come first, without its name; `learning_rate`, `b1`, `b2` and `b3` are known, too."
     )
-    common = set(fields_of(Rule))
-    make.__signature__ = Taken(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                f.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
-            )
-            for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
-        ]
-    )
+    make.__signature__ = Taken(field_parameters(rule))  # type: ignore[attr-defined]
     return make
 
 

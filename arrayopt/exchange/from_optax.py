@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from arrayopt.arrays import like, to_host
+from arrayopt.exchange.given import put_fields
+from arrayopt.foreign import OPTAX
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
 
@@ -12,7 +14,7 @@ __all__ = ["load_optax"]
 _FOUND = {"mu": "m", "nu": "v", "trace": "buf"}
 """Slots, by the names of fields in optax's states."""
 
-_HYPERS = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2", "decay": "momentum"}
+_HYPERS = {**OPTAX, "decay": "momentum"}
 """Fields whose name is another in optax."""
 
 
@@ -123,6 +125,5 @@ def _put_hypers(saved: dict[str, Any], parts: list[Any]) -> None:
     injected = {k: x for part in parts if "hyperparams" in part._fields for k, x in part.hyperparams.items()}
     fields = {_HYPERS.get(name, name): float(x) for name, x in injected.items()}
     for rule in (saved["rule"], *saved["groups"]):
-        for name in fields.keys() & rule["hypers"].keys():
-            if name not in rule.get("own", ()) and not callable(rule["hypers"][name]):
-                rule["hypers"][name] = fields[name]
+        kept = rule["hypers"].keys() - set(rule.get("own", ()))
+        put_fields(rule, {name: x for name, x in fields.items() if name in kept})

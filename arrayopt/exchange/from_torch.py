@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
-from arrayopt.exchange.given import below, said
+from arrayopt.exchange.given import below, put_fields, said
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
 from arrayopt.state.tensors import new_slots
@@ -216,9 +216,9 @@ def _translated(
     home = _homes(groups, list(opt.state), names)
     saved = opt.state_dict()
     agreed = [_agreed(g.label, {name: source.fields(groups[home[name][0]]) for name in g.names}) for g in opt.groups]
-    _put(saved["rule"], {k: x for k, x in agreed[-1].items() if k in saved["rule"]["hypers"]})
+    put_fields(saved["rule"], {k: x for k, x in agreed[-1].items() if k in saved["rule"]["hypers"]})
     for group, was, fields in zip(opt.groups, saved["groups"], agreed, strict=True):
-        _put(was, fields)
+        put_fields(was, fields)
         own = {k for k in fields.keys() & was["hypers"].keys() if was["hypers"][k] != saved["rule"]["hypers"][k]}
         was["own"] = sorted(own.union(was["own"]))
         for tensor in group.tensors:
@@ -278,15 +278,6 @@ def _agreed(label: str, fields: dict[str, dict[str, Any]]) -> dict[str, Any]:
         said = "; ".join(f"{key} of {', '.join(f'{n!r} is {x[key]}' for n, x in fields.items())}" for key in differing)
         raise ValueError(f"load_torch: tensors with different options need groups of their own; in {label!r}, {said}")
     return first
-
-
-def _put(rule: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Change a described rule; schedules stay."""
-    for name, value in fields.items():
-        if name in rule["switches"]:
-            rule["switches"][name] = value
-        elif not callable(rule["hypers"][name]):
-            rule["hypers"][name] = value
 
 
 def _found(theirs: Mapping[str, Any], names: tuple[str, ...]) -> Any:

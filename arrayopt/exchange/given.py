@@ -1,10 +1,11 @@
-"""What is given to be translated: an `Optimizer`, or one of PyTorch's optimizers with an `Optimizer` below it."""
+"""What translations share: an `Optimizer`, or one of PyTorch's with one below it; and rules as plain dicts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from arrayopt.optimizer import Optimizer
 
-__all__ = ["below", "said"]
+__all__ = ["below", "put_fields", "said"]
 
 
 def below(opt: Any) -> Any:
@@ -17,3 +18,12 @@ def said(opt: Any) -> str:
     if not isinstance(opt, Optimizer):
         return f"{type(opt).__name__}"
     return f"an Optimizer under {', '.join(dict.fromkeys(type(group.rule).__name__ for group in opt.groups))}"
+
+
+def put_fields(rule: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    """Change a rule of a state dict; schedules stay."""
+    for name, value in fields.items():
+        if name in rule["switches"]:
+            rule["switches"][name] = value
+        elif not callable(rule["hypers"][name]):
+            rule["hypers"][name] = value

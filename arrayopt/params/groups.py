@@ -1,6 +1,7 @@
 """Groups: which rule, with which hyper-parameters, each tensor is under."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -12,7 +13,17 @@ from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Group", "Groups", "assign", "fields_of", "grouped", "labelled", "override", "unknown_key"]
+__all__ = [
+    "Group",
+    "Groups",
+    "assign",
+    "field_parameters",
+    "fields_of",
+    "grouped",
+    "labelled",
+    "override",
+    "unknown_key",
+]
 
 Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
 Given = Rule | Mapping[str, Any]
@@ -126,6 +137,20 @@ def _public(x: Any) -> list[str]:
 def fields_of(rule: type[Rule]) -> list[str]:
     """The names of a rule's fields."""
     return [f.name for f in dataclasses.fields(rule)]
+
+
+@cache
+def field_parameters(rule: type[Rule]) -> tuple[inspect.Parameter, ...]:
+    """How a function is called that takes a rule's fields: `lr` first, the rest by name, those of all rules last."""
+    common = fields_of(Rule)
+    return tuple(
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
+        )
+        for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
+    )
 
 
 def unknown_key(rule: Rule, name: str, *value: Any) -> str:

@@ -1,11 +1,10 @@
 """The classes of `arrayopt.torch`: one for each rule, made from its fields."""
 
-import dataclasses
 import inspect
 from functools import cache
 from typing import Any
 
-from arrayopt.params.groups import fields_of
+from arrayopt.params.groups import field_parameters, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.settings import OPTIONS
@@ -101,18 +100,9 @@ def _fields(rule: type[Rule], doc: str) -> str:
 
 def _signature(rule: type[Rule]) -> inspect.Signature:
     """How a class is called: the parameters, the learning rate, and by name all the rest."""
-    by_name, common = inspect.Parameter.KEYWORD_ONLY, set(fields_of(Rule))
-    given = [
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else by_name,
-            default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
-        )
-        for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
-    ]
     base = inspect.signature(Optimizer.__init__).parameters
     params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return inspect.Signature([params, *given, *(base[name] for name in OPTIONS)])
+    return inspect.Signature([params, *field_parameters(rule), *(base[name] for name in OPTIONS)])
 
 
 def _reduce(self: Optimizer) -> Any:
