@@ -21,6 +21,7 @@ __all__ = [
     "CLIP",
     "COUNT",
     "ELEMENT",
+    "KEPT",
     "LETTERS",
     "PRODUCT",
     "SCRATCH",
@@ -42,6 +43,9 @@ with axes after it, the number of elements along these."""
 
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""
+
+KEPT = 1024
+"""So many plans are remembered, and what is made of each: a rule may hold a function that is made anew each time."""
 
 PRODUCT = "matmul"
 """The operation that a library makes, on whole matrices: its operands are stored before, and its result is."""

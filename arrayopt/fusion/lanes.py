@@ -10,12 +10,12 @@ matrices, and as long for kernels of 1 × 1 as for any.
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.graph import ELEMENT, Node, reachable
+from arrayopt.fusion.graph import ELEMENT, KEPT, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.plan import Pass, Plan
 from arrayopt.fusion.stages import Between, loops, staged
@@ -92,7 +92,7 @@ def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np
     return rows
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def lanes(plan: Plan) -> Lanes | None:
     """A plan in segments, or None where a value is of other axes than matrices, their rows and their columns."""
     if not plan.passes or not _local_throughout(plan):

@@ -8,12 +8,12 @@ meet between the passes. A product of matrices stands among the passes: it reads
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
-from arrayopt.fusion.graph import PRODUCT, Node, is_whole, reachable
+from arrayopt.fusion.graph import KEPT, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
@@ -271,7 +271,7 @@ _Options = tuple[tuple[str, bool], ...]
 """What `trace` is asked for."""
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
     """The plan of a structure of rule: flat where that will do.
 
@@ -293,7 +293,7 @@ def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
         return True
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, tall: int) -> Plan:
     """The plan for matrices of which the sign of rows - columns is known; one for all ranks and signs that it suits."""
     made = plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, **dict(options)))
@@ -302,7 +302,7 @@ def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folde
     return next((other for other in others if other.key == made.key), made)
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def _merged(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
     """The plan, or, where shape does not matter, that of a lower rank that does the same."""
     made = _cached(key, rank, dtype, options)

@@ -5,12 +5,12 @@ Results are those of `arrayopt.fusion.graph.evaluate`, bit for bit, without its 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.graph import CLIP, UPDATES, Node, evaluate, reachable
+from arrayopt.fusion.graph import CLIP, KEPT, UPDATES, Node, evaluate, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
@@ -78,7 +78,7 @@ class ScalarCode:
         return tuple(known[n] for n in self.nodes)
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def scalar_code(plan: Plan) -> ScalarCode:
     """The compiled scalars of a plan; made once."""
     found = reachable(plan.scalars)

@@ -7,9 +7,9 @@ Threads and blocks meet before `combine`; processes that share a tensor would me
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 
-from arrayopt.fusion.graph import Node, is_whole
+from arrayopt.fusion.graph import KEPT, Node, is_whole
 from arrayopt.fusion.plan import Pass, Plan
 
 __all__ = ["KINDS", "Between", "Loop", "Stages", "Sweep", "loops", "staged"]
@@ -114,7 +114,7 @@ class Stages:
         return {n: kind for p in self.passes for n, kind in p.reductions.items()}
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def staged(plan: Plan) -> Stages:
     """A plan as stages, made once."""
     written = {name: n for name, n in plan.small.items() if name in plan.written}

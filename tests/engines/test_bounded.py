@@ -8,6 +8,11 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines import batch as batches
 from arrayopt.engines import bucket
+from arrayopt.engines.numpy.program import program
+from arrayopt.fusion import plan
+from arrayopt.fusion.lanes import lanes
+from arrayopt.fusion.scalars import scalar_code
+from arrayopt.fusion.stages import staged
 
 
 def patterns(count):
@@ -40,3 +45,13 @@ def test_sets_of_tensors_that_are_left_out(engine):
     assert all(x["t"] == len(taken) // 2 for x in opt.state.values())
     for batch in (batch for made in opt._step.buckets[0].batches.values() for batch in made):
         assert len(batch._some) <= batches.KEPT
+
+
+def test_plans_of_functions_that_are_made_anew():
+    """Each rule with another function has plans of its own."""
+    made = [plan._cached, plan._merged, plan._oriented, staged, lanes, scalar_code, program]
+    for i in range(3):
+        opt = ao.Optimizer(np.ones(3), ao.SGD(lr=0.1, project=lambda xp, p, h, i=i: p + i), engine="numpy")
+        assert opt.step(np.zeros(3)).tolist() == [1.0 + i] * 3
+    for kept in made:
+        assert 0 < kept.cache_info().maxsize <= 1024
