@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DOORS := $(VENV)/doors
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported: most never are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test test-all test-doors bench test-gpu bench-gpu check format docs clean
 
@@ -67,7 +68,7 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 
 $(DOORS)/.doors: pyproject.toml
 	$(PYTHON) -m venv $(DOORS)
-	$(DOORS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
+	$(DOORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[doors]'
 	touch $@
 
 $(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python

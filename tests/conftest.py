@@ -27,7 +27,8 @@ CASES = pytest.StashKey[dict[str, list[bool]]]()
 def pytest_collection_modifyitems(config, items):
     """Mark what is slow for its rule; remember which cases each test has, before any are left out."""
     for item in items:
-        if (case := getattr(item, "callspec", None)) and waits(item.originalname, case.id):
+        of, _, case = item.nodeid.partition("[")
+        if waits(of.partition("::")[0], of.rpartition("::")[2], case):
             item.add_marker(pytest.mark.slow)
     made = config.stash.setdefault(CASES, {})
     for item in items:

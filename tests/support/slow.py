@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-__all__ = ["LATER", "PROFILE", "examples", "marked", "waits"]
+__all__ = ["COSTLY", "LATER", "PROFILE", "examples", "marked", "waits"]
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 """How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
@@ -24,12 +24,131 @@ OFTEN = {
 }
 """Tests that `make test` runs for them, with the cases."""
 
+COSTLY = {
+    "docs/diagnose.md": {"examples": ""},
+    "docs/functional.md": {"examples": ""},
+    "tests/benchmarks/test_benchmark_gpu.py": {"test_every_table_is_written_and_who_cannot_run_is_left_out": ""},
+    "tests/benchmarks/test_benchmarks.py": {
+        "test_all_compute_what_ours_does": "LANS|LARS|LAMB|CAME",
+        "test_contestants_that_do_not_fit_into_memory_take_turns_with_the_first": "",
+        "test_the_doors_are_measured": "",
+        "test_what_is_measured_and_what_is_made_of_it": "",
+    },
+    "tests/demo/test_demo.py": {
+        "test_a_run_repeats": "",
+        "test_every_rule_learns_from_the_same_start": "torch",
+        "test_float16_with_a_loss_scale_is_as_accurate_as_float32": "",
+    },
+    "tests/engines/cuda/test_cuda_compile.py": {
+        "test_all_that_a_rule_can_have_around_it_compiles": "",
+        "test_every_kernel_compiles": "Adafactor-float32-2",
+    },
+    "tests/engines/cuda/test_cuda_faults.py": {
+        "test_faults_are_found": "swapped moments|beyond the end|too few",
+        "test_without_a_fault_nothing_is_found": "CAME",
+    },
+    "tests/engines/cuda/test_cudacpu.py": {"test_the_same_text_compiles_for_devices": "sm_75"},
+    "tests/engines/cuda/test_cupy.py": {
+        "test_every_option_of_every_rule": "CAME",
+        "test_gradients_in_another_dtype": "",
+    },
+    "tests/engines/cuda/test_cupy_groups.py": {"test_projections": ""},
+    "tests/engines/numba/test_numba_cache.py": {
+        "test_a_user_without_a_home": "",
+        "test_code_for_another_processor_is_compiled_again": "",
+        "test_processes_that_fill_the_cache_at_once_are_all_right": "",
+        "test_python_threads_with_an_optimizer_each": "1-numba",
+        "test_without_a_folder_to_write_nothing_is_kept": "",
+    },
+    "tests/engines/test_engines.py": {
+        "test_every_row_on_every_shape": "numba",
+        "test_thousands_of_tiny_tensors": "numba",
+    },
+    "tests/engines/test_engines_dtypes.py": {"test_parameters_of_several_dtypes_in_one_optimizer": "numba"},
+    "tests/engines/test_engines_steps.py": {"test_constants_of_any_size_compile": ""},
+    "tests/engines/test_lanes.py": {"test_kernels_agree_with_the_reference": "numba"},
+    "tests/engines/test_stacked.py": {
+        "test_jax_and_arrays_that_cannot_be_written": "",
+        "test_the_functional_form_of_a_model_that_is_scanned": "",
+    },
+    "tests/engines/test_threads.py": {"test_what_has_run_is_let_go": "True"},
+    "tests/engines/test_watching.py": {
+        "test_rules_with_little_to_do": "True-nothing-numba|a slot that stays-numba|a slot that counts-numba",
+    },
+    "tests/fusion/test_ops.py": {
+        "test_every_reduction_is_the_same_in_every_engine": "matrix-rank 4",
+        "test_means_of_complex_numbers_reach_the_elements_in_every_engine": "",
+        "test_nan_and_infinity_come_through": "-inf",
+        "test_norms_of_every_order": "inf",
+        "test_reductions_of_reductions": "",
+    },
+    "tests/params/test_trees.py": {"test_gradients_may_have_another_real_dtype": "numba"},
+    "tests/ranks/test_around.py": {
+        "test_arrays_of_jax": "",
+        "test_averages_stats_and_names_of_what_is_not_finite": "",
+        "test_tensors_of_pytorch": "dtype1-numba",
+    },
+    "tests/ranks/test_exact.py": {
+        "test_narrow_gradients_are_added_in_float32": "",
+        "test_other_dtypes": "",
+    },
+    "tests/ranks/test_jax.py": {"test_shardings_stay_and_norms_are_exact": ""},
+    "tests/ranks/test_parts.py": {
+        "test_a_rank_without_elements_meets_the_others_where_gradients_are_absent": "",
+        "test_norms_are_those_of_whole_tensors": "LARS",
+    },
+    "tests/rules/test_rules.py": {
+        "test_a_complex_run_equals_the_witness": "jax-complex128",
+        "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once": "jax-float16",
+    },
+    "tests/saving/test_checkpoint.py": {
+        "test_arrays_go_from_library_to_library": "numpy-numpy-jax|jax-torch|torch-jax|jax-jax",
+    },
+    "tests/saving/test_checkpoint_files.py": {"test_saving_needs_no_second_copy_of_the_state": ""},
+    "tests/step/test_clipping.py": {"test_clip_norm_equals_pytorchs": "numba"},
+    "tests/step/test_scaling.py": {
+        "test_a_micro_step_of_a_scaled_loss_is_looked_at": "numba",
+        "test_a_skipped_step_changes_nothing_but_the_scale_and_the_step": "numba-float16",
+        "test_an_overflow_in_a_micro_step_skips_the_step_and_the_next_begins_anew": "numba",
+        "test_the_functional_form_scales_clips_and_skips_as_the_optimizer": "True",
+    },
+    "tests/test_errors_steps.py": {"test_gradients_that_do_not_match": "numba"},
+    "tests/test_functional.py": {
+        "test_jax_differentiates_through_steps": "CAME|LANS",
+        "test_zeros_differentiate_to_finite_values": "LAMB",
+    },
+    "tests/test_projections.py": {"test_the_functional_form_and_other_libraries": "numba|jax"},
+    "tests/test_wrong.py": {"test_monitor": "", "test_snapshots": ""},
+    "tests/testing/test_diagnose.py": {
+        "test_nothing_of_the_users_is_written": "",
+        "test_planted_faults_are_named": "sgd",
+        "test_the_first_difference_has_its_place": "",
+        "test_the_rule_that_is_found_does_the_same": "",
+        "test_they_are_named_where_numbers_are_known": "",
+        "test_trees_lists_and_given_gradients_are_taken": "",
+        "test_values_that_are_not_finite_and_parameters_that_stand_still_are_told": "",
+        "test_what_follows_no_rule_is_said_to": "",
+        "test_what_is_right_is_said_to_be": "dampeni|momentu1",
+    },
+    "tests/testing/test_diagnose_files.py": {
+        "test_the_command_writes_and_its_status_tells": "",
+        "test_the_page_is_whole_and_needs_nothing_else": "",
+    },
+    "tests/testing/test_testing.py": {
+        "test_other_dtypes": "bfloat16|float16",
+        "test_other_libraries_parameters_options_and_tensors_left_out": "",
+    },
+}
+"""By file and test, what takes the most time: the cases that only `make test-all` runs, as a pattern."""
+
 _LATER = re.compile(rf"(?<![A-Za-z.])({'|'.join(LATER)})(?![A-Za-z])")
 
 
-def waits(test, case):
-    """Whether a case of a test is one that only `make test-all` runs, for the rule that it is of."""
-    often = OFTEN.get(test)
+def waits(file, test, case):
+    """Whether a case of a test is one that only `make test-all` runs: it costs, or others stand for its rule."""
+    costly, often = COSTLY.get(file, {}).get(test), OFTEN.get(test)
+    if costly is not None and re.search(costly, case):
+        return True
     return bool(_LATER.search(case)) and not (often and often.search(case))
 
 

@@ -23,6 +23,9 @@ BUDGET = {"LAMB": 80, "LANS": 128, "AdamW": 80}
 LANS has four loads, two stores and six sums in one pass.
 """
 
+OF_MATRICES = ("CAME", "Adafactor")
+"""Rules that look at rows and columns: for matrices their kernels are others."""
+
 OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
 
 
@@ -33,8 +36,7 @@ def kernels():
         for dtype in DTYPES:
             if dtype.startswith("complex") and not rule.complex_ok:
                 continue
-            ranks = (1,) if plan_for(rule, 4, dtype, lean=True).element == "C" else (1, 2)
-            yield from ((name, dtype, rank) for rank in ranks)
+            yield from ((name, dtype, rank) for rank in ((1, 2) if name in OF_MATRICES else (1,)))
     yield from (("CAME", "float32", 4), ("Adafactor", "float32", 4))
 
 
@@ -51,6 +53,12 @@ def each_run(name, dtype, rank, arch):
     if arch == OLDEST:
         return (name, dtype) == ("LAMB", "float32")
     return arch == NEWEST and rank <= 2 and (dtype == "float32" or name == "LAMB")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_rules_have_kernels_of_their_own_for_matrices(name):
+    of_matrices = plan_for(make(name, CASES[name][0]), 4, "float32", lean=True).element != "C"
+    assert of_matrices == (name in OF_MATRICES)
 
 
 @pytest.mark.parametrize(("name", "dtype", "rank", "arch"), marked(compiled(), each_run))
