@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from arrayopt.fusion.cut import cheapest
-from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, reachable
+from arrayopt.fusion.graph import POSITION, PRODUCT, SCRATCH, Node, reachable
 
 __all__ = ["Pass", "Placement"]
 
@@ -182,7 +182,8 @@ class Placement:
 
     def _is_element(self, n: Node) -> bool:
         """Whether a value is a pass's to read or to compute: an element, or a complex number, of parts that are not."""
-        return (n.axes == self.element or n.op == "complex") and not (n.on_host or n.reduces)
+        given = n.on_host or n.reduces or n.op == POSITION
+        return (n.axes == self.element or n.op == "complex") and not given
 
     def _args(self, n: Node) -> list[Node]:
         """What a pass computes a value from; values over fewer axes are computed between passes."""

@@ -7,13 +7,13 @@ meet between the passes. A product of matrices stands among the passes: it reads
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
-from arrayopt.fusion.graph import KEPT, PRODUCT, Node, is_whole, reachable
+from arrayopt.fusion.graph import KEPT, POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
@@ -66,6 +66,11 @@ class Plan:
     def multiplies(self) -> bool:
         """Whether there are products of matrices in it."""
         return any(p.multiplies for p in self.passes)
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn in it."""
+        return any(a.op == POSITION for p in self.passes for n in p.nodes for a in n.args)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -165,7 +170,7 @@ def plan(traced: Trace) -> Plan:
         stored = stored | {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(space, stored, own, narrow, made)
-        order += [(k, p) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
+        order += [(k, _fed(p, traced)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
         scratch |= placed.scratch
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}
@@ -210,6 +215,14 @@ def _placed(
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
     return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
+
+
+def _fed(p: Pass, traced: Trace) -> Pass:
+    """The pass; if it is over random numbers alone, with the gradient as what it is over."""
+    if p.loads or p.stores:
+        return p
+    kind = "complex" if traced.storage["p"].startswith("complex") else "real"
+    return replace(p, loads={"g": Node("input", (), p.axes, 0, kind, "g", -1)})
 
 
 def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:

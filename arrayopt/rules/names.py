@@ -54,7 +54,7 @@ class Values(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"`h` has no hyper-parameter {name!r}; it has {', '.join(vars(self))} (switches and options are the rule's"
+            f"`h` has no hyper-parameter {name!r}; it has {', '.join(x for x in vars(self) if x[0] != '_')} (switches and options are the rule's"
             f" own: self.{name})"
         )
 

@@ -159,6 +159,13 @@ class Tensor:
     """Where in a larger tensor the array lies, if it is a part of one."""
     whole: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of whole slots."""
+    layer_of: tuple[str, int] | None = None
+    """The name of the stacked tensor that it is a layer of, and how many elements of that lie before it."""
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Whose elements these are, and the place of the first: what random numbers follow from."""
+        return self.layer_of or (self.name, 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
