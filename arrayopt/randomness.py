@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PARITY", "ROTATIONS", "halves", "key", "round_bfloat16", "round_float16", "signed", "threefry", "uniform"]
+__all__ = ["PARITY", "ROTATIONS", "ROUNDS", "halves", "key", "round_bfloat16", "round_float16", "signed", "threefry", "uniform"]
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 """By how many bits each round rotates, eight after each other."""
