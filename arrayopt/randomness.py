@@ -25,6 +25,10 @@ BITS = 24
 """So many bits a number has, as many as float32 keeps of one below 1."""
 
 
+BLOCK = 1 << 14
+"""So many numbers are made at a time where NumPy makes them: they stay in cache."""
+
+
 def signed(word: int) -> int:
     """A word of 32 bits as a signed integer."""
     word &= 0xFFFFFFFF
@@ -97,9 +101,14 @@ def position_uniform(position: Any, a: Any, b: Any, c: Any, d: Any, t1: Any, t0:
     position = np.asarray(position, np.int64)
     if position.size and position.max() >> 32:
         k0 = k0 + (position >> 32).astype(np.int32)
-    x = np.array(position.astype(np.int32))
-    word = threefry(x, np.zeros_like(x) + t, k0, k1)
-    made = uniform(np, word, np.float64 if out is None else out.dtype)
+    x, y = np.array(position.astype(np.int32)), np.empty(position.shape, np.int32)
+    y[...] = t
+    if k0.ndim or k1.ndim:
+        threefry(x, y, k0, k1)
+    else:
+        for i in range(0, x.size, BLOCK):
+            threefry(x.reshape(-1)[i : i + BLOCK], y.reshape(-1)[i : i + BLOCK], k0, k1)
+    made = uniform(np, x, np.float64 if out is None else out.dtype)
     if out is not None:
         np.copyto(out, made)
     return made

@@ -98,6 +98,16 @@ class Block:
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def first(self, here: tuple[int, ...]) -> int | None:
+        """The place in the whole tensor of the first element of a part of this shape; None if it is several pieces."""
+        cut = [i for i, (n, whole) in enumerate(zip(here, self.shape, strict=True)) if n != whole]
+        if 0 in here or not cut:
+            return 0
+        place = 0
+        for i, whole in zip(self.offset, self.shape, strict=True):
+            place = place * whole + i
+        return place if all(n == 1 for n in here[: cut[-1]]) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Shards(Share):
@@ -165,7 +175,7 @@ class Tensor:
     @property
     def origin(self) -> tuple[str, int]:
         """Whose elements these are, and the place of the first: what random numbers follow from."""
-        return self.layer_of or (self.name, 0)
+        return self.layer_of or (self.name, 0 if self.block is None else self.block.first(tuple(self.array.shape)) or 0)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -66,7 +66,8 @@ class _Table(Batch):
         if plan.multiplies:
             self.table[:, -4] = blas_address(self.module.W.__name__)
         if plan.draws:
-            self.table[:, -4 - plan.multiplies] = self.firsts
+            self.start = -4 - plan.multiplies
+            self.table[:, self.start] = self.firsts
         self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
         self.table[:, -3], self.table[:, -1] = self.room["work"], self.geo[:, GEOMETRY.index("UNITS")]
         self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
