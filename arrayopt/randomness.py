@@ -1,8 +1,8 @@
 """Random numbers as functions of a counter, by Threefry2x32-20; in integers that every library and language has.
 
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs sums, shifts and xors of 32
-bits alone, so it gives the same bits everywhere. The key is made of a seed, a stream and a tensor's name; the counter is
-the element's position and the number of the update. Words are signed integers of 32 bits, which wrap.
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs sums, shifts and xors of
+32 bits alone, so it gives the same bits everywhere. The key is made of a seed, a stream and a tensor's name; the counter
+is the element's position and the number of the update. Words are signed integers of 32 bits, which wrap.
 """
 
 from functools import lru_cache
@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PARITY", "ROTATIONS", "ROUNDS", "halves", "key", "round_bfloat16", "round_float16", "signed", "threefry", "uniform"]
+__all__ = [
+    "PARITY",
+    "ROTATIONS",
+    "ROUNDS",
+    "halves",
+    "key",
+    "round_bfloat16",
+    "round_float16",
+    "signed",
+    "threefry",
+    "uniform",
+]
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 """By how many bits each round rotates, eight after each other."""

@@ -44,7 +44,8 @@ def apply(
 ) -> tuple[Array, dict[str, Array], Report]:
     """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
-    The tensor's `name` is for random numbers. Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer.
+    Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer. Random numbers
+    follow from the tensor's `name`.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
@@ -66,9 +67,7 @@ def apply(
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
         return mapped
     each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [
-        one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)
-    ]
+    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (

@@ -67,7 +67,8 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of `OPS`).
+        ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of
+        `OPS`).
     args : tuple of Node
         What it is computed from.
     axes : str

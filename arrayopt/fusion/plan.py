@@ -7,7 +7,7 @@ meet between the passes. A product of matrices stands among the passes: it reads
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -165,12 +165,13 @@ def plan(traced: Trace) -> Plan:
     sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
     order: list[tuple[int, Pass]] = []
     scratch = {name: n for n, name in (made | given).items()}
+    complex_ = traced.storage["p"].startswith("complex")
     for space in spaces:
         stored = outputs if space == element else {}
         stored = stored | {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(space, stored, own, narrow, made)
-        order += [(k, _fed(p, traced)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
+        order += [(k, p.fed(complex_)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
         scratch |= placed.scratch
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}
@@ -215,14 +216,6 @@ def _placed(
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
     return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
-
-
-def _fed(p: Pass, traced: Trace) -> Pass:
-    """The pass; if it is over random numbers alone, with the gradient as what it is over."""
-    if p.loads or p.stores:
-        return p
-    kind = "complex" if traced.storage["p"].startswith("complex") else "real"
-    return replace(p, loads={"g": Node("input", (), p.axes, 0, kind, "g", -1)})
 
 
 def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:

@@ -11,7 +11,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.foreign import RULE, check_call
-from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real, structural
+from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.names import AROUND, Values, check_class, check_fields, check_slots
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
@@ -29,16 +29,6 @@ def _function(where: str, value: Any) -> Any:
     if type(value).__hash__ is None:
         raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
     return value
-
-
-def _seed(where: str, value: Any) -> int:
-    """A whole number from 0; else TypeError or ValueError."""
-    if isinstance(value, bool | np.bool_) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"{where} must be a whole number; got {value!r}")
-    number = value.__index__()
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"{where} must be in [0, 2**64); got {number}")
-    return int(number)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -124,7 +114,7 @@ class Rule(ABC):
     stacked: bool = flag(False)
     master_weights: bool | str = choice("auto", True, False)
     rounding: str = choice("nearest", "stochastic")
-    seed: int = structural(0, _seed)
+    seed: int = structural(0, whole)
     state_dtype: str | None = choice(None, "float16", "bfloat16")
 
     def __init_subclass__(cls, **options: Any) -> None:

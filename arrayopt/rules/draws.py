@@ -8,7 +8,7 @@ import array_api_compat
 from arrayopt.arrays import NARROW, Array, place, size, working_dtype
 from arrayopt.randomness import key, signed, threefry, uniform
 
-__all__ = ["DRAWS", "ROUNDING", "Draws", "Drawn", "random", "rounded"]
+__all__ = ["DRAWS", "ROUNDING", "Drawn", "Draws", "random", "rounded"]
 
 DRAWS = "_draws"
 """Where in `h` engines put what draws; no field can be called that."""
@@ -33,8 +33,8 @@ def random(h: Any, stream: int = 0) -> Array:
 
     A number is a function of the rule's `seed`, the tensor's name, the element's place in the tensor, the number of the
     tensor's update and the stream, and of nothing else: each library, engine, number of threads and number of ranks
-    gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20 (Salmon et al.,
-    SC 2011).
+    gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20 (Salmon et
+    al., SC 2011).
 
     Parameters
     ----------
@@ -108,7 +108,9 @@ class Drawn:
         k0, k1 = key(self.seed, stream, self.name)
         low, high = self._positions(xp)
         t = signed(self.t) if isinstance(self.t, int) else xp.astype(self.t, xp.int32)
-        return uniform(xp, threefry(low, xp.zeros_like(low) + t, k0 + high, k1), working_dtype(xp, self.like, real=True))
+        return uniform(
+            xp, threefry(low, xp.zeros_like(low) + t, k0 + high, k1), working_dtype(xp, self.like, real=True)
+        )
 
     def _positions(self, xp: Any) -> tuple[Array, Any]:
         """The places of the elements: the lower words, and the upper ones, or 0 where they are."""

@@ -38,7 +38,15 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     m.constants(len(hypers(plan)))
     flat = plan.element == "C"
     drawn = ("random",) if plan.draws else ()
-    for name in ("storage", "arithmetic", *drawn, "sums", "prepare", "queue", *(("flat",) if flat else ("matrix", "between"))):
+    for name in (
+        "storage",
+        "arithmetic",
+        *drawn,
+        "sums",
+        "prepare",
+        "queue",
+        *(("flat",) if flat else ("matrix", "between")),
+    ):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     made = stages(plan)

@@ -147,7 +147,9 @@ class _Segment:
         totals = {s: x for s, x in sums.items() if not s.axes}
         planes, given = list(dict.fromkeys([*reads, *stores, *adds])), [m.bare(n) for n in scalars]
         draws = ["start + r * C + c", "R * C"] if any(n.op == POSITION for n in used) else []
-        m.put(0, "", "", "@inner", f"def {name}({', '.join([*planes, *given, *(['start', 'each'] if draws else [])])}):")
+        m.put(
+            0, "", "", "@inner", f"def {name}({', '.join([*planes, *given, *(['start', 'each'] if draws else [])])}):"
+        )
         m.put(1, *(f"t{s.id} = W({m.start(s)})" for s in totals), f"for i in range({planes[0]}.size):")
         m.put(2, *(f"{m.name(n)} = {m.typed(n, f'{x}[i]')}" for x, n in reads.items()))
         m.put(2, *(f"{m.name(n)} = {m.expression(n)}" for n in nodes))

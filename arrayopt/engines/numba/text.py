@@ -184,7 +184,13 @@ class Text(Written):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns += [*(["START"] if plan.draws else []), *(["BLAS"] if plan.multiplies else []), "OWN", "FIRST", "LAST"]
+        self.columns += [
+            *(["START"] if plan.draws else []),
+            *(["BLAS"] if plan.multiplies else []),
+            "OWN",
+            "FIRST",
+            "LAST",
+        ]
         self.seen: dict[Node, None] | None = None
         self.position = "(start + i)"
 

@@ -5,9 +5,9 @@ has changed is copied back. Values per row are of shape (R, 1, matrices), per co
 (1, 1, matrices).
 """
 
-from collections.abc import Callable, Sequence
 import functools
 import operator
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
