@@ -216,7 +216,7 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
             ) from None
 
     class Taken(inspect.Signature):
-        """The signature, as optax.inject_hyperparams binds it: by any name; `project` is no schedule, `seed` no number."""
+        """The signature, as optax.inject_hyperparams binds it: by any name, `project` no schedule, `seed` no array."""
 
         def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
             values = named(given, {"lr": args[0]} if args else {})

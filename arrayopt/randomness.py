@@ -1,8 +1,8 @@
 """Random numbers as functions of a counter, by Threefry2x32-20; in integers that every library and language has.
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs sums, shifts and xors of
-32 bits alone, so it gives the same bits everywhere. The key is made of a seed, a stream and a tensor's name; the counter
-is the element's position and the number of the update. Words are signed integers of 32 bits, which wrap.
+32 bits alone, so it gives the same bits everywhere. The key is made of a seed, a stream and a tensor's name; the
+counter is the element's position and the number of the update. Words are signed integers of 32 bits, which wrap.
 """
 
 from functools import lru_cache
@@ -17,6 +17,7 @@ __all__ = [
     "ROUNDS",
     "halves",
     "key",
+    "position_uniform",
     "round_bfloat16",
     "round_float16",
     "signed",

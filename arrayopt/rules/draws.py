@@ -118,7 +118,8 @@ class Drawn:
         jax = array_api_compat.is_jax_array(self.like)
         where = {} if jax else {"device": place(self.like)[1]}
         if not whole or n + self.first <= 1 << 31:
-            return xp.reshape(xp.arange(n, dtype=xp.int32, **where) + self.first, shape), 0
+            first = self.first if whole else xp.astype(self.first, xp.int32)
+            return xp.reshape(xp.arange(n, dtype=xp.int32, **where) + first, shape), 0
         if jax:
             raise ValueError("random: with JAX, a tensor may have up to 2**31 elements")
         wide = xp.reshape(xp.arange(n, dtype=xp.int64, **where) + self.first, shape)
