@@ -133,7 +133,7 @@ def _rounding(function: Callable[..., Any]) -> Op:
     """A rounding of float32 by chance, of the function's name: of numbers, and of random ones in [0, 1)."""
     call, rounds = f"{function.__name__}({{0}}, {{1}})", partial(function, np)
     return Op(
-        lambda x, u: rounds(np.asarray(x, np.float32), u),
+        lambda x, u: rounds(np.asarray(x, np.float32), np.asarray(u)),
         call,
         call,
         (function.__name__,),

@@ -141,7 +141,7 @@ ENGINES = [
     ("library", "engine", "form"),
     marked(
         [(*x, form) for x in ENGINES for form in FORMS],
-        lambda library, engine, form: engine != "numba" or (library == "numpy" and form == "rows"),
+        lambda library, engine, form: form == "rows" or (engine != "numba" and library != "jax"),
     ),
 )
 def test_every_engine_draws_what_is_documented(library, engine, form):
@@ -243,7 +243,7 @@ def test_a_run_goes_on_as_it_would_have(tmp_path):
     for _ in range(2):
         second.step(params)
     np.testing.assert_array_equal(second.params["w"], straight.params["w"])
-    with pytest.raises(ValueError, match="had seed=2, here seed=3"):
+    with pytest.raises(ValueError, match="rule had seed=2, here 3"):
         ao.Optimizer({"w": params["w"].copy()}, Draws(seed=3)).load(tmp_path / "run.safetensors")
 
 
@@ -253,10 +253,8 @@ def test_order_groups_and_absent_gradients_do_not_matter():
     made = {name: np.ones(SHAPES[name], np.float32) for name in reversed(SHAPES)}
     opt = ao.Optimizer(made, Draws(seed=11), groups={"f*": {"clip_value": 9.0}}, engine="numpy")
     for k in range(T + 1):
-        opt.step({name: None if (k == 1) == (name == "wide") else x for name, x in made.items()})
-    opt.step({name: x if name == "wide" else None for name, x in made.items()})
-    for _ in range(T - 2):
-        opt.step({name: x if name == "wide" else None for name, x in made.items()})
+        absent = {1: ["wide"], T: [name for name in made if name != "wide"]}.get(k, [])
+        opt.step({name: None if name in absent else x for name, x in made.items()})
     assert opt.state["wide"]["t"] == opt.state["a"]["t"] == T
     for name, slot in EXPECTED:
         np.testing.assert_array_equal(opt.state[name][slot], whole.state[name][slot])
@@ -271,7 +269,7 @@ def kept(seed=0, name="w", stream="u", steps=1):
 
 
 def test_they_are_uniform_and_independent():
-    """Mean, variance, each bit of the first byte, and correlations with neighbours, other steps, streams and tensors."""
+    """Mean, variance, the first byte, and correlations with neighbours, other steps, streams and tensors."""
     u = kept()
     assert u.min() >= 0.0
     assert u.max() < 1.0
