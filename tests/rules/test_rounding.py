@@ -37,8 +37,9 @@ def test_what_can_be_kept_is_kept(name):
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001])
 def test_nan_stays_nan_whatever_its_bits(bits):
     for name, dtype in DTYPES.items():
-        made = rounded(name, np.array([bits], np.uint32).view(np.float32), 0.75).astype(dtype)
-        assert np.isnan(made.astype(np.float32)).all()
+        made = rounded(name, np.array([bits], np.uint32).view(np.float32), 0.75)
+        with np.errstate(invalid="ignore"):  # it may be one that signals
+            assert np.isnan(made.astype(dtype).astype(np.float32)).all()
 
 
 BETWEEN = {  # a number, and the part of the way from the neighbour nearer to zero to the other one
@@ -69,7 +70,7 @@ def test_the_chance_is_the_part_of_the_way(name):
 
 
 def test_beyond_the_largest_number_is_infinity_by_chance():
-    x = np.float32(ml_dtypes.finfo(BFLOAT16).max) * np.float32(1.001953125)  # half of the way
+    x = np.array([0x7F7F8000], np.uint32).view(np.float32)  # half of the way on
     made = rounded("bfloat16", x, np.arange(8) / 8)
     assert np.isinf(made).sum() == 4
     assert np.isinf(rounded("float16", 70000.0, 0.5).astype(np.float16))
@@ -159,7 +160,7 @@ ENGINES = [
     ("library", "engine", "name"),
     marked(
         [(*x, name) for x in ENGINES for name in DTYPES],
-        lambda library, engine, name: name == "bfloat16" or engine in ("numpy", "array_api"),
+        lambda library, engine, name: library != "jax" and (name == "bfloat16" or engine in ("numpy", "array_api")),
     ),
 )
 def test_every_engine_rounds_alike(library, engine, name, request):
@@ -186,15 +187,9 @@ def test_ranks_and_threads_round_alike(monkeypatch):
             equal(expected, found)
 
 
+@pytest.mark.slow
 def test_a_rule_with_norms_over_ranks():
     """LAMB's passes are cut; their sums are those of one process, and so is what is rounded."""
-    rule = ao.LAMB(lr=0.01, rounding="stochastic")
-    expected = run("numpy", "numpy", BFLOAT16, rule)
-    assert len({x.tobytes() for x in expected.values()}) == len(SHAPES)
-
-
-@pytest.mark.slow
-def test_a_rule_with_norms_over_ranks_compiled():
     rule = ao.LAMB(lr=0.01, rounding="stochastic")
     expected = run("numpy", "numba", BFLOAT16, rule)
     for n in (2, 3):
@@ -268,6 +263,7 @@ def test_under_jit():
     equal(run("numpy", "array_api", BFLOAT16), {name: np.asarray(x).view(np.uint16) for name, x in params.items()})
 
 
+@pytest.mark.slow
 def test_optax_may_inject_other_numbers():
     """A seed is not one that a step can change, so optax leaves it as it is."""
     optax, jax = pytest.importorskip("optax"), pytest.importorskip("jax")
