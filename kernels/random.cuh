@@ -1,6 +1,6 @@
 // Random numbers as functions of a counter, by Threefry2x32-20 (Salmon et al., SC 2011), and rounding by them.
 //
-// The counter is an element's place in the whole tensor and the number of the update; the key comes in halves of 16 bits,
+// The counter is an element's position in the whole tensor and the number of the update; the key comes in halves of 16 bits,
 // which every W holds. The same bits as arrayopt/randomness.py, which says more.
 
 __device__ __forceinline__ unsigned joined(W high, W low) { return (unsigned)high << 16 | (unsigned)low; }

@@ -54,7 +54,7 @@ class Batch(ABC):
     filled : array of bool
         Whether the whole tensor has elements.
     firsts : array of int64
-        The place of each tensor's first element, where it is a layer of a tensor.
+        The position in the whole of each tensor's first element, where it is a layer of a tensor.
     fixed : dict of str to array
         The scalars that no step changes: sizes, and keys of random numbers.
     scalars : array of float64

@@ -45,7 +45,7 @@ axes after it, the number of elements along these; with a stream and a number af
 numbers, see `arrayopt.randomness`."""
 
 POSITION = "position"
-"""The operation without operands that gives an element's place in the whole tensor, counted in the order of C."""
+"""The operation without operands that gives an element's position in the whole tensor, counted in the order of C."""
 
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""

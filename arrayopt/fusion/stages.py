@@ -94,7 +94,7 @@ class Sweep:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers, by the elements' places."""
+        """Whether it draws random numbers, by the elements' positions."""
         return "position" in self.uses.values()
 
     def reducing(self, *kinds: str) -> list[Node]:

@@ -38,7 +38,7 @@ def check_parts(groups: Sequence[Group], engine: str) -> None:
                 name = type(bucket.rule).__name__
                 if plan.draws and tensor.block.first(tuple(tensor.array.shape)) is None:
                     raise ValueError(
-                        f"{who} {name} cannot take with these fields: random numbers go by the places of elements,"
+                        f"{who} {name} cannot take with these fields: random numbers go by elements' positions,"
                         " and those of the part are not one stretch of the tensor; cut the first axis only"
                     )
                 if plan.element != "C":

@@ -31,7 +31,7 @@ class Draws(Protocol):
 def random(h: Any, stream: int = 0) -> Array:
     """Random numbers for a rule: one for each element of the parameter, uniform in [0, 1).
 
-    A number is a function of the rule's `seed`, the tensor's name, the element's place in the tensor, the number of the
+    A number is a function of the rule's `seed`, the tensor's name, the element's position in the tensor, the number of the
     tensor's update and the stream, and of nothing else: each library, engine, number of threads and number of ranks
     gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20 (Salmon et
     al., SC 2011).
@@ -93,7 +93,7 @@ class Drawn:
     t : int or 0-d array
         The number of the update.
     first : int or 0-d array
-        The place of its first element, if it is a layer of a tensor.
+        The position of its first element, if it is a layer of a tensor.
     """
 
     like: Array
@@ -113,7 +113,7 @@ class Drawn:
         )
 
     def _positions(self, xp: Any) -> tuple[Array, Any]:
-        """The places of the elements: the lower words, and the upper ones, or 0 where they are."""
+        """The positions of the elements: the lower words, and the upper ones, or 0 where they are."""
         n, shape, whole = size(self.like), tuple(self.like.shape), isinstance(self.first, int)
         jax = array_api_compat.is_jax_array(self.like)
         where = {} if jax else {"device": place(self.like)[1]}

@@ -99,14 +99,14 @@ class Block:
     shape: tuple[int, ...]
 
     def first(self, here: tuple[int, ...]) -> int | None:
-        """The place in the whole tensor of the first element of a part of this shape; None if it is several pieces."""
+        """The position in the whole tensor of the first element of a part of this shape; None if it is several pieces."""
         cut = [i for i, (n, whole) in enumerate(zip(here, self.shape, strict=True)) if n != whole]
         if 0 in here or not cut:
             return 0
-        place = 0
+        at = 0
         for i, whole in zip(self.offset, self.shape, strict=True):
-            place = place * whole + i
-        return place if all(n == 1 for n in here[: cut[-1]]) else None
+            at = at * whole + i
+        return at if all(n == 1 for n in here[: cut[-1]]) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Tensor:
 
     @property
     def origin(self) -> tuple[str, int]:
-        """Whose elements these are, and the place of the first: what random numbers follow from."""
+        """Whose elements these are, and the position of the first: what random numbers follow from."""
         return self.layer_of or (self.name, 0 if self.block is None else self.block.first(tuple(self.array.shape)) or 0)
 
     @property

@@ -115,7 +115,7 @@ def _units(m: Text, k: int, p: Sweep) -> None:
 
 
 def _start(p: Sweep) -> list[str]:
-    """The place in the whole tensor of the first element of a stretch, where random numbers are drawn."""
+    """The position in the whole tensor of the first element of a stretch, where random numbers are drawn."""
     return ["start = table[row, START] + o"] if p.draws else []
 
 

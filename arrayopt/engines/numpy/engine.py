@@ -13,7 +13,7 @@ from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.lanes import Matrices, places
+from arrayopt.engines.numpy.lanes import Matrices, positions
 from arrayopt.engines.numpy.products import Stacks
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run, thread_count
@@ -173,7 +173,7 @@ class _Blocks(Batch):
                 n = shape[0] * shape[1] * shape[2]
                 block = {name: elements[name][ab, rows, cols] for name in p.arrays}
                 env = {m: _cut(x, ab, rows, cols) for m, x in spread.items()}
-                env |= {m: places((ab, rows, cols), (r * c, c, 1), self.firsts[row]) for m in p.using(POSITION)}
+                env |= {m: positions((ab, rows, cols), (r * c, c, 1), self.firsts[row]) for m in p.using(POSITION)}
                 got = self._run(k, block, env, [x[:n].reshape(shape) for x in buffers])
                 for m, kind in p.reductions.items():
                     reduce, x = REDUCTIONS[m.op].ufunc.reduce, got[m.args[0]]

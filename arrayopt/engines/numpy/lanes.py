@@ -21,14 +21,14 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Between, Sweep, staged
 
-__all__ = ["Matrices", "places"]
+__all__ = ["Matrices", "positions"]
 
 Run = Callable[[int, dict[str, Any], dict[Node, Any]], dict[Node, Any]]
 """Pass k on arrays by name, with values that are known: the values of the elements."""
 
 
-def places(cuts: Sequence[slice], steps: Sequence[int], first: Any) -> Any:
-    """The places of the elements of a block: for each axis which indices it has, and how far these are from another."""
+def positions(cuts: Sequence[slice], steps: Sequence[int], first: Any) -> Any:
+    """The positions of the elements of a block: for each axis which indices it has, and how far these are from another."""
     at = (np.arange(cut.start, cut.stop) * step for cut, step in zip(cuts, steps, strict=True))
     made: Any = functools.reduce(operator.add, np.ix_(*at)) + first
     return made
@@ -50,7 +50,7 @@ class Matrices:
     extents : tuple of int
         Matrices, rows, columns, and matrices of a unit.
     first : int
-        The place of the first element.
+        The position of the first element.
     real : dtype
         The dtype of arithmetic.
     """
@@ -117,7 +117,7 @@ class Matrices:
             if k is not None:
                 p = self.form.passes[k]
                 cuts, each = (slice(0, self.rows), slice(0, self.columns), ab), self.rows * self.columns
-                env |= {n: places(cuts, (self.columns, 1, each), self.first) for n in p.using(POSITION)}
+                env |= {n: positions(cuts, (self.columns, 1, each), self.first) for n in p.using(POSITION)}
                 for name in set(p.arrays).difference(planes):
                     planes[name] = self._take(self.arrays[name][ab])
                 self._reductions(p, pass_(k, planes, env), env, u)

@@ -18,7 +18,7 @@ from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import BAND, bands, one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.lanes import places
+from arrayopt.engines.numpy.lanes import positions
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
@@ -125,7 +125,7 @@ class _Stack:
     extents : tuple of int
         Tensors, and the lengths of A, B, R and C.
     firsts : array of int64
-        The place of each tensor's first element.
+        The position of each tensor's first element.
     threads : int
         How many threads share each pass.
     """
@@ -217,7 +217,7 @@ class _Stack:
             here = (*shape[:3], cut.stop - cut.start, shape[4])
             for n in p.using(POSITION):
                 cuts = [*(slice(0, length) for length in shape[:3]), cut, slice(0, shape[4])]
-                env[n] = places(cuts, (0, *(math.prod(shape[i:]) for i in (2, 3, 4)), 1), self.firsts)
+                env[n] = positions(cuts, (0, *(math.prod(shape[i:]) for i in (2, 3, 4)), 1), self.firsts)
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, self.real, count)]
             made = prog.run(block, env, room, self.real)
