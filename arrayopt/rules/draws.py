@@ -31,10 +31,10 @@ class Draws(Protocol):
 def random(h: Any, stream: int = 0) -> Array:
     """Random numbers for a rule: one for each element of the parameter, uniform in [0, 1).
 
-    A number is a function of the rule's `seed`, the tensor's name, the element's position in the tensor, the number of the
-    tensor's update and the stream, and of nothing else: each library, engine, number of threads and number of ranks
-    gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20 (Salmon et
-    al., SC 2011).
+    A number is a function of the rule's `seed`, the tensor's name, the element's position in the tensor, the number of
+    the tensor's update and the stream, and of nothing else: each library, engine, number of threads and number of
+    ranks gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20
+    (Salmon et al., SC 2011).
 
     Parameters
     ----------

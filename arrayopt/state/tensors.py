@@ -99,7 +99,7 @@ class Block:
     shape: tuple[int, ...]
 
     def first(self, here: tuple[int, ...]) -> int | None:
-        """The position in the whole tensor of the first element of a part of this shape; None if it is several pieces."""
+        """The position in the whole of the first element of a part of this shape; None if it is several pieces."""
         cut = [i for i, (n, whole) in enumerate(zip(here, self.shape, strict=True)) if n != whole]
         if 0 in here or not cut:
             return 0

@@ -71,7 +71,7 @@ WIDE = 10
 
 
 def keys(plan: Plan) -> list[str]:
-    """The halves of keys of random numbers, in the order of the table's last columns, which the first position comes before."""
+    """The halves of keys of random numbers, in the order of the table's last columns; the first position is before."""
     return [n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith(KEY)]
 
 

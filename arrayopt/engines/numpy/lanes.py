@@ -28,7 +28,7 @@ Run = Callable[[int, dict[str, Any], dict[Node, Any]], dict[Node, Any]]
 
 
 def positions(cuts: Sequence[slice], steps: Sequence[int], first: Any) -> Any:
-    """The positions of the elements of a block: for each axis which indices it has, and how far these are from another."""
+    """The positions of a block's elements: for each axis which indices it has, and how far these are apart."""
     at = (np.arange(cut.start, cut.stop) * step for cut, step in zip(cuts, steps, strict=True))
     made: Any = functools.reduce(operator.add, np.ix_(*at)) + first
     return made
