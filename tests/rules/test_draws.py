@@ -54,6 +54,23 @@ def test_a_device_draws_what_is_documented(cupy, form):
     check(drawn("cupy", "cupy", Draws(seed=11, **FORMS[form])), "cupy")
 
 
+def test_a_captured_step_draws_other_numbers_each_time(cupy):
+    opt = drawn("cupy", "cupy", Draws(seed=11), steps=1)
+    grads = {name: cupy.asarray(np.ones(shape, np.float32)) for name, shape in SHAPES.items()}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        opt.advance()
+        stream.begin_capture()
+        opt.launch(grads)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        opt.advance()
+        graph.launch(stream)
+    stream.synchronize()
+    check(opt, "cupy")  # as after three steps
+
+
 @pytest.mark.parametrize("engine", ["array_api", "numpy"])
 def test_in_double_precision_too(engine):
     check(drawn("numpy", engine, Draws(seed=11), dtype="float64"))
