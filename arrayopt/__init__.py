@@ -36,6 +36,7 @@ from arrayopt.rules import (
     Rule,
     ScheduleFreeAdamW,
 )
+from arrayopt.rules.draws import random
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "load_optax",
     "load_torch",
     "projections",
+    "random",
     "ranks",
     "real",
     "schedules",

@@ -191,7 +191,7 @@ def update(
         if set(slots) != set(expected):
             raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
         with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
-            q, slots, report = apply(r, p, g, slots, t, hypers[id(r)], clip=verdict.factor, stats=stats)
+            q, slots, report = apply(r, p, g, slots, t, hypers[id(r)], name=name, clip=verdict.factor, stats=stats)
         if stats:
             reports[name] = report
         new.append(choose(verdict.skip, p, q))

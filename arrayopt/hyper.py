@@ -24,6 +24,7 @@ __all__ = [
     "real",
     "scalar",
     "structural",
+    "whole",
 ]
 
 Hyper = float | Callable[[int], float] | Sequence[float]
@@ -127,6 +128,16 @@ def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
     """
     made: Any = field(default=default, metadata={"flag": True, "read": read})
     return made
+
+
+def whole(where: str, value: Any) -> int:
+    """A whole number of up to 64 bits; else TypeError or ValueError."""
+    if isinstance(value, bool | np.bool_) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{where} must be a whole number; got {value!r}")
+    number = int(value.__index__())
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{where} must be in [0, 2**64); got {number}")
+    return number
 
 
 def coerce(where: str, value: Any, interval: str | None, *, optional: bool) -> Any:

@@ -180,7 +180,7 @@ def _slots(rule: Rule, tensors: dict[str, dict[str, Any]], tree: Any) -> dict[st
 
 
 class _Held(NamedTuple):
-    """A function that optax is not to call as a schedule."""
+    """What optax is not to call as a schedule, or to make an array of."""
 
     value: Any
 
@@ -216,12 +216,13 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
             ) from None
 
     class Taken(inspect.Signature):
-        """The signature, as optax.inject_hyperparams binds it: by any name, with `project` no schedule."""
+        """The signature, as optax.inject_hyperparams binds it: by any name, `project` no schedule, `seed` no array."""
 
         def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
             values = named(given, {"lr": args[0]} if args else {})
             if callable(values.get("project")):
                 values["project"] = _Held(values["project"])
+            values["seed"] = _Held(values.get("seed", rule.seed))
             return super().bind(*args[1:], **values)
 
     make.__name__ = make.__qualname__ = who

@@ -12,7 +12,7 @@ FILES = {
     for path in (ROOT / "arrayopt").rglob("*.py")
 }
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
-    ("_version", "codecs", "foreign"),
+    ("_version", "codecs", "foreign", "randomness"),
     ("arrays",),
     ("hyper",),
     ("rules", "schedules"),

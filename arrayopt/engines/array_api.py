@@ -22,6 +22,7 @@ from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layer_name, split
 from arrayopt.rules.base import Rule
+from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.state.tensors import Tensor
@@ -37,12 +38,14 @@ def apply(
     t: Any,
     hypers: dict[str, Any],
     *,
+    name: str = "",
     clip: Any = None,
     stats: bool = False,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
-    Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer.
+    Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer. Random numbers
+    follow from the tensor's `name`.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
@@ -52,18 +55,19 @@ def apply(
         If the rule returns other slots, or other shapes, than it was given.
     """
 
-    def one(p: Array, g: Array, slots: dict[str, Array]) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, clip=clip, stats=stats)
+    def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
+        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
 
     if not rule.stacked or size(p) == 0:
-        return one(p, g, slots)
+        return one(p, g, slots, 0)
     if array_api_compat.is_jax_array(p):
         import jax
 
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots)
+        firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
         return mapped
     each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, own, strict=True))) for q, h, *own in each]
+    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -87,15 +91,17 @@ def apply_one(
     t: Any,
     hypers: dict[str, Any],
     *,
+    origin: tuple[str, Any],
     clip: Any = None,
     stats: bool = False,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """As `apply`, of a tensor that is not stacked, or of one layer."""
+    """As `apply`, of a tensor that is not stacked, or of one layer; see `Tensor.origin`."""
     if size(p) == 0:
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
     h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
+    setattr(h, DRAWS, Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1]))
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
@@ -142,7 +148,7 @@ class ArrayAPI:
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
-        grads, hypers, one = asked.grads, asked.hypers, apply_one if isinstance(bucket, Layers) else apply
+        grads, hypers, one = asked.grads, asked.hypers, _layer if isinstance(bucket, Layers) else _whole
         took = np.flatnonzero([g is not None for g in grads])
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
@@ -159,7 +165,7 @@ class ArrayAPI:
                         tensor.put(None, p)
                         for name in tensor.slots:
                             tensor.put(name, slots[name])
-                if one is apply and bucket.rule.stacked:
+                if one is _whole and bucket.rule.stacked:
                     for i in range(p.shape[0] if report else 0):
                         reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
                 else:
@@ -180,6 +186,16 @@ class ArrayAPI:
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 
+def _whole(tensor: Tensor, *args: Any, **options: Any) -> tuple[Array, dict[str, Array], Report]:
+    """`apply` to a tensor."""
+    return apply(*args, **options, name=tensor.name)
+
+
+def _layer(tensor: Tensor, *args: Any, **options: Any) -> tuple[Array, dict[str, Array], Report]:
+    """`apply_one` to a layer."""
+    return apply_one(*args, **options, origin=tensor.origin)
+
+
 def _update(
     one: Callable[..., tuple[Array, dict[str, Array], Report]],
     rule: Rule,
@@ -192,7 +208,7 @@ def _update(
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
     with on_its_device(p):
-        new, slots, report = one(rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        new, slots, report = one(tensor, rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
             report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}

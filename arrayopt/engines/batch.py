@@ -12,11 +12,12 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, array_namespace, memory
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.fusion.graph import COUNT, LETTERS, Node
+from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
+from arrayopt.randomness import halves, key
 
 __all__ = ["Batch", "Idle", "Rows", "plain"]
 
@@ -52,6 +53,10 @@ class Batch(ABC):
         `GEOMETRY` of each tensor.
     filled : array of bool
         Whether the whole tensor has elements.
+    firsts : array of int64
+        The position in the whole of each tensor's first element, where it is a layer of a tensor.
+    fixed : dict of str to array
+        The scalars that no step changes: sizes, and keys of random numbers.
     scalars : array of float64
         For each tensor the plan's scalars of the step.
     values : array of float64
@@ -73,14 +78,15 @@ class Batch(ABC):
             self.geo = geometry(shapes, plan.element, self.chunk)
         else:
             self.geo = lane_geometry(shapes, plan.element, self.lane_room)
+        self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0  # of whole tensors: the same on all ranks
         self.scalars = np.zeros((len(members), len(plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self.code = scalar_code(plan)
-        self._names = [name for name in self.code.names if not name.startswith(COUNT)]
-        self._sizes, self._numbers = self._counted(), list[Any]()
+        self._names = [name for name in self.code.names if not name.startswith((COUNT, KEY))]
+        self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
         self._located = -1
         self._versioned = array_api_compat.is_torch_array(self.tensors[0].array) and "p" in plan.written
 
@@ -127,7 +133,7 @@ class Batch(ABC):
         if numbers != self._numbers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
             each = {name: x[0] if len(x) == 1 else np.array(x)[self.groups] for name, x in columns.items()}
-            self._constants, self._numbers = self.code.constants(self._sizes | each), numbers
+            self._constants, self._numbers = self.code.constants(self.fixed | each), numbers
         t: Any = self.bucket.updates()
         t = (t if self.whole_bucket or isinstance(t, int) else t[self.members]) + 1.0
         values = self.code.scalars(t, clip, self._constants)
@@ -142,6 +148,16 @@ class Batch(ABC):
         names = [name for name in self.code.names if name.startswith(COUNT)]
         extents = {x: self.geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
         return {name: np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0) for name in names}
+
+    def _keys(self) -> dict[str, Any]:
+        """The halves of keys of random numbers."""
+        seed, made = self.bucket.rule.seed, dict[str, Any]()
+        for name in self.code.names:
+            if name.startswith(KEY):
+                _, stream, i = name.split(":")
+                each = (key(seed, stream, x.origin[0]) for x in self.tensors)
+                made[name] = np.array([halves(words)[int(i)] for words in each], np.float64)
+        return made
 
     # ---- arrays -----------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,10 @@ class Layers(Bucket):
         for tensor, group, place in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
             count, share = _count(tensor), _share(tensor)
             made.tensors += [
-                Tensor(layer_name(tensor.name, i), tensor.array, {}, tensor.run, tensor.place, share)
+                Tensor(
+                    *(layer_name(tensor.name, i), tensor.array, {}, tensor.run, tensor.place, share),
+                    layer_of=(tensor.name, i * (size(tensor.array) // count)),
+                )
                 for i in range(count)
             ]
             made.group_of += [group] * count

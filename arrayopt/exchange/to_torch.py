@@ -30,7 +30,7 @@ _THEIRS: dict[type[Rule], tuple[str, Callable[..., dict[str, Any]], dict[str, An
 }
 """For each rule PyTorch's class, the options of a group, and what it cannot do: fields with their only value."""
 
-_COMMON = {"grad_centralization": False, "stacked": False, "state_dtype": None}
+_COMMON = {"grad_centralization": False, "stacked": False, "state_dtype": None, "rounding": "nearest"}
 _COMMON |= dict.fromkeys(("clip_value", "clip_tensor_norm", "clip_unit_ratio", "lookahead_steps", "project"))
 
 

@@ -22,7 +22,9 @@ __all__ = [
     "COUNT",
     "ELEMENT",
     "KEPT",
+    "KEY",
     "LETTERS",
+    "POSITION",
     "PRODUCT",
     "SCRATCH",
     "UPDATES",
@@ -37,9 +39,13 @@ ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 """The axes of a tensor, by its rank (0 as 1, above 4 as 4)."""
 
 
-UPDATES, CLIP, COUNT = ":t", ":clip", "count:"
-"""Scalars of the machine, which no field can be called: the number of updates, what gradients are multiplied by, and,
-with axes after it, the number of elements along these."""
+UPDATES, CLIP, COUNT, KEY = ":t", ":clip", "count:", "key:"
+"""Scalars of the machine, which no field can be called: the number of updates, what gradients are multiplied by; with
+axes after it, the number of elements along these; with a stream and a number after it, a part of the key of random
+numbers, see `arrayopt.randomness`."""
+
+POSITION = "position"
+"""The operation without operands that gives an element's position in the whole tensor, counted in the order of C."""
 
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""
@@ -61,7 +67,8 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of `OPS`).
+        ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of
+        `OPS`).
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -85,7 +92,7 @@ class Node:
     """Whether the value follows from scalars of the step alone."""
 
     def __post_init__(self) -> None:
-        follows = self.op != "input" and all(a.on_host for a in self.args)
+        follows = self.op not in ("input", POSITION) and all(a.on_host for a in self.args)
         object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
 
     @property

@@ -5,10 +5,13 @@ Tracing, folding of constants, evaluation on the host and the engines all read t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from string import Formatter
 from typing import Any
 
 import numpy as np
+
+from arrayopt.randomness import position_uniform, round_bfloat16, round_float16
 
 __all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
 
@@ -124,6 +127,19 @@ def _complex(re: Any, im: Any, out: Any) -> None:
 
 def _copy(x: Any, out: Any) -> None:
     np.copyto(out, x)
+
+
+def _rounding(function: Callable[..., Any]) -> Op:
+    """A rounding of float32 by chance, of the function's name: of numbers, and of random ones in [0, 1)."""
+    call, rounds = f"{function.__name__}({{0}}, {{1}})", partial(function, np)
+    return Op(
+        lambda x, u: rounds(np.asarray(x, np.float32), np.asarray(u)),
+        call,
+        call,
+        (function.__name__,),
+        real_only=True,
+        into=lambda x, u, out: np.copyto(out, rounds(np.asarray(x, np.float32), u)),
+    )
 
 
 def _binary(ufunc: np.ufunc, sign: str, api: str, method: str) -> Op:
@@ -245,6 +261,15 @@ OPS = {
         python="{0} * {1} * {2}",
         into=_over,
     ),
+    "uniform": Op(
+        position_uniform,
+        "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})",
+        "uniform({0}, {1}, {2}, {3}, {4}, {5}, {6})",
+        result="real",
+        into=position_uniform,
+    ),
+    "round_bfloat16": _rounding(round_bfloat16),
+    "round_float16": _rounding(round_float16),
 }
 """Every operation, by the name that nodes have it under."""
 

@@ -1,12 +1,12 @@
 """Placement: the pass that each store, each sum and each spilled value is in, and what the passes do then."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from arrayopt.fusion.cut import cheapest
-from arrayopt.fusion.graph import PRODUCT, SCRATCH, Node, reachable
+from arrayopt.fusion.graph import POSITION, PRODUCT, SCRATCH, Node, reachable
 
 __all__ = ["Pass", "Placement"]
 
@@ -47,6 +47,12 @@ class Pass:
     def multiplies(self) -> bool:
         """Whether it is a product."""
         return any(n.op == PRODUCT for n in self.nodes)
+
+    def fed(self, complex_: bool) -> "Pass":
+        """The pass; if it is over random numbers alone, with the gradient as what it is over."""
+        if self.loads or self.stores:
+            return self
+        return replace(self, loads={"g": Node("input", (), self.axes, 0, "complex" if complex_ else "real", "g", -1)})
 
 
 class Placement:
@@ -182,7 +188,8 @@ class Placement:
 
     def _is_element(self, n: Node) -> bool:
         """Whether a value is a pass's to read or to compute: an element, or a complex number, of parts that are not."""
-        return (n.axes == self.element or n.op == "complex") and not (n.on_host or n.reduces)
+        given = n.on_host or n.reduces or n.op == POSITION
+        return (n.axes == self.element or n.op == "complex") and not given
 
     def _args(self, n: Node) -> list[Node]:
         """What a pass computes a value from; values over fewer axes are computed between passes."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
-from arrayopt.fusion.graph import KEPT, PRODUCT, Node, is_whole, reachable
+from arrayopt.fusion.graph import KEPT, POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
@@ -66,6 +66,11 @@ class Plan:
     def multiplies(self) -> bool:
         """Whether there are products of matrices in it."""
         return any(p.multiplies for p in self.passes)
+
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn in it."""
+        return any(a.op == POSITION for p in self.passes for n in p.nodes for a in n.args)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -160,12 +165,13 @@ def plan(traced: Trace) -> Plan:
     sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
     order: list[tuple[int, Pass]] = []
     scratch = {name: n for n, name in (made | given).items()}
+    complex_ = traced.storage["p"].startswith("complex")
     for space in spaces:
         stored = outputs if space == element else {}
         stored = stored | {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(space, stored, own, narrow, made)
-        order += [(k, p) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
+        order += [(k, p.fed(complex_)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
         scratch |= placed.scratch
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}

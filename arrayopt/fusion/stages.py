@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from arrayopt.fusion.graph import KEPT, Node, is_whole
+from arrayopt.fusion.graph import KEPT, POSITION, Node, is_whole
 from arrayopt.fusion.plan import Pass, Plan
 
 __all__ = ["KINDS", "Between", "Loop", "Stages", "Sweep", "loops", "staged"]
@@ -76,7 +76,7 @@ class Sweep:
         What is reduced, and which of `KINDS` its partial results are kept for.
     uses : dict of Node to str
         Values of fewer axes that elements are computed from: each is a scalar of the step (``host``), or the same for
-        one of `KINDS`.
+        one of `KINDS`. `POSITION` is among them as ``position``, where random numbers are drawn.
     """
 
     loads: dict[str, Node]
@@ -91,6 +91,11 @@ class Sweep:
     def arrays(self) -> list[str]:
         """The stored arrays that it reads or writes."""
         return list(dict.fromkeys([*self.loads, *self.stores]))
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, by the elements' positions."""
+        return "position" in self.uses.values()
 
     def reducing(self, *kinds: str) -> list[Node]:
         """The reductions of some kinds."""
@@ -155,6 +160,7 @@ def _sweep(p: Pass, element: str) -> Sweep:
     small = [n for n in dict.fromkeys(read) if n.op not in ("const", "complex")]
     small = [n for n in small if n.on_host or not is_whole(n.axes, element)]
     uses = {n: "host" if n.on_host else "tensor" if not n.axes else _varies(n.axes) for n in small}
+    uses |= {n: POSITION for n in read if n.op == POSITION}
     kept = {r: _kept(r, element) for r in p.reductions}
     return Sweep(p.loads, p.nodes, p.stores, kept, uses, p.axes, p.multiplies)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
-from arrayopt.fusion.graph import CLIP, ELEMENT, UPDATES, Graph, Node
+from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, POSITION, UPDATES, Graph, Node
 from arrayopt.fusion.symbol import NAMESPACE, WAY_OUT, NotFlat, NotFolded, NotOriented, Symbol, TraceError, lift
 from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.names import Values
 
 __all__ = ["NotFlat", "NotFolded", "NotOriented", "Trace", "TraceError", "trace"]
@@ -38,6 +39,22 @@ class Trace:
     storage: dict[str, str]
     reports: dict[str, Node]
     element: str
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Random numbers as symbols of the parameter's dimensions; see `arrayopt.rules.draws.Draws`."""
+
+    p: Symbol
+    stored: str
+
+    def __call__(self, stream: int | str) -> Symbol:
+        graph, real = self.p.graph, self.p.graph.real
+        t, half = graph.make("host", data=UPDATES), graph.const(65536.0)
+        position = graph.make(POSITION, axes=graph.element)
+        keys = [graph.make("host", data=f"{KEY}{stream}:{i}") for i in range(4)]
+        halves = graph.make("floor", graph.make("div", t, half)), graph.make("mod", t, half)
+        return Symbol(graph, graph.make("uniform", position, *keys, *halves), self.p.dims, real)
 
 
 @contextmanager
@@ -129,7 +146,7 @@ def trace(
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
-    h = Values(**values, t=scalar(UPDATES))
+    h = Values(**values, t=scalar(UPDATES), **{DRAWS: _Draws(p, dtype)})
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     with _clear_errors(rule):
         new_p, out = rule(NAMESPACE, p, given, dict(s), h)

@@ -34,8 +34,14 @@ def check_parts(groups: Sequence[Group], engine: str) -> None:
                 )
             for stats in (False, True):
                 rank, dtype = len(tensor.shape), dtype_name(tensor.array)
-                if plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=stats, lean=chosen.lean).element != "C":
-                    name = type(bucket.rule).__name__
+                plan = plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=stats, lean=chosen.lean)
+                name = type(bucket.rule).__name__
+                if plan.draws and tensor.block.first(tuple(tensor.array.shape)) is None:
+                    raise ValueError(
+                        f"{who} {name} cannot take with these fields: random numbers go by elements' positions,"
+                        " and those of the part are not one stretch of the tensor; cut the first axis only"
+                    )
+                if plan.element != "C":
                     raise ValueError(
                         f"{who} {name} cannot take with these fields: it has sums over rows or columns, and a part may"
                         " have pieces of these; give whole tensors, and `comm`"

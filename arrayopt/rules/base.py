@@ -11,7 +11,8 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.foreign import RULE, check_call
-from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real, structural
+from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real, structural, whole
+from arrayopt.rules.draws import rounded
 from arrayopt.rules.names import AROUND, Values, check_class, check_fields, check_slots
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
 
@@ -71,6 +72,13 @@ class Rule(ABC):
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
         steps below its precision are lost. True, unlike "auto", refuses wider parameters.
+    rounding : {"nearest", "stochastic"}
+        How a parameter in float16 or bfloat16 that has no master is rounded: to nearest, or by chance to one of its two
+        neighbours, such that its mean is the value itself; steps below its precision then add up on average. With
+        "stochastic", "auto" gives no masters. Wider parameters are not rounded.
+    seed : int, default 0
+        What all random numbers follow from, in [0, 2**64): those of `rounding`, and those that a rule draws by
+        `arrayopt.random`.
     state_dtype : {None, "float16", "bfloat16"}
         Store slots that have a value for each element in this dtype. They are widened for arithmetic and rounded once a
         step. For second moments, the root is stored. Smaller slots stay wide.
@@ -105,6 +113,8 @@ class Rule(ABC):
     ema_decay: Hyper | None = real("[0, 1)", None)
     stacked: bool = flag(False)
     master_weights: bool | str = choice("auto", True, False)
+    rounding: str = choice("nearest", "stochastic")
+    seed: int = structural(0, whole)
     state_dtype: str | None = choice(None, "float16", "bfloat16")
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -131,12 +141,20 @@ class Rule(ABC):
         if is_number(self.lookahead_steps) and self.lookahead_steps % 1:  # type: ignore[operator]
             who = type(self).__name__
             raise ValueError(f"{who}: `lookahead_steps` must be a whole number; got {self.lookahead_steps}")
+        if self.rounding == "stochastic" and self.master_weights is True:
+            who = type(self).__name__
+            raise ValueError(f"{who}: rounding='stochastic' is for parameters without masters; got master_weights=True")
         self.check()
 
     @property
     def clips_itself(self) -> bool:
         """Whether `update` heeds `clip_value`, and the gradient is not clipped before."""
         return False
+
+    @property
+    def masters(self) -> bool:
+        """Whether parameters of 16 bits have masters."""
+        return self.master_weights is not False and self.rounding == "nearest"
 
     @property
     def projects_itself(self) -> bool:
@@ -194,7 +212,7 @@ class Rule(ABC):
         `p` is the parameter in the dtype of arithmetic, `dtype` the name of that which it is stored in.
         """
         around = {
-            "master": self.master_weights is not False and dtype in NARROW,
+            "master": self.masters and dtype in NARROW,
             "slow": self.lookahead_steps is not None,
             "ema": self.ema_decay is not None,
         }
@@ -234,7 +252,7 @@ class Rule(ABC):
             new["ema"] = ema(s["ema"], p, h.ema_decay)
         if "master" in s:
             new["master"] = p
-        return p, new
+        return p if self.rounding == "nearest" else rounded(xp, p, h), new
 
     def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
         """What is reported of every step beside what `update` reports, where that is asked for."""

@@ -54,8 +54,8 @@ class Values(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"`h` has no hyper-parameter {name!r}; it has {', '.join(vars(self))} (switches and options are the rule's"
-            f" own: self.{name})"
+            f"`h` has no hyper-parameter {name!r}; it has {', '.join(x for x in vars(self) if x[0] != '_')}"
+            f" (switches and options are the rule's own: self.{name})"
         )
 
 

@@ -1,9 +1,13 @@
-"""The namespace that rules are given: a library's own, whose `where` also takes conditions on hyper-parameters."""
+"""The namespace that rules are given: a library's own, whose `where` also takes conditions on hyper-parameters.
 
-from functools import cache
+What the array API lacks, and rules need, is in it too.
+"""
+
+from functools import cache, partial
 from typing import Any
 
 from arrayopt.arrays import is_array
+from arrayopt.randomness import round_bfloat16, round_float16
 
 __all__ = ["rule_namespace"]
 
@@ -13,6 +17,7 @@ class _RuleNamespace:
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
+        self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._xp, name)

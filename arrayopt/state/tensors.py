@@ -98,6 +98,16 @@ class Block:
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
+    def first(self, here: tuple[int, ...]) -> int | None:
+        """The position in the whole of the first element of a part of this shape; None if it is several pieces."""
+        cut = [i for i, (n, whole) in enumerate(zip(here, self.shape, strict=True)) if n != whole]
+        if 0 in here or not cut:
+            return 0
+        at = 0
+        for i, whole in zip(self.offset, self.shape, strict=True):
+            at = at * whole + i
+        return at if all(n == 1 for n in here[: cut[-1]]) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Shards(Share):
@@ -159,6 +169,13 @@ class Tensor:
     """Where in a larger tensor the array lies, if it is a part of one."""
     whole: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of whole slots."""
+    layer_of: tuple[str, int] | None = None
+    """The name of the stacked tensor that it is a layer of, and how many elements of that lie before it."""
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Whose elements these are, and the position of the first: what random numbers follow from."""
+        return self.layer_of or (self.name, 0 if self.block is None else self.block.first(tuple(self.array.shape)) or 0)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -37,6 +37,14 @@ for rule in (ao.LAMB(lr=0.01), ao.LANS(lr=0.01), ao.CAME(lr=0.01)):
         text = step.lower(grads, state, now).compile().as_text()
         count = sum(" all-reduce(" in line or " all-reduce-start(" in line for line in text.splitlines())
         print("all-reduces of LAMB:", count)
+
+rule = ao.SGD(lr=2.0**-7, rounding="stochastic")  # random numbers follow from positions in the whole
+params, grads = ({k: x.astype(jnp.bfloat16) for k, x in tree.items()} for tree in (params, grads))
+alone = ao.Optimizer({k: np.asarray(x).copy() for k, x in params.items()}, rule, engine="array_api")
+alone.step({k: np.asarray(x) for k, x in grads.items()})
+now, _ = jax.jit(lambda g, s, p: ao.update(rule, p, g, s))(grads, ao.init(rule, params), params)
+for k, x in alone.params.items():
+    np.testing.assert_array_equal(np.asarray(now[k]).view(np.uint16), x.view(np.uint16))
 """
 
 

@@ -82,6 +82,11 @@ def test_pytorch_goes_on(name, engine):
             ValueError,
             "torch.optim.SGD has no counterpart for the master of 'w'",
         ),
+        (
+            lambda p: ao.Optimizer(p, ao.SGD(lr=1.0, rounding="stochastic")),
+            ValueError,
+            "torch.optim.SGD has no counterpart for rounding='stochastic' in group 'all'",
+        ),
     ],
 )
 def test_what_pytorch_cannot_have(opt, kind, says):

@@ -3,7 +3,7 @@
 from arrayopt.engines.cuda.stages import Stage
 from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.written import INDEX
-from arrayopt.fusion.graph import CLIP, COUNT, UPDATES, Node, reachable
+from arrayopt.fusion.graph import CLIP, COUNT, KEY, UPDATES, Node, reachable
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
@@ -132,7 +132,7 @@ def _reduce(m: CudaText, n: Node) -> None:
 def hypers(plan: Plan) -> list[str]:
     """The hyper-parameters that the scalars of a step are computed from, in the order of their table."""
     names = [n.data for n in reachable(plan.scalars) if n.op == "host"]
-    return [x for x in names if x not in (UPDATES, CLIP) and not x.startswith(COUNT)]
+    return [x for x in names if x not in (UPDATES, CLIP) and not x.startswith((COUNT, KEY))]
 
 
 def scalars(m: CudaText) -> None:
@@ -142,6 +142,7 @@ def scalars(m: CudaText) -> None:
     m.put(0, "                           double* scalar) {")
     m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar;")
     table = {UPDATES: "count", CLIP: "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
+    table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(m.keys)}
 
     def given(name: str) -> str:
         extents = " * ".join(f"(double)t[IN_{x}]" for x in name.removeprefix(COUNT))

@@ -37,7 +37,16 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
     m.constants(len(hypers(plan)))
     flat = plan.element == "C"
-    for name in ("storage", "arithmetic", "sums", "prepare", "queue", *(("flat",) if flat else ("matrix", "between"))):
+    drawn = ("random",) if plan.draws else ()
+    for name in (
+        "storage",
+        "arithmetic",
+        *drawn,
+        "sums",
+        "prepare",
+        "queue",
+        *(("flat",) if flat else ("matrix", "between")),
+    ):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     made = stages(plan)
@@ -65,6 +74,7 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(1, "const Step step;", "const long long* const t;", "long long a, b;")
     for name in dict.fromkeys([*p.arrays, *inputs]):
         m.put(1, f"{m.stored(name)}* const at_{name};")
+    m.put(1, *(["const long long origin;"] if p.draws else []))
     for n in [*p.using("host", "tensor"), *p.using("batch"), *p.using("row")]:
         m.put(1, f"{m.kind(n)} {m.name(n)};")
     m.put(1, *(f"long long first_{m.name(n)};" for n in p.using("column")), "")
@@ -91,6 +101,7 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row."""
     reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[AT_{name}]))" for name in dict.fromkeys(arrays)]
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
+    start += ["origin(t[ORIGIN])"] if p.draws else []
     m.put(1, f"__device__ Pass{k}(const Step& step, int tensor)", f"    : {', '.join(start)} {{")
     m.put(2, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
     m.put(2, "const double* const value = step.values + (long long)tensor * kValues;")

@@ -18,7 +18,7 @@ from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
-from arrayopt.engines.cuda.text import COLUMNS
+from arrayopt.engines.cuda.text import COLUMNS, keys
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.fused import Fused
 from arrayopt.fusion.graph import UPDATES, reachable
@@ -59,11 +59,15 @@ class _Table(Batch):
         lengths = self.where.lengths(plan, self.geo)
         n, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
-        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1]), np.int64)
+        drawn = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
+        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1] + len(drawn)), np.int64)
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
         self.host[:, COLUMNS.index("COUNT")] = members
-        self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        first += len(self.names)
+        self.host[:, first : first + lengths.shape[1]] = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        for i, column in enumerate(drawn):
+            self.host[:, first + lengths.shape[1] + i] = column
         with on_device(self.access, self.device):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.counts = counts_of(bucket)

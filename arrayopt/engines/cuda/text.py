@@ -8,12 +8,12 @@ from pathlib import Path
 from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
 from arrayopt.engines.written import Lines, Written
-from arrayopt.fusion.graph import Node, reachable
+from arrayopt.fusion.graph import KEY, POSITION, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["COLUMNS", "CudaText", "CudaWords", "header"]
+__all__ = ["COLUMNS", "CudaText", "CudaWords", "header", "keys"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
@@ -70,12 +70,19 @@ WIDE = 10
 """With more loads, stores and sums than that, a pass needs more than 80 registers."""
 
 
+def keys(plan: Plan) -> list[str]:
+    """The halves of keys of random numbers, in the order of the table's last columns; the first position is before."""
+    return [n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith(KEY)]
+
+
 class CudaText(CudaWords, Written):
     """The text of a CUDA source, being written."""
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
         super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
         self.type = "W"  # of real numbers, where the text is now
+        self.keys = keys(plan)
+        self.columns += ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
@@ -99,6 +106,8 @@ class CudaText(CudaWords, Written):
         """What a value is called in the text."""
         if n.op == "const":
             return self.constant(n)
+        if n.op == POSITION:
+            return "(origin + i + j)"
         if n.on_host:
             return f"h{self.scalar[n]}"
         return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")

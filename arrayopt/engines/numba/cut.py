@@ -54,7 +54,12 @@ class Cut:
         table.table[:, -2], table.table[:, -1] = self.units[:, rank], self.units[:, rank + 1]
         for row, share in enumerate(self.shares):
             if isinstance(share, Shards):
+                block, here = table.tensors[row].block, tuple(table.tensors[row].array.shape)
+                if table.plan.draws and (block is None or block.first(here) is None):
+                    raise _unlike(table.tensors[row])
                 table.table[row, -2:] = share.first // CHUNK, -(-share.last // CHUNK)
+                if table.plan.draws:  # units have the numbers of parts that lie end to end
+                    table.table[row, table.start] -= share.first
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for column, room in table.offsets:  # each tensor has room of its own, for all wait together
             table.table[:, column] += ends[room] - table.room[room]

@@ -11,7 +11,7 @@ from arrayopt.codecs import CODECS
 from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.lanes import emit_lanes
 from arrayopt.engines.numba.products import emit_product, emit_square, header, shared
-from arrayopt.engines.numba.text import HALF, HEADER, REST, UNITS, Text
+from arrayopt.engines.numba.text import DRAW, HALF, HEADER, REST, ROUND, UNITS, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.plan import Plan
@@ -45,6 +45,8 @@ def emit(
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
     if any(CODECS[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
+    if plan.draws:
+        m.put(0, *DRAW.splitlines(), *(ROUND.splitlines() if CODECS[dtype].rounds else ()))
     if plan.multiplies:
         m.put(0, *header(m).splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
@@ -70,7 +72,8 @@ def emit(
 
 def _scalar_names(m: Text, p: Sweep) -> list[str]:
     """What a loop takes that does not vary in it."""
-    return [m.bare(n) for kind in ("host", "tensor", "row", "batch") for n in p.using(kind)]
+    names = [m.bare(n) for kind in ("host", "tensor", "row", "batch") for n in p.using(kind)]
+    return [*names, *(["start"] if p.draws else [])]
 
 
 def _loop(m: Text, k: int, p: Sweep) -> None:
@@ -111,9 +114,14 @@ def _units(m: Text, k: int, p: Sweep) -> None:
     (_stretch if m.plan.element == "C" else _tile)(m, k, p)
 
 
+def _start(p: Sweep) -> list[str]:
+    """The position in the whole tensor of the first element of a stretch, where random numbers are drawn."""
+    return ["start = table[row, START] + o"] if p.draws else []
+
+
 def _stretch(m: Text, k: int, p: Sweep) -> None:
     """A unit of a tensor that is seen as one row of elements."""
-    m.put(2, "o = unit * TC", "e = min(size, o + TC)")
+    m.put(2, "o = unit * TC", "e = min(size, o + TC)", *_start(p))
     args = ", ".join([*(f"at_{x}[o:e]" for x in p.arrays), *_scalar_names(m, p)])
     m.put(2, f"{'got = ' if p.reductions else ''}pass_{k}({args})")
     m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = got[{i}]" for i, s in enumerate(p.reductions)))
@@ -138,7 +146,7 @@ def _tile(m: Text, k: int, p: Sweep) -> None:
         offset = f"table[row, PART{m.partial[s]}] + (ab * NR + rt) * C"
         m.put(3, f"s{s.id} = work[{offset} + c0 : {offset} + c1]", f"s{s.id}[:] = W({m.start(s)})")
     m.put(3, *(f"y{s.id} = {m.start(s)}" for s in by_kind["batch"]), "for r in range(r0, r1):")
-    m.put(4, "o = (ab * R + r) * C + c0", "e = o + c1 - c0")
+    m.put(4, "o = (ab * R + r) * C + c0", "e = o + c1 - c0", *_start(p))
     m.put(4, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("row")))
     scalars = _scalar_names(m, p)
     args = [*(f"at_{x}[o:e]" for x in p.arrays), *(f"v{n.id}" for n in p.using("column"))]

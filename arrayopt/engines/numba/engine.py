@@ -53,7 +53,7 @@ class _Table(Batch):
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
-        columns = len(GEOMETRY) + len(names) + lengths.shape[1] + 3 + plan.multiplies
+        columns = len(GEOMETRY) + len(names) + lengths.shape[1] + 3 + plan.multiplies + plan.draws
         self.table: Ints = np.zeros((len(members), columns), np.int64)
         self.table[:, : len(GEOMETRY)] = self.geo
         self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
@@ -65,6 +65,9 @@ class _Table(Batch):
             self.room[room] += lengths[:, j]
         if plan.multiplies:
             self.table[:, -4] = blas_address(self.module.W.__name__)
+        if plan.draws:
+            self.start = -4 - plan.multiplies
+            self.table[:, self.start] = self.firsts
         self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
         self.table[:, -3], self.table[:, -1] = self.room["work"], self.geo[:, GEOMETRY.index("UNITS")]
         self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}

@@ -9,7 +9,7 @@ import functools
 
 from arrayopt.engines.numba.between import between
 from arrayopt.engines.numba.text import Text
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.layout import outliving
 from arrayopt.fusion.stages import Loop, Sweep
@@ -83,6 +83,7 @@ class _Segment:
     def emit(self, k: int) -> str:
         """Emit the segment; how many planes it takes, as text."""
         m, s, element = self.m, self.s, self.m.plan.element
+        m.position = "(start + i * each)"
         sums = [x for p in self.passes for x in p.reductions if x.axes]
         carried = [n for n in m.where.vectors if n in s.carried or n in sums]
         self.carried = {f"c{n.id}": _count(n.axes) for n in carried}
@@ -138,14 +139,17 @@ class _Segment:
         m = self.m
         used = [*(a for n in nodes for a in n.args), *stores.values(), *sums.values()]
         known = {*nodes, *loads.values()}
-        outer = [n for n in dict.fromkeys(used) if n not in known and n.op != "const"]
+        outer = [n for n in dict.fromkeys(used) if n not in known and n.op not in ("const", POSITION)]
         reads = loads | {self.where[n]: n for n in outer if n in self.where}
         scalars = [n for n in outer if n not in self.where]
         self.scalars |= dict.fromkeys(scalars)
         adds = [self.where[s] for s in sums if s.axes]
         totals = {s: x for s, x in sums.items() if not s.axes}
         planes, given = list(dict.fromkeys([*reads, *stores, *adds])), [m.bare(n) for n in scalars]
-        m.put(0, "", "", "@inner", f"def {name}({', '.join([*planes, *given])}):")
+        draws = ["start + r * C + c", "R * C"] if any(n.op == POSITION for n in used) else []
+        m.put(
+            0, "", "", "@inner", f"def {name}({', '.join([*planes, *given, *(['start', 'each'] if draws else [])])}):"
+        )
         m.put(1, *(f"t{s.id} = W({m.start(s)})" for s in totals), f"for i in range({planes[0]}.size):")
         m.put(2, *(f"{m.name(n)} = {m.typed(n, f'{x}[i]')}" for x, n in reads.items()))
         m.put(2, *(f"{m.name(n)} = {m.expression(n)}" for n in nodes))
@@ -158,7 +162,7 @@ class _Segment:
             self.body.append(f"{'    ' * depth}for {x.lower()} in range({x}):")
         places = [PLACE[(self.counts | self.carried)[x]] for x in planes]
         cut = [f"{x}[{place} * n : {place} * n + n]" for x, place in zip(planes, places, strict=True)]
-        call = f"{name}({', '.join([*cut, *given])})"
+        call = f"{name}({', '.join([*cut, *given, *draws])})"
         self.body.append(f"{'    ' * len(inside)}{'got = ' if totals else ''}{call}")
         self.body += ["    " * len(inside) + m.take(s, f"t{s.id}", f"got[{i}]") for i, s in enumerate(totals)]
 
@@ -179,6 +183,7 @@ class _Segment:
         # every other segment runs backwards, so that it begins with what the one before has left in the cache
         m.put(1, "for unit in range(lo, hi):" if k % 2 == 0 else "for unit in range(hi - 1, lo - 1, -1):")
         m.put(2, "ab = unit * G", "n = min(count, ab + G) - ab")
+        m.put(2, *(["start = table[row, START] + ab * R * C"] if m.plan.draws else []))
         for i, (x, planes) in enumerate(self.counts.items()):
             start = f"own + G * ({_total(list(self.counts.values())[:i])})"
             m.put(2, f"{x} = work[{start} : {start} + n * {planes}]")

@@ -4,12 +4,13 @@ import math
 
 from arrayopt.codecs import CODECS
 from arrayopt.engines.written import Written
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 
-__all__ = ["HALF", "HEADER", "REST", "UNITS", "Text"]
+__all__ = ["DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
 
 UNITS, REST = "row, lo, hi, thread", "table, scalars, values, work, part"
 """What a pass takes: whose and which units, and where everything lies."""
@@ -121,6 +122,61 @@ def store_bfloat16(x):
 """
 
 
+DRAW = f"""
+@intrinsic
+def threefry(typingctx, x, y, k0, k1):
+    def codegen(context, builder, signature, args):
+        x, y, *keys = args
+        word = x.type
+        keys.append(builder.xor(builder.xor(*keys), word({PARITY})))
+        x, y = builder.add(x, keys[0]), builder.add(y, keys[1])
+        for i in range({ROUNDS}):
+            turn = {ROTATIONS}[i % {len(ROTATIONS)}]
+            x = builder.add(x, y)
+            y = builder.or_(builder.shl(y, word(turn)), builder.lshr(y, word(32 - turn)))
+            y = builder.xor(y, x)
+            if i % 4 == 3:
+                n = i // 4 + 1
+                x, y = builder.add(x, keys[n % 3]), builder.add(y, builder.add(keys[(n + 1) % 3], word(n)))
+        return x
+    return types.uint32(*[types.uint32] * 4), codegen
+
+
+@inner
+def joined(high, low):
+    return np.uint32(np.int32(high)) << np.uint32(16) | np.uint32(np.int32(low))
+
+
+@nb.njit(error_model="numpy", nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def uniform(position, a, b, c, d, t1, t0):
+    key = np.uint32(joined(a, b) + np.uint32(position >> 32))
+    bits = threefry(np.uint32(position), np.uint32(joined(t1, t0)), key, np.uint32(joined(c, d)))
+    return W(np.int32(bits >> np.uint32(8))) * W(2.0**-24)
+
+"""
+
+ROUND = """
+@inner
+def round_bfloat16(x, u):
+    b = float_to_bits(x)
+    rounded = (b + np.uint32(np.int32(u * np.float32(65536.0)))) & np.uint32(0xFFFF0000)
+    return bits_to_float(np.uint32(rounded)) if math.isfinite(x) else x
+
+
+@inner
+def round_float16(x, u):
+    b, size = float_to_bits(x), abs(x)
+    steps = size * np.float32(2.0**24)
+    whole = np.floor(steps)
+    whole += np.float32(u < steps - whole)
+    small = float_to_bits(whole * np.float32(2.0**-24)) | (b & np.uint32(0x80000000))
+    large = (b + np.uint32(np.int32(u * np.float32(8192.0)))) & np.uint32(0xFFFFE000)
+    rounded = bits_to_float(np.uint32(small if size < np.float32(2.0**-14) else large))
+    return rounded if math.isfinite(x) else x
+
+"""
+
+
 class Text(Written):
     """The text of a module, being written."""
 
@@ -128,8 +184,15 @@ class Text(Written):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns += [*(["BLAS"] if plan.multiplies else []), "OWN", "FIRST", "LAST"]
+        self.columns += [
+            *(["START"] if plan.draws else []),
+            *(["BLAS"] if plan.multiplies else []),
+            "OWN",
+            "FIRST",
+            "LAST",
+        ]
         self.seen: dict[Node, None] | None = None
+        self.position = "(start + i)"
 
     def name(self, n: Node) -> str:
         """What a value is called in the text."""
@@ -137,6 +200,8 @@ class Text(Written):
             if n.dtype == "bool":
                 return repr(n.data)
             return f"W({n.data!r})" if math.isfinite(n.data) else f"W(float('{n.data}'))"
+        if n.op == POSITION:
+            return self.position
         if n.on_host:
             return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
         return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")

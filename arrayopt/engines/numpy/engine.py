@@ -13,11 +13,11 @@ from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.lanes import Matrices
+from arrayopt.engines.numpy.lanes import Matrices, positions
 from arrayopt.engines.numpy.products import Stacks
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run, thread_count
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -113,7 +113,7 @@ class _Blocks(Batch):
             buffers = buffers_of(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
             return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
 
-        Matrices(self.plan, split, arrays, known, extents, self.real).run(pass_, threads)
+        Matrices(self.plan, split, arrays, known, extents, int(self.firsts[row]), self.real).run(pass_, threads)
 
     @np.errstate(all="ignore")
     def _passes(self, row: int, arrays: dict[str, Any], known: dict[Node, Any], threads: int) -> None:
@@ -158,7 +158,8 @@ class _Blocks(Batch):
             n: np.empty(shapes[kind], np.float64 if kind in ("tensor", "batch") else self.real)
             for n, kind in p.reductions.items()
         }
-        spread = {n: self._constant(_spread(_lookup(n, known, arrays), a, b)) for n in prog.small}
+        small = [n for n in prog.small if n.op != POSITION]
+        spread = {n: self._constant(_spread(_lookup(n, known, arrays), a, b)) for n in small}
 
         @np.errstate(all="ignore")
         def some(lo: int, hi: int) -> None:
@@ -172,6 +173,7 @@ class _Blocks(Batch):
                 n = shape[0] * shape[1] * shape[2]
                 block = {name: elements[name][ab, rows, cols] for name in p.arrays}
                 env = {m: _cut(x, ab, rows, cols) for m, x in spread.items()}
+                env |= {m: positions((ab, rows, cols), (r * c, c, 1), self.firsts[row]) for m in p.using(POSITION)}
                 got = self._run(k, block, env, [x[:n].reshape(shape) for x in buffers])
                 for m, kind in p.reductions.items():
                     reduce, x = REDUCTIONS[m.op].ufunc.reduce, got[m.args[0]]
@@ -234,7 +236,9 @@ class _Blocks(Batch):
                 known[n] = OPS[n.op].numpy(*(_lookup(x, known, {}) for x in n.args))
             if k < len(self.form.passes):
                 prog = self.programs[k]
-                env = {n: self._repeat(known[n], sizes) for n in prog.small}
+                env = {n: self._repeat(known[n], sizes) for n in prog.small if n.op != POSITION}
+                for n in self.form.passes[k].using(POSITION):
+                    env[n] = np.arange(block["g"].size) + np.repeat(self.firsts[rows] - starts, sizes)
                 buffers = buffers_of(prog.buffers, self.real, block["g"].size)
                 got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
         for n, i in self.where.tensor.items():

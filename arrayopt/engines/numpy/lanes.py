@@ -5,7 +5,9 @@ has changed is copied back. Values per row are of shape (R, 1, matrices), per co
 (1, 1, matrices).
 """
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,16 +15,23 @@ from typing import Any
 import numpy as np
 
 from arrayopt.engines.threads import run
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Between, Sweep, staged
 
-__all__ = ["Matrices"]
+__all__ = ["Matrices", "positions"]
 
 Run = Callable[[int, dict[str, Any], dict[Node, Any]], dict[Node, Any]]
 """Pass k on arrays by name, with values that are known: the values of the elements."""
+
+
+def positions(cuts: Sequence[slice], steps: Sequence[int], first: Any) -> Any:
+    """The positions of a block's elements: for each axis which indices it has, and how far these are apart."""
+    at = (np.arange(cut.start, cut.stop) * step for cut, step in zip(cuts, steps, strict=True))
+    made: Any = functools.reduce(operator.add, np.ix_(*at)) + first
+    return made
 
 
 class Matrices:
@@ -40,6 +49,8 @@ class Matrices:
         Scalars of the step; values per tensor are added.
     extents : tuple of int
         Matrices, rows, columns, and matrices of a unit.
+    first : int
+        The position of the first element.
     real : dtype
         The dtype of arithmetic.
     """
@@ -51,10 +62,12 @@ class Matrices:
         arrays: dict[str, Any],
         known: dict[Node, Any],
         extents: tuple[int, int, int, int],
+        first: int,
         real: Any,
     ) -> None:
         self.plan, self.form, self.split, self.known, self.real = plan, staged(plan), split, known, real
         self.count, self.rows, self.columns, self.group = extents
+        self.first = first
         self.units = -(-self.count // self.group)
         axes = {"p": plan.element, "g": plan.element} | plan.slots
         self.arrays = {name: x.reshape(self._shape(axes[name])) for name, x in arrays.items() if axes[name]}
@@ -103,6 +116,8 @@ class Matrices:
                 env[n] = self._small(n, env)
             if k is not None:
                 p = self.form.passes[k]
+                cuts, each = (slice(0, self.rows), slice(0, self.columns), ab), self.rows * self.columns
+                env |= {n: positions(cuts, (self.columns, 1, each), self.first) for n in p.using(POSITION)}
                 for name in set(p.arrays).difference(planes):
                     planes[name] = self._take(self.arrays[name][ab])
                 self._reductions(p, pass_(k, planes, env), env, u)

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array
+from arrayopt.arrays import REAL, WORKING, Array, Ints
 from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import BAND, bands, one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.numpy.buffers import buffers_of
+from arrayopt.engines.numpy.lanes import positions
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
@@ -90,7 +91,7 @@ class Stacks(Batch):
     def _stack(self, members: list[int], grads: Sequence[Array | None], threads: int) -> None:
         """All passes and products over a stack."""
         a, b, r, c = (int(x) for x in self.geo[members[0], 1:5])
-        stack = _Stack(self, (len(members), a, b, r, c), threads)
+        stack = _Stack(self, (len(members), a, b, r, c), self.firsts[members], threads)
         element, slots = self.plan.element, self.plan.slots
         axes = {name: slots.get(name, element) for name in self.plan.touched}
         stored = {name: [np.asarray(self.stored(row, name)) for row in members] for name in axes}
@@ -123,13 +124,16 @@ class _Stack:
         The batch that it is of.
     extents : tuple of int
         Tensors, and the lengths of A, B, R and C.
+    firsts : array of int64
+        The position of each tensor's first element.
     threads : int
         How many threads share each pass.
     """
 
-    def __init__(self, of: Stacks, extents: tuple[int, int, int, int, int], threads: int) -> None:
+    def __init__(self, of: Stacks, extents: tuple[int, int, int, int, int], firsts: Ints, threads: int) -> None:
         self.plan, self.form, self.programs, self.scratch = of.plan, staged(of.plan), of.programs, of.scratch
         self.extents, self.real, self.threads = extents, of.real, threads
+        self.firsts = firsts.reshape(-1, 1, 1, 1, 1)
 
     def shape(self, axes: str) -> tuple[int, ...]:
         """The shape of values over some axes."""
@@ -205,12 +209,15 @@ class _Stack:
         rows = max(1, BLOCK // max(1, math.prod(shape) // shape[3]))
         cuts = [slice(lo, min(shape[3], lo + rows)) for lo in range(0, shape[3], rows)]
         got: dict[Node, list[Any]] = {r: [None] * len(cuts) for r in p.reductions}
-        spread = {n: self._real(self._value(n, arrays, known)) for n in prog.small}
+        spread = {n: self._real(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION}
 
         def some(i: int, cut: slice) -> None:
             block = {name: arrays[name][..., cut, :] for name in p.arrays}
             env = {n: x[..., cut, :] if np.ndim(x) and x.shape[3] > 1 else x for n, x in spread.items()}
             here = (*shape[:3], cut.stop - cut.start, shape[4])
+            for n in p.using(POSITION):
+                cuts = [*(slice(0, length) for length in shape[:3]), cut, slice(0, shape[4])]
+                env[n] = positions(cuts, (0, *(math.prod(shape[i:]) for i in (2, 3, 4)), 1), self.firsts)
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, self.real, count)]
             made = prog.run(block, env, room, self.real)

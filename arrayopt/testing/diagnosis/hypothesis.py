@@ -14,7 +14,7 @@ from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
 __all__ = ["OFF", "Hypothesis", "numbers", "plain"]
 
-LEFT_ALONE = {"stacked", "project", "ema_decay", "master_weights", "lookahead_alpha"}
+LEFT_ALONE = {"stacked", "project", "ema_decay", "master_weights", "lookahead_alpha", "rounding"}
 """Fields that change no step here, or that are tried with another."""
 
 ORDINARY = {"momentum", "nesterov"}

@@ -103,6 +103,19 @@ def test_all_that_a_rule_can_have_around_it_compiles(name, rank):
     nvrtc.compile(ao.source(WHOLE[name], engine="cupy", dtype="float16", rank=rank), arch="sm_90")
 
 
+BY_CHANCE = [(name, dtype, arch) for name in ("AdamW", "LAMB") for dtype in ("float16", "bfloat16") for arch in ARCHS]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "arch"), marked(BY_CHANCE, lambda *case: case == ("AdamW", "bfloat16", NEWEST))
+)
+def test_random_numbers_take_no_more_registers_than_there_are(name, dtype, arch):
+    text = ao.source(getattr(ao, name)(lr=0.1, rounding="stochastic"), engine="cupy", dtype=dtype, rank=1)
+    used = nvrtc.usage(nvrtc.compile(text, arch=arch, options=OPTIONS)[2])["run"]
+    assert used.registers <= BUDGET[name]
+    assert used.spill_stores == used.spill_loads == 0
+
+
 def test_sources_name_nothing_outside():
     text = ao.source(ao.CAME(lr=0.1), engine="cupy", rank=4)
     assert "#include" not in text

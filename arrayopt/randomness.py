@@ -1,0 +1,131 @@
+"""Random numbers as functions of a counter, by Threefry2x32-20; in integers that every library and language has.
+
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs sums, shifts and xors of
+32 bits alone, so it gives the same bits everywhere. The key is made of a seed, a stream and a tensor's name; the
+counter is the element's position and the number of the update. Words are signed integers of 32 bits, which wrap.
+"""
+
+from functools import lru_cache
+from hashlib import blake2s
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "PARITY",
+    "ROTATIONS",
+    "ROUNDS",
+    "halves",
+    "key",
+    "position_uniform",
+    "round_bfloat16",
+    "round_float16",
+    "signed",
+    "threefry",
+    "uniform",
+]
+
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+"""By how many bits each round rotates, eight after each other."""
+
+ROUNDS = 20
+
+PARITY = 0x1BD11BDA
+"""The third word of a key is the xor of the other two and this."""
+
+BITS = 24
+"""So many bits a number has, as many as float32 keeps of one below 1."""
+
+
+BLOCK = 1 << 14
+"""So many numbers are made at a time where NumPy makes them: they stay in cache."""
+
+
+def signed(word: int) -> int:
+    """A word of 32 bits as a signed integer."""
+    word &= 0xFFFFFFFF
+    return word - (1 << 32) if word >> 31 else word
+
+
+@lru_cache(maxsize=1 << 14)
+def key(seed: int, stream: int | str, name: str) -> tuple[int, int]:
+    """The key of a tensor's numbers, two words: the BLAKE2s checksum of seed, stream and name, little-endian."""
+    made = blake2s(f"{seed}:{stream}:{name}".encode(), digest_size=8).digest()
+    return signed(int.from_bytes(made[:4], "little")), signed(int.from_bytes(made[4:], "little"))
+
+
+def halves(words: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Two words as four numbers below 2¹⁶, which float32 holds; the upper half of each first."""
+    a, b = words
+    return a >> 16 & 0xFFFF, a & 0xFFFF, b >> 16 & 0xFFFF, b & 0xFFFF
+
+
+def threefry(x: Any, y: Any, k0: Any, k1: Any) -> Any:
+    """The first word of Threefry2x32-20 of the counter (x, y), arrays of int32, which may be overwritten.
+
+    The key is of signed integers, or of arrays of int32.
+    """
+    keys = k0, k1, k0 ^ k1 ^ PARITY
+    x += k0
+    y += k1
+    for i in range(ROUNDS):
+        turn = ROTATIONS[i % len(ROTATIONS)]
+        x += y
+        low = y >> (32 - turn)
+        low &= (1 << turn) - 1  # shifts to the right bring copies of the sign
+        y <<= turn
+        y |= low
+        y ^= x
+        if i % 4 == 3:
+            n = i // 4 + 1
+            x += keys[n % 3]
+            y += keys[(n + 1) % 3]
+            y += n
+    return x
+
+
+def uniform(xp: Any, word: Any, real: Any) -> Any:
+    """A number in [0, 1) of a word: its upper bits."""
+    return xp.astype((word >> (32 - BITS)) & ((1 << BITS) - 1), real) * 2.0**-BITS
+
+
+def round_bfloat16(xp: Any, x: Any, u: Any) -> Any:
+    """x, in float32, rounded to one of the two neighbours in bfloat16, up if u in [0, 1) is below what is lost."""
+    bits = x.view(xp.int32)
+    bits = (bits + xp.astype(u * 65536.0, xp.int32)) & -65536
+    return xp.where(xp.isfinite(x), bits.view(xp.float32), x)
+
+
+def round_float16(xp: Any, x: Any, u: Any) -> Any:
+    """x, in float32, rounded to one of the two neighbours in float16, up if u in [0, 1) is below what is lost."""
+    bits, size = x.view(xp.int32), xp.abs(x)
+    steps = size * 2.0**24  # of the numbers below 2⁻¹⁴, which are all as far apart
+    whole = xp.floor(steps)
+    whole = whole + xp.astype(u < steps - whole, xp.float32)
+    small = (whole * 2.0**-24).view(xp.int32) | (bits & -(1 << 31))
+    large = (bits + xp.astype(u * 8192.0, xp.int32)) & -8192
+    return xp.where(xp.isfinite(x), xp.where(size < 2.0**-14, small, large).view(xp.float32), x)
+
+
+def position_uniform(position: Any, a: Any, b: Any, c: Any, d: Any, t1: Any, t0: Any, out: Any = None) -> Any:
+    """`uniform` of NumPy's arrays: of positions, of the halves of a key, and of those of the number of the update."""
+    k0, k1, t = _joined(a, b), _joined(c, d), _joined(t1, t0)
+    position = np.asarray(position, np.int64)
+    if position.size and position.max() >> 32:
+        k0 = k0 + (position >> 32).astype(np.int32)
+    x, y = np.array(position.astype(np.int32)), np.empty(position.shape, np.int32)
+    y[...] = t
+    if k0.ndim or k1.ndim:
+        threefry(x, y, k0, k1)
+    else:
+        for i in range(0, x.size, BLOCK):
+            threefry(x.reshape(-1)[i : i + BLOCK], y.reshape(-1)[i : i + BLOCK], k0, k1)
+    made = uniform(np, x, np.float64 if out is None else out.dtype)
+    if out is not None:
+        np.copyto(out, made)
+    return made
+
+
+def _joined(high: Any, low: Any) -> Any:
+    """A word of its halves."""
+    return np.asarray(np.asarray(high, np.int64) << 16 | np.asarray(low, np.int64)).astype(np.int32)

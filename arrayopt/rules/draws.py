@@ -1,0 +1,127 @@
+"""Random numbers for rules: the word `random`, what engines give it, and stochastic rounding, its first use."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import array_api_compat
+
+from arrayopt.arrays import NARROW, Array, place, size, working_dtype
+from arrayopt.randomness import key, signed, threefry, uniform
+
+__all__ = ["DRAWS", "ROUNDING", "Drawn", "Draws", "random", "rounded"]
+
+DRAWS = "_draws"
+"""Where in `h` engines put what draws; no field can be called that."""
+
+ROUNDING = "rounding"
+"""The stream that rounds; those of rules are numbers."""
+
+
+class Draws(Protocol):
+    """What an engine gives: random numbers, and what the parameter is stored in."""
+
+    @property
+    def stored(self) -> str:
+        """The dtype that the parameter is stored in."""
+
+    def __call__(self, stream: int | str) -> Array:
+        """The numbers of a stream in this update."""
+
+
+def random(h: Any, stream: int = 0) -> Array:
+    """Random numbers for a rule: one for each element of the parameter, uniform in [0, 1).
+
+    A number is a function of the rule's `seed`, the tensor's name, the element's position in the tensor, the number of
+    the tensor's update and the stream, and of nothing else: each library, engine, number of threads and number of
+    ranks gives the same bits, and so does a run that is resumed. It has 24 bits, and is made by Threefry2x32-20
+    (Salmon et al., SC 2011).
+
+    Parameters
+    ----------
+    h : namespace
+        The hyper-parameters that `update`, or a projection, was given.
+    stream : int, default 0
+        Which numbers: those of different streams are independent. Two calls with the same stream give the same numbers.
+
+    Returns
+    -------
+    array
+        Of the parameter's shape, real, in the dtype of arithmetic.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `h` is no such namespace, or `stream` is not a whole number from 0.
+
+    Examples
+    --------
+    Inside `update`, noise of mean 0 and variance 1::
+
+        noise = (ao.random(h) - 0.5) * 12**0.5
+    """
+    draws = vars(h).get(DRAWS) if hasattr(h, "__dict__") else None
+    if draws is None:
+        raise TypeError(f"random: `h` must be what a rule's update, or a projection, was given; got {h!r}")
+    if not isinstance(stream, int) or isinstance(stream, bool):
+        raise TypeError(f"random: `stream` must be a whole number; got {stream!r}")
+    if stream < 0:
+        raise ValueError(f"random: `stream` must be at least 0; got {stream}")
+    made: Array = draws(stream)
+    return made
+
+
+def rounded(xp: Any, p: Array, h: Any) -> Array:
+    """A new parameter on the grid of the dtype that it is stored in, by chance; one that is not narrow as it is."""
+    draws = vars(h)[DRAWS]
+    return getattr(xp, f"round_{draws.stored}")(p, draws(ROUNDING)) if draws.stored in NARROW else p
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Draws for an array of any library.
+
+    Attributes
+    ----------
+    like : array
+        The parameter, in the dtype of arithmetic.
+    stored : str
+        The dtype that it is stored in.
+    seed : int
+        The rule's.
+    name : str
+        The tensor's name.
+    t : int or 0-d array
+        The number of the update.
+    first : int or 0-d array
+        The position of its first element, if it is a layer of a tensor.
+    """
+
+    like: Array
+    stored: str
+    seed: int
+    name: str
+    t: Any
+    first: Any = 0
+
+    def __call__(self, stream: int | str) -> Array:
+        xp = place(self.like)[0]
+        k0, k1 = key(self.seed, stream, self.name)
+        low, high = self._positions(xp)
+        t = signed(self.t) if isinstance(self.t, int) else xp.astype(self.t, xp.int32)
+        return uniform(
+            xp, threefry(low, xp.zeros_like(low) + t, k0 + high, k1), working_dtype(xp, self.like, real=True)
+        )
+
+    def _positions(self, xp: Any) -> tuple[Array, Any]:
+        """The positions of the elements: the lower words, and the upper ones, or 0 where they are."""
+        n, shape, whole = size(self.like), tuple(self.like.shape), isinstance(self.first, int)
+        jax = array_api_compat.is_jax_array(self.like)
+        where = {} if jax else {"device": place(self.like)[1]}
+        if not whole or n + self.first <= 1 << 31:
+            first = self.first if whole else xp.astype(self.first, xp.int32)
+            return xp.reshape(xp.arange(n, dtype=xp.int32, **where) + first, shape), 0
+        if jax:
+            raise ValueError("random: with JAX, a tensor may have up to 2**31 elements")
+        wide = xp.reshape(xp.arange(n, dtype=xp.int64, **where) + self.first, shape)
+        low = (wide & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # as a signed integer of 32 bits
+        return xp.astype(low, xp.int32), xp.astype(wide >> 32, xp.int32)
