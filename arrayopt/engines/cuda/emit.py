@@ -11,7 +11,6 @@ from arrayopt.engines.cuda.text import CudaText, header
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
-from arrayopt.fusion.symbol import TraceError
 
 __all__ = ["LEAN", "emit"]
 
@@ -31,20 +30,19 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     about : str
         What to say in the first line, and below it.
     """
-    if plan.multiplies:
-        raise TraceError("products of matrices are not emitted for CUDA; engine 'array_api' runs the rule as it is")
     m = CudaText(plan, dtype, grad_dtype or dtype)
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
     m.constants(len(hypers(plan)))
     flat = plan.element == "C"
-    for name in ("storage", "arithmetic", "sums", "prepare", "queue", *(("flat",) if flat else ("matrix", "between"))):
+    last = ("flat",) if flat else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
+    for name in ("storage", "arithmetic", "sums", "prepare", "queue", *last):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     made = stages(plan)
     for j, stage in enumerate(made):
         if stage.kind == "pass":
             _pass(m, stage.index, m.form.passes[stage.index])
-        else:
+        elif stage.kind != "product":
             between(m, j, stage)
     _piece(m, flat)
     scalars(m)
@@ -150,13 +148,19 @@ def _piece(m: CudaText, flat: bool) -> None:
         m.put(1, f"const Tile tile = {{{extents}, A * B}};")
     m.put(1, "switch (stage) {")
     for j, stage in enumerate(stages(m.plan)):
+        if stage.kind == "product":
+            continue
         m.put(2, f"case {j}: {{")
         if stage.kind != "pass":
             m.put(3, f"between{j}(step, tensor, piece);")
         else:
             m.put(3, f"Pass{stage.index} pass(step, tensor);")
-            call = "flat_piece(pass, t[IN_SIZE]," if flat else "matrix_piece(pass, tile,"
-            m.put(3, f"{call} t[IN_ALIGNED] != 0, piece);")
+            call = (
+                "flat_piece(pass, t[IN_SIZE], t[IN_ALIGNED] != 0"
+                if flat
+                else "matrix_piece(pass, tile, t[IN_ALIGNED] != 0"
+            )
+            m.put(3, f"square_piece(pass, {stage.axes[-1].upper()}, piece);" if stage.square else f"{call}, piece);")
         m.put(3, "break;")
         m.put(2, "}")
     m.put(1, "}")
