@@ -16,7 +16,7 @@ import numpy as np
 
 from arrayopt.state.run import Run
 
-__all__ = ["Blas", "blas_of", "library"]
+__all__ = ["Blas", "Call", "blas_of", "library", "strided"]
 
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
 
@@ -40,6 +40,10 @@ MATH = 16
 """The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than arithmetic has."""
 
 DEFAULT_ALGORITHM = -1
+
+
+Call = tuple[Any, ...]
+"""What a call of cuBLAS is given beside its handle."""
 
 
 class BlasError(RuntimeError):
@@ -107,14 +111,15 @@ class Blas:
         _call("cublasSetStream_v2", self.handle, cupy.cuda.get_current_stream().ptr)  # which takes the workspace away
         _call("cublasSetWorkspace_v2", self.handle, self.workspace.data.ptr, self.workspace.nbytes)
 
-    def multiply(self, arguments: Sequence[Any]) -> None:
-        """Make the products that `strided` says."""
-        _call("cublasGemmStridedBatchedEx", self.handle, *arguments)
+    def multiply(self, calls: Sequence[Call]) -> None:
+        """Make products, as `strided` says them."""
+        for arguments in calls:
+            _call("cublasGemmStridedBatchedEx", self.handle, *arguments)
 
 
 def strided(
     dtype: str, turned: tuple[bool, bool], extents: tuple[int, int, int], places: Sequence[tuple[int, int]], count: int
-) -> tuple[Any, ...]:
+) -> Call:
     """The arguments of products of matrices that lie row by row, at equal distances.
 
     cuBLAS has matrices column by column: each is the transpose of ours. So it is asked for BᵀAᵀ, which is (AB)ᵀ.

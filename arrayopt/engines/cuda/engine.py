@@ -12,8 +12,8 @@ from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
-from arrayopt.engines.cuda.cublas import blas_of, library
 from arrayopt.engines.cuda.counts import counts_of
+from arrayopt.engines.cuda.cublas import Blas, blas_of, library
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
@@ -71,7 +71,7 @@ class _Table(Batch):
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
-            self.blas = blas_of(bucket.run, self.device) if plan.multiplies else None
+            self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
         self.staged: dict[tuple[int, str], Any] = {}
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
@@ -197,16 +197,11 @@ class _Table(Batch):
             if self.blas is not None:
                 self.blas.use()
             for k in self.launches(rows):
-                self._multiply(k, rows)
+                if self.blas is not None:
+                    self.blas.multiply(self.queue(rows)[-1][k])
             if cupy.cuda.get_current_stream().is_capturing():
                 self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
         self.alive = []
-
-    def _multiply(self, k: int, rows: Rows) -> None:
-        """Make pass k, where it is a product."""
-        calls = self.queue(rows)[-1]
-        for call in calls[k] if k < len(calls) else ():
-            self.blas.multiply(call)
 
     def launches(self, rows: Rows) -> Iterator[int]:
         """Launch the kernels of a step one by one; something else may come on the stream where this stops.

@@ -1,12 +1,11 @@
 """Products of matrices between the launches of a step: which calls of cuBLAS they take."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.cuda.cublas import strided
+from arrayopt.engines.cuda.cublas import Call, strided
 from arrayopt.fusion.layout import GEOMETRY, extent
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
@@ -29,8 +28,8 @@ def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
     return found
 
 
-def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints) -> list[list[Sequence[Any]]]:
-    """For each pass of a plan, the calls that make it, where it is a product: none, where it is a kernel's.
+def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints) -> list[list[Call]]:
+    """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has what follows: none.
 
     Parameters
     ----------
@@ -47,7 +46,7 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
     """
     shapes, which = np.unique(geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True)
     alike = [rows[which.ravel() == i] for i in range(len(shapes))]
-    made: list[list[Sequence[Any]]] = []
+    made: list[list[Call]] = []
     for p in plan.passes:
         calls = []
         for shape, members in zip(shapes.tolist() if p.multiplies else [], alike, strict=False):
@@ -61,7 +60,7 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
                 lie = zip(first, [d // np.dtype(dtype).itemsize for d in distances], strict=True)
                 calls.append(strided(dtype, n.data[:2], extents, list(lie), count))
         made.append(calls)
-    return made
+    return [*made, []]
 
 
 def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:

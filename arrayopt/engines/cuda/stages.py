@@ -35,8 +35,9 @@ class Stage:
     Attributes
     ----------
     kind : str
-        ``pass``; ``product`` of matrices, which is not the kernel's; ``loop``: reductions over elements are put together, and operations follow, over the same axes;
-        ``reduce``: one reduction of what a loop has made; ``store``: slots over the same axes are written.
+        ``pass``; ``product`` of matrices, which no kernel makes; ``loop``: reductions over elements are put together,
+        and operations follow, over the same axes; ``reduce``: one reduction of what a loop has made; ``store``: slots
+        over the same axes are written.
     index : int
         Which pass, or the one that it comes before.
     axes : str

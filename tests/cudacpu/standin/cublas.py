@@ -128,7 +128,7 @@ def gemm(handle, turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, ki
         for name in "AB":
             if _overlap(views[name], views["C"]):
                 raise KernelError(f"gemm: {name} and C overlap")
-        if count > 1 and 0 < m * n and abs(stride_c) < ldc * (n - 1) + m:
+        if count > 1 and m * n > 0 and abs(stride_c) < ldc * (n - 1) + m:
             raise KernelError("gemm: the results overlap")
         wide = COMPUTE[compute]
         x, y = (views[name].astype(wide) for name in "AB")
