@@ -9,6 +9,7 @@ import arrayopt as ao
 from arrayopt import projections as P
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import awkward, bits, trees
+from tests.engines.cuda.test_cupy_steps import on_host_only
 from tests.rules.test_matrices import FAR, LARGE, ROWS
 from tests.rules.test_matrices import SHAPES as EVERY
 from tests.support.cases import MATRICES, make
@@ -150,6 +151,7 @@ def calls(cupy, opt, **options):
 
 @pytest.mark.parametrize("groups", [True, False])
 def test_equal_shapes_are_multiplied_at_once_and_small_ones_of_any_shape(cupy, monkeypatch, groups, unchecked):
+    on_host_only(cupy)
     from arrayopt.engines.cuda import products
 
     monkeypatch.setattr(products, "has_groups", lambda: groups)
@@ -164,6 +166,7 @@ def test_equal_shapes_are_multiplied_at_once_and_small_ones_of_any_shape(cupy, m
 
 
 def test_many_matrices_of_a_batch_and_some_left_out_are_few_calls(cupy, monkeypatch, unchecked):
+    on_host_only(cupy)
     from arrayopt.engines.cuda import products
 
     monkeypatch.setattr(products, "has_groups", lambda: False)
