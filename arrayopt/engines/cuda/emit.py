@@ -6,12 +6,11 @@ For each pass there is a `PassK`, which does what the pass does with some elemen
 a struct.
 """
 
-import re
-
+from arrayopt.engines.cuda.alike import bare, scratch
 from arrayopt.engines.cuda.between import between, hypers, scalars
-from arrayopt.engines.cuda.stages import stages
+from arrayopt.engines.cuda.stages import SQUARE, stages
 from arrayopt.engines.cuda.text import CudaText, header
-from arrayopt.fusion.graph import SCRATCH, Node
+from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
 
@@ -37,6 +36,8 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
     m.constants(len(hypers(plan)))
     flat = plan.element == "C"
+    if plan.multiplies:
+        m.put(0, f"constexpr int kChunk = {SQUARE};", "")
     last = ("flat",) if flat else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
     for name in ("storage", "arithmetic", "sums", "prepare", "queue", *last):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
@@ -46,7 +47,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         if stage.kind == "pass":
             begin = len(m.lines)
             _pass(m, stage.index, m.form.passes[stage.index])
-            same = alike.setdefault(_bare("\n".join(m.lines[begin + 1 :])), [])
+            same = alike.setdefault(bare("\n".join(m.lines[begin + 1 :])), [])
             same.append(stage.index)
             del m.lines[begin + 1 if same[1:] else len(m.lines) :]
         elif stage.kind != "product":
@@ -54,16 +55,6 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     _piece(m, flat, list(alike.values()))
     scalars(m)
     return m.text()
-
-
-def _bare(text: str) -> str:
-    """The text of a pass, with other names for what may have any: itself, its values and its scratch arrays."""
-    names: dict[str, str] = {}
-
-    def named(found: "re.Match[str]") -> str:
-        return (found[1] or "") + names.setdefault(found[2], f"name{len(names)}")
-
-    return re.sub(rf"\b(at_|column_|read_|write_|first_)?({SCRATCH}\d+|x_?\d+|Pass\d+)\b", named, text)
 
 
 def _pass(m: CudaText, k: int, p: Sweep) -> None:
@@ -176,7 +167,7 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
             m.put(2, f"case {j}: {{", f"    between{j}(step, tensor, piece);")
         else:
             m.put(2, f"{' '.join(f'case {at[k]}:' for k in same)} {{")
-            m.put(3, f"Pass{same[0]} pass(step, tensor{_columns(m, [(at[k], m.form.passes[k]) for k in same])});")
+            m.put(3, f"Pass{same[0]} pass(step, tensor{scratch(m, {at[k]: m.form.passes[k] for k in same})});")
             call = "flat_piece(pass, t[IN_SIZE]" if flat else "matrix_piece(pass, tile"
             call += ", t[IN_ALIGNED] != 0"
             m.put(3, f"{f'square_piece(pass, {stage.axes[-1].upper()}' if stage.square else call}, piece);")
@@ -184,13 +175,3 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
         m.put(2, "}")
     m.put(1, "}")
     m.put(0, "}", "")
-
-
-def _columns(m: CudaText, same: list[tuple[int, Sweep]]) -> str:
-    """Where the scratch arrays are, of the pass that a stage is."""
-    names = zip(*([f"AT_{x}" for x in p.arrays if x in m.plan.spilled] for _, p in same), strict=True)
-    text = ""
-    for each in names:
-        choice = "".join(f"stage == {j} ? {x} : " for (j, _), x in zip(same, each[:-1], strict=False) if x != each[-1])
-        text += f", {choice}{each[-1]}"
-    return text

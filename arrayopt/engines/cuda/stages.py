@@ -16,10 +16,13 @@ from arrayopt.fusion.stages import loops, staged
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["CHUNK", "OUTPUTS", "SMALL_COLUMNS", "SMALL_MATRIX", "SUMS", "Stage", "pieces", "stages", "tiles"]
+__all__ = ["CHUNK", "OUTPUTS", "SMALL_COLUMNS", "SMALL_MATRIX", "SQUARE", "SUMS", "Stage", "pieces", "stages", "tiles"]
 
 CHUNK = 4096
-"""Elements of a piece of a tensor that is seen as one row, and of a matrix that a matrix makes with itself."""
+"""Elements of a piece of a tensor that is seen as one row."""
+
+SQUARE = 4096
+"""Values of a piece of what a matrix makes with itself."""
 
 OUTPUTS, SUMS = 2048, 256
 """Values of a piece of a loop over rows, columns or matrices, and sums of a piece of a loop of sums."""
@@ -102,7 +105,7 @@ def pieces(made: list[Stage], geo: Ints) -> Ints:
             out[:, j] = 0
         elif stage.square:
             side = extents[stage.axes[-1].upper()]
-            out[:, j] = extents["A"] * extents["B"] * -(-side * side // CHUNK)
+            out[:, j] = extents["A"] * extents["B"] * -(-side * side // SQUARE)
         elif stage.kind == "pass":
             out[:, j] = geo[:, GEOMETRY.index("UNITS")]
         elif stage.axes:
