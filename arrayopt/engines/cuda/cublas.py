@@ -126,7 +126,8 @@ def _call(name: str, *args: Any) -> None:
     """Call a function of cuBLAS."""
     status = getattr(library(), name)(*args)
     if status != 0:
-        raise BlasError(f"engine 'cupy': {name} failed with status {status}")
+        what = {1: "it could not be set up", 3: "memory ran out"}.get(status, "see cublasStatus_t")
+        raise BlasError(f"engine 'cupy': {name} failed with status {status}: {what}")
 
 
 _free: dict[int, list[int]] = {}
@@ -138,12 +139,13 @@ class Blas:
 
     def __init__(self, device: int) -> None:
         free = _free.setdefault(device, [])
-        if not free:
+        try:
+            self.handle = free.pop()
+        except IndexError:
             made = POINTER()
             _call("cublasCreate_v2", ctypes.byref(made))
-            _call("cublasSetMathMode", made, MATH)
-            free.append(int(made.value or 0))
-        self.handle = free.pop()
+            self.handle = int(made.value or 0)
+            _call("cublasSetMathMode", self.handle, MATH)
         weakref.finalize(self, free.append, self.handle).atexit = False
         # of the size that NVIDIA recommends; a graph has its address
         size = (32 if int(cupy.cuda.Device().compute_capability) >= 90 else 4) << 20

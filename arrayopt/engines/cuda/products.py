@@ -64,7 +64,7 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
         found = [x for sides, members in alike if p.multiplies for x in _alike(p, sides, members, at, dtype)]
         small = [x for x in found if max(x.extents) <= GROUPED]
         together = len(small) > 1 and has_groups()
-        made.append([strided(dtype, x) for x in found if not (together and x in small)])
+        made.append([strided(dtype, x) for x in found if not together or max(x.extents) > GROUPED])
         if together:
             places = np.concatenate([np.add.outer(np.arange(x.number), [0]) * x.apart + x.first for x in small])
             kept.append(cupy.asarray(np.ascontiguousarray(places.T)))
