@@ -47,11 +47,15 @@ def _status(function):
         except _Refused as refused:
             reasons.append(str(refused))
             return refused.status
-        except BaseException as error:  # a callback of C must return
-            reasons.append(repr(error))
-            return INVALID_VALUE
+        except BaseException as error:  # of what was in the stream before; a callback of C must return
+            current_stream().queue.append(functools.partial(_raise, error))
+            return 0
 
     return call
+
+
+def _raise(error):
+    raise error
 
 
 class _Refused(Exception):
