@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.cudacpu.build import KernelError, build
 from tests.cudacpu.standin.memory import current_device, live, note, written
-from tests.cudacpu.standin.streams import current_stream, enqueue
+from tests.cudacpu.standin.streams import capturing, current_stream, enqueue
 
 __all__ = ["path", "reasons"]
 
@@ -74,6 +74,8 @@ def _of(handle):
 
 
 def create(handle):
+    if capturing():
+        raise _Refused("a handle is made while a stream is captured: it takes memory", NOT_INITIALIZED)
     number = next(_numbers)
     _handles[number] = _Handle()
     handle[0] = number
