@@ -48,7 +48,6 @@ MATH = 16
 
 DEFAULT_ALGORITHM = -1
 
-
 Call = tuple[str, tuple[Any, ...]]
 """A function of cuBLAS, and what it is given beside its handle. Arrays of the host must live as long as a graph."""
 
@@ -84,7 +83,7 @@ class Alike(NamedTuple):
 
 
 class BlasError(RuntimeError):
-    """A call of cuBLAS that failed."""
+    """A call of cuBLAS has failed."""
 
 
 @cache
@@ -101,11 +100,8 @@ def library() -> Any:
     except ImportError as error:
         raise ValueError(f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    for name in (
-        own,
-        f"libcublas.so.{major}",
-        f"cublas64_{major}.dll",
-    ):  # CuPy's module leads to what it is linked with
+    # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is loaded by now
+    for name in (own, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
         try:
             found = ctypes.CDLL(name)
             for function, arguments in PROTOTYPES.items():
