@@ -31,7 +31,7 @@ CUPY ?= cupy-cuda12x
 SANITIZER ?= $(shell command -v compute-sanitizer)
 test-gpu: export ARRAYOPT_TEST_GPU = 1
 test-gpu: $(VENV)/.gpu
-	$(BIN)/python -m pytest -q -m '' $(addprefix tests/engines/cuda/,test_gpu.py test_cupy.py test_cupy_steps.py)
+	$(BIN)/python -m pytest -q -m '' $(addprefix tests/engines/cuda/,test_gpu.py test_cupy.py test_cupy_steps.py test_cupy_products.py)
 	$(if $(SANITIZER),$(foreach tool,memcheck racecheck synccheck,$(SANITIZER) --tool $(tool) --error-exitcode 1 \
 		$(BIN)/python -m pytest -q -m '' tests/engines/cuda/test_cupy.py -k no_races &&) true)
 

@@ -202,9 +202,11 @@ def test_complex_products_run_as_they_are_written():
     np.testing.assert_allclose(opt.step(g), p - g @ (g.conj().T @ p))
 
 
-def test_a_rule_with_products_has_no_cuda_source_yet():
-    with pytest.raises(TypeError, match="not emitted for CUDA"):
-        ao.source(ao.Muon(lr=0.1), engine="cupy")
+def test_passes_between_products_share_their_cuda_source():
+    several, one = (ao.source(ao.Muon(lr=0.1, ns_steps=n), engine="cupy") for n in (9, 3))
+    assert several.count("struct Pass") == one.count("struct Pass") == 6
+    assert "case 5: case 10: case 15:" in several
+    assert "square_piece(pass, R, piece);" in several
 
 
 @pytest.mark.parametrize("missing", ["scipy", "threadpoolctl"])

@@ -275,12 +275,11 @@ def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_on_a_gpu_it_is_left_to_the_reference_engine(name, cupy):
-    params, rule = {"w": cupy.asarray(np.ones((2, 3), "float32"))}, make(name, MATRICES[name][0])
-    why = f"{name} multiplies matrices, which the engine does not do"
-    assert f"engine array_api (cupy: {why})" in ao.Optimizer(params, rule).explain()
-    with pytest.raises(ValueError, match=f"engine 'cupy' cannot run {name}: {why}"):
-        ao.Optimizer(params, rule, engine="cupy").explain()
+def test_on_a_gpu_the_library_multiplies_too(name, cupy):
+    """What comes of it: `tests.engines.cuda.test_cupy_products`."""
+    text = ao.Optimizer({"w": cupy.asarray(np.ones((2, 3), "float32"))}, make(name, MATRICES[name][0])).explain()
+    assert "engine cupy (the fastest for cupy arrays)" in text
+    assert "MFLOPs in products, symmetric ones in full" in text
 
 
 def test_the_radius_does_not_wander():

@@ -53,12 +53,22 @@ MATRIX_FAULTS = [
 ]  # fmt: skip
 """In the source of CAME in float32, for tensors of rank 4."""
 
+SQUARE_FAULTS = [
+    ("a tail of a square lost", "pieces = (size + kChunk - 1) / kChunk", "pieces = size / kChunk + (size < kChunk)"),
+    ("beyond the end of a square", "begin + kChunk < stop ? begin + kChunk : stop", "begin + kChunk"),
+    ("words of a square read where they are not aligned", "size % kVector == 0", "true"),
+    ("one square for all of a batch", "batch = piece / pieces;", "batch = 0;"),
+    ("scratch arrays of another pass that is alike", "stage == 10 ? AT_spill2 : ", ""),
+]
+"""In the source of Muon in float32, for tensors of rank 3."""
+
 SHAPES = {
+    "Muon": [(3, 5, 7), (1, 70, 80), (2, 1, 9)],
     "LAMB": [(37,), (3,), (4095,), (4097,), (40001,)],
     "CAME": [(2, 3, 70, 33), (5, 4, 3, 3), (1, 1, 129, 257), (2, 200, 1, 1), (1, 2, 9, 300), (1, 20, 20, 30)],
 }
-RULES = {"LAMB": ao.LAMB(lr=0.1), "CAME": ao.CAME(lr=0.01)}
-PLANTED = {"LAMB": FAULTS, "CAME": MATRIX_FAULTS}
+RULES = {"Muon": ao.Muon(lr=0.1, ns_steps=4, matrix="last"), "LAMB": ao.LAMB(lr=0.1), "CAME": ao.CAME(lr=0.01)}
+PLANTED = {"LAMB": FAULTS, "CAME": MATRIX_FAULTS, "Muon": SQUARE_FAULTS}
 
 
 def steps(cupy, name):

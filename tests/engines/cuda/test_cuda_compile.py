@@ -5,10 +5,11 @@ import re
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.emit_judge import emit_judge
 from arrayopt.fusion.plan import plan_for
 from tests.cudacpu import nvrtc
-from tests.support.cases import CASES, make
+from tests.support.cases import CASES, MATRICES, make
 from tests.support.slow import marked
 from tests.support.tracing import made
 
@@ -73,6 +74,24 @@ def test_every_kernel_compiles(name, dtype, rank, arch):
         assert used["run"].registers <= BUDGET[name]
         assert used["run"].spill_stores == used["run"].spill_loads == 0
     assert used["run"].shared <= 48 << 10
+
+
+FORMS = {"wide": (30, 40), "tall": (40, 30), "batch": (3, 30, 40)}
+PRODUCTS = [(n, f, d, a) for n in MATRICES for f in FORMS for d in ("float32", "bfloat16", "float64") for a in ARCHS]
+PRODUCTS = [x for x in PRODUCTS if x[1] == "wide" or (x[2] == "float32" and x[3] in (OLDEST, NEWEST))]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "dtype", "arch"),
+    marked(PRODUCTS, lambda *case: case == ("Muon", "wide", "float32", NEWEST)),
+)
+def test_what_comes_between_products_compiles(name, form, dtype, arch):
+    shape = FORMS[form]
+    plan = plan_for(make(name, {"lr": 0.1, "matrix": "last"}), len(shape), dtype, shape=shape, lean=True)
+    _, _, log = nvrtc.compile(emit(plan, dtype), arch=arch, options=OPTIONS)
+    used = nvrtc.usage(log)["run"]
+    assert used.registers <= 128
+    assert used.spill_stores == used.spill_loads == 0
 
 
 @pytest.mark.parametrize(

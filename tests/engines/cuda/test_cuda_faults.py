@@ -22,7 +22,7 @@ def found(rule, number):
     return ran.stdout.strip()
 
 
-@pytest.mark.parametrize("rule", PLANTED)
+@pytest.mark.parametrize("rule", marked([(rule,) for rule in PLANTED], lambda rule: rule != "Muon"))
 def test_without_a_fault_nothing_is_found(rule):
     assert found(rule, "none") == ""
 

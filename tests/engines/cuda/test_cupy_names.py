@@ -108,6 +108,15 @@ def test_names_that_the_package_uses_exist():
                 found = getattr(found, part)
 
 
+@needs_cupy
+def test_cupy_s_module_for_cublas_is_linked_with_it():
+    """The engine asks this module for cuBLAS; where there is no GPU it cannot be imported, but read."""
+    folder = Path(find_spec("cupy").origin).parents[1] / "cupy_backends" / "cuda" / "libs"
+    (module,) = folder.glob("cublas.*")
+    assert b"libcublas.so." in module.read_bytes()
+    assert b"cublasGemmStridedBatchedEx" in module.read_bytes()
+
+
 def offered(cupy):
     """The stand-in's own functions and classes with their methods, by the names that CuPy has for them."""
     modules = {"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.runtime": cupy.cuda.runtime}

@@ -18,22 +18,26 @@ MATRICES = st.lists(st.tuples(FEW, FEW, MANY, MANY), min_size=1, max_size=4)
 some = settings(max_examples=examples(25), deadline=None, derandomize=True)
 
 
-def check(rule, shapes, lag, chosen):
-    plan = plan_for(rule, len(shapes[0]), "float32", lean=True)
+def check(rule, shapes, lag, chosen, *, apart=False):
+    plan = plan_for(rule, len(shapes[0]), "float32", shape=shapes[0], lean=True)
     geo = geometry(shapes, plan.element)
     tiles(geo, plan.element)
     made = stages(plan)
     counts = pieces(made, geo)
     rows = np.flatnonzero([i in chosen for i in range(len(shapes))])
-    queue, ends = tickets(made, counts, rows, lag)
+    queue, ends = tickets(made, counts, rows, lag, apart=apart)
     assert ends == sorted(ends)
     assert ends[-1] == len(queue)
-    assert len(ends) == (1 if lag is not None else len(plan.passes))
+    assert len(ends) == (1 if lag is not None else len(plan.passes) + apart)
+    depth = np.cumsum([0, *(stage.kind in ("pass", "product") for stage in made)])
+    whole = (counts == 1)[:, [stage.kind != "product" for stage in made]].all(axis=1)
+    launch = np.searchsorted(ends, np.arange(len(queue)), "right")
     done = np.zeros(len(shapes), int)
     seen = set()
-    for ticket in queue.tolist():
+    for ticket, part in zip(queue.tolist(), launch.tolist(), strict=True):
         tensor, piece, first, stop, wait = ticket
-        assert done[tensor] >= wait == counts[tensor, :first].sum()
+        assert done[tensor] >= wait == (0 if whole[tensor] else counts[tensor, :first].sum())
+        assert not apart or set(depth[first:stop]) == {part}
         for stage in range(first, stop):
             assert piece < counts[tensor, stage]
             seen.add((tensor, stage, piece))
@@ -56,3 +60,11 @@ def test_rows_of_elements(rule, lag, sizes, chosen):
 @given(shapes=MATRICES)
 def test_matrices(rule, lag, shapes):
     check(rule, shapes, lag, set(range(len(shapes))))
+
+
+@pytest.mark.parametrize("rule", [ao.CAME(lr=0.1), ao.Muon(lr=0.1, ns_steps=2)], ids=lambda rule: type(rule).__name__)
+@some
+@given(shapes=MATRICES)
+def test_a_launch_for_each_pass_where_something_comes_between(rule, shapes):
+    """Products, and exchanges with other ranks: of no tensor two passes are in one launch, be it small."""
+    check(rule, [(a, b, min(r, c), max(r, c)) for a, b, r, c in shapes], None, set(range(len(shapes))), apart=True)

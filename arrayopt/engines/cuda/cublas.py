@@ -1,0 +1,205 @@
+"""cuBLAS by its own functions, with a handle, a stream and a workspace that are set before each step.
+
+CuPy's calls raise while a stream is being captured, and the workspace of a handle that is left to cuBLAS is not ours to
+keep for a graph. CuPy finds the library and loads it.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from arrayopt.state.run import Run
+
+__all__ = ["Alike", "Blas", "Call", "blas_of", "grouped", "has_groups", "library", "strided"]
+
+POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+
+STRIDED, GROUPED = "cublasGemmStridedBatchedEx", "cublasGemmGroupedBatchedEx"
+
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cublasCreate_v2": (ctypes.POINTER(POINTER),),
+    "cublasSetStream_v2": (POINTER, POINTER),
+    "cublasSetWorkspace_v2": (POINTER, POINTER, ctypes.c_size_t),
+    "cublasSetMathMode": (POINTER, INT),
+    # handle; whether a and b are turned; m, n, k; alpha; a, b, c, each with type, leading dimension and stride; count
+    STRIDED: (
+        *(POINTER, INT, INT, INT, INT, INT, POINTER, POINTER, INT, INT, LONG, POINTER, INT, INT, LONG),
+        *(POINTER, POINTER, INT, INT, LONG, INT, INT, INT),
+    ),
+    # the same, but all that is a group's is an array, and a, b and c are arrays of addresses on the device
+    GROUPED: (
+        *(POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER),
+        *(POINTER, POINTER, INT, POINTER, INT, POINTER, INT),
+    ),
+}
+"""What is called, and its arguments; each returns a status. cuBLAS has groups from CUDA 12.5 on."""
+
+TYPES = {"float32": (0, 68, ctypes.c_float), "float64": (1, 70, ctypes.c_double)}
+"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for."""
+
+MATH = 16
+"""The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than arithmetic has."""
+
+DEFAULT_ALGORITHM = -1
+
+Call = tuple[str, tuple[Any, ...]]
+"""A function of cuBLAS, and what it is given beside its handle. Arrays of the host must live as long as a graph."""
+
+
+class Alike(NamedTuple):
+    """Products of matrices of one shape, which lie row by row at equal distances.
+
+    Attributes
+    ----------
+    turned : tuple of bool
+        Whether A and B are the transposes of what is stored.
+    extents : tuple of int
+        The rows and columns of the product, and the length of the sums.
+    first : tuple of int
+        The addresses of the first A, B and C.
+    apart : tuple of int
+        The distances in bytes from one A, B and C to the next.
+    number : int
+        How many products.
+    """
+
+    turned: tuple[bool, bool]
+    extents: tuple[int, int, int]
+    first: tuple[int, int, int]
+    apart: tuple[int, int, int]
+    number: int
+
+    @property
+    def steps(self) -> tuple[int, int, int]:
+        """The lengths of the rows of A, B and C as they are stored."""
+        rows, columns, length = self.extents
+        return rows if self.turned[0] else length, length if self.turned[1] else columns, columns
+
+
+class BlasError(RuntimeError):
+    """A call of cuBLAS has failed."""
+
+
+@cache
+def library() -> Any:
+    """The functions of cuBLAS.
+
+    Raises
+    ------
+    ValueError
+        If CuPy finds no cuBLAS.
+    """
+    try:
+        own = import_module("cupy_backends.cuda.libs.cublas").__file__
+    except ImportError as error:
+        raise ValueError(f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}") from error
+    major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is loaded by now
+    for name in (own, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
+        try:
+            found = ctypes.CDLL(name)
+            for function, arguments in PROTOTYPES.items():
+                if function != GROUPED or hasattr(found, GROUPED):
+                    getattr(found, function).argtypes = arguments
+        except (OSError, AttributeError):
+            continue
+        return found
+    raise ValueError(f"to multiply matrices it needs cuBLAS of CUDA {major}, which cannot be loaded")
+
+
+def has_groups() -> bool:
+    """Whether products of several shapes can be one call."""
+    return hasattr(library(), GROUPED)
+
+
+def _call(name: str, *args: Any) -> None:
+    """Call a function of cuBLAS."""
+    status = getattr(library(), name)(*args)
+    if status != 0:
+        what = {1: "it could not be set up", 3: "memory ran out"}.get(status, "see cublasStatus_t")
+        raise BlasError(f"engine 'cupy': {name} failed with status {status}: {what}")
+
+
+_free: dict[int, list[int]] = {}
+"""Handles by device that nobody has now. They are kept: to destroy one waits for the device."""
+
+
+class Blas:
+    """cuBLAS on the current device, and scratch memory, for the steps of one optimizer."""
+
+    def __init__(self, device: int) -> None:
+        free = _free.setdefault(device, [])
+        try:
+            self.handle = free.pop()
+        except IndexError:
+            made = POINTER()
+            _call("cublasCreate_v2", ctypes.byref(made))
+            self.handle = int(made.value or 0)
+            _call("cublasSetMathMode", self.handle, MATH)
+        weakref.finalize(self, free.append, self.handle).atexit = False
+        # of the size that NVIDIA recommends; a graph has its address
+        size = (32 if int(cupy.cuda.Device().compute_capability) >= 90 else 4) << 20
+        self.workspace = cupy.empty(size, np.uint8)
+        self.rooms: dict[tuple[str, int], Any] = {}
+
+    def room(self, name: str, size: int, dtype: Any) -> Any:
+        """Memory for so many numbers, which all tables of the optimizer share: nothing is left in it after a step."""
+        key = name, np.dtype(dtype).itemsize
+        if key not in self.rooms or self.rooms[key].size < size:
+            self.rooms[key] = cupy.empty(size, dtype)  # who has a smaller one keeps it
+        return self.rooms[key]
+
+    def use(self) -> None:
+        """Have what follows done in the current stream."""
+        _call("cublasSetStream_v2", self.handle, cupy.cuda.get_current_stream().ptr)  # which takes the workspace away
+        _call("cublasSetWorkspace_v2", self.handle, self.workspace.data.ptr, self.workspace.nbytes)
+
+    def multiply(self, calls: Sequence[Call]) -> None:
+        """Make products, as `strided` and `grouped` say them."""
+        for name, arguments in calls:
+            _call(name, self.handle, *arguments)
+
+
+def strided(dtype: str, of: Alike) -> Call:
+    """The call that makes products of one shape.
+
+    cuBLAS has matrices column by column: each is the transpose of ours. So it is asked for BᵀAᵀ, which is (AB)ᵀ.
+    """
+    kind, compute, real = TYPES[dtype]
+    rows, columns, length = of.extents
+    size = np.dtype(dtype).itemsize
+    a, b, c = ((x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True))
+    turned = (int(of.turned[1]), int(of.turned[0]))
+    one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
+    return STRIDED, (*turned, columns, rows, length, one, *b, *a, zero, *c, of.number, compute, DEFAULT_ALGORITHM)
+
+
+def grouped(dtype: str, groups: Sequence[Alike], addresses: tuple[int, int, int]) -> Call:
+    """The call that makes products of several shapes; the addresses of all A, B and C are on the device."""
+    kind, compute, real = TYPES[dtype]
+
+    def each(values: Iterable[Any], kind: Any = INT) -> Any:
+        return (kind * len(groups))(*values)
+
+    a, b, c = ((addresses[i], kind, each(x.steps[i] for x in groups)) for i in range(3))
+    turned = (each(x.turned[i] for x in groups) for i in (1, 0))
+    extents = (each(x.extents[i] for x in groups) for i in (1, 0, 2))
+    ones, zeros = (each([x] * len(groups), real) for x in (1.0, 0.0))
+    return GROUPED, (*turned, *extents, ones, *b, *a, zeros, *c, len(groups), each(x.number for x in groups), compute)
+
+
+_users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDictionary()
+
+
+def blas_of(run: Run, device: int) -> Blas:
+    """What the steps of one optimizer have on the current device: they come one after the other."""
+    own = _users.setdefault(run, {})
+    if device not in own:
+        own[device] = Blas(device)
+    return own[device]

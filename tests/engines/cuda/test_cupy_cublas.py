@@ -1,0 +1,182 @@
+"""Calls of cuBLAS over the stand-in for it: row by row against NumPy, and each mistake that a device would not tell."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arrayopt.state.run import Run
+from tests.cudacpu import KernelError
+from tests.cudacpu.standin import cublas as fake
+from tests.support.slow import examples
+
+SIDES = st.integers(1, 6)
+SHAPES = st.tuples(SIDES, SIDES, SIDES, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 2))
+
+
+@pytest.fixture
+def blas(cupy):
+    from arrayopt.engines.cuda import cublas
+
+    made = cublas.Blas(0)
+    made.use()
+    return made
+
+
+def operands(cupy, shape, dtype, seed=0):
+    """A, B and C for some products, each with room between them, and what is asked for."""
+    from arrayopt.engines.cuda.cublas import Alike
+
+    m, n, k, ta, tb, count, apart = shape
+    r, size = np.random.default_rng(seed), np.dtype(dtype).itemsize
+    sides = [(k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n)]
+    host = [r.standard_normal((count, a * b + apart)).astype(dtype) for a, b in sides]
+    there = [cupy.asarray(x) for x in host]
+    views = [x[:, : a * b].reshape(count, a, b) for x, (a, b) in zip(host, sides, strict=True)]
+    x, y = views[0].mT if ta else views[0], views[1].mT if tb else views[1]
+    expected = host[2].copy()
+    expected[:, : m * n] = (x @ y).reshape(count, -1)
+    first, steps = (tuple(f(v) for v in there) for f in (lambda v: v.data.ptr, lambda v: v.shape[1] * size))
+    return there, expected, Alike((ta, tb), (m, n, k), first, steps, count)
+
+
+def table(cupy, alike):
+    """The addresses of several shapes' matrices on the device."""
+    rows = [[x.first[i] + j * x.apart[i] for x in alike for j in range(x.number)] for i in range(3)]
+    return cupy.asarray(np.array(rows))
+
+
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
+@given(shapes=st.lists(SHAPES, min_size=1, max_size=3), dtype=st.sampled_from(["float32", "float64"]))
+def test_products_row_by_row(shapes, dtype):
+    from tests.cudacpu import standin
+
+    with standin.installed() as cupy:
+        from arrayopt.engines.cuda import cublas
+
+        blas = cublas.Blas(0)
+        blas.use()
+        for together in (False, True):
+            made = [operands(cupy, shape, dtype, i) for i, shape in enumerate(shapes)]
+            alike = [x for _, _, x in made]
+            places = table(cupy, alike)
+            addresses = tuple(places.data.ptr + i * places.shape[1] * 8 for i in range(3))
+            calls = [cublas.grouped(dtype, alike, addresses)] if together else [cublas.strided(dtype, x) for x in alike]
+            blas.multiply(calls)
+            for (_, _, c), expected, _ in made:
+                np.testing.assert_allclose(c.get(), expected, rtol=1e-4, atol=1e-5)
+
+
+def refused(cublas, blas, call, why):
+    with pytest.raises(cublas.BlasError, match="failed with status"):
+        blas.multiply([call])
+    assert why in fake.reasons[-1]
+
+
+def test_what_is_wrong_when_it_is_called(cupy, blas):
+    from arrayopt.engines.cuda import cublas
+
+    there, _, alike = operands(cupy, (4, 3, 2, False, False, 2, 0), "float32")
+    name, right = cublas.strided("float32", alike)
+    order = "ta tb m n k alpha a of_a lda da b of_b ldb db beta c of_c ldc dc count compute"
+
+    def but(**changes):
+        made = list(right)
+        for key, x in changes.items():
+            made[order.split().index(key)] = x
+        return name, tuple(made)
+
+    refused(cublas, blas, but(lda=2), "the leading dimension of A is 2, and it has 3 rows")
+    refused(cublas, blas, but(ldb=1), "the leading dimension of B")
+    refused(cublas, blas, but(ldc=2), "the leading dimension of C")
+    refused(cublas, blas, but(ta=1, lda=1), "the leading dimension of A is 1, and it has 2 rows")
+    refused(cublas, blas, but(m=-1), "extents -1")
+    refused(cublas, blas, but(compute=77), "computed in 77")
+    refused(cublas, blas, but(of_c=1), "types")
+    with cupy.cuda.Stream(non_blocking=True):
+        refused(cublas, blas, (name, right), "stream is not the current one")
+    with cupy.cuda.Device(1):
+        refused(cublas, blas, (name, right), "a handle of device 0 on device 1")
+    cublas._call("cublasSetMathMode", blas.handle, 3)
+    refused(cublas, blas, (name, right), "operands would be rounded")
+    cublas._call("cublasSetMathMode", blas.handle, 16)
+    handle, blas.handle = blas.handle, 8
+    refused(cublas, blas, (name, right), "8 is no handle")
+    blas.handle = handle
+    with pytest.raises(ctypes.ArgumentError):
+        blas.multiply([(name, (*right[:-1], 1.5))])
+    blas.multiply([(name, right)])
+    there[2].get()
+
+
+@pytest.mark.parametrize("what", ["stride", "address", "overlap", "results", "freed", "device", "workspace"])
+def test_what_is_wrong_when_it_is_done(cupy, blas, what):
+    from arrayopt.engines.cuda import cublas
+
+    (a, b, c), _, alike = operands(cupy, (4, 3, 2, False, False, 2, 0), "float32")
+    first, apart = list(alike.first), list(alike.apart)
+    if what == "stride":
+        apart[0] = 1 << 20
+    if what == "address":
+        first[1] += 4
+    if what == "overlap":
+        first[2] = first[1]
+    if what == "results":
+        apart[2] = 16
+    if what == "device":
+        with cupy.cuda.Device(1):
+            other = cupy.empty(100, "float32")
+        first[0] = other.data.ptr
+    if what == "workspace":
+        cublas._call("cublasSetWorkspace_v2", blas.handle, a.data.ptr & ~255, 1 << 20)
+    if what == "freed":
+        del a
+    wrong = cublas.strided("float32", alike._replace(first=tuple(first), apart=tuple(apart)))
+    blas.multiply([wrong])
+    with pytest.raises(KernelError, match="overlap" if what in ("overlap", "results") else "bounds|is on device 1"):
+        cupy.cuda.get_current_stream().synchronize()
+    del b, c
+
+
+def test_what_is_wrong_in_a_graph(cupy, blas):
+    from arrayopt.engines.cuda import cublas
+
+    there, expected, alike = operands(cupy, (4, 3, 2, False, True, 2, 0), "float64")
+    places = table(cupy, [alike])
+    call = cublas.grouped("float64", [alike], tuple(places.data.ptr + i * 16 for i in range(3)))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        blas.use()
+        cublas._call("cublasSetStream_v2", blas.handle, stream.ptr)  # which takes the workspace away
+        stream.begin_capture()
+        refused(cublas, blas, call, "the handle has no workspace")
+        blas.use()
+        blas.multiply([call])
+        graph = stream.end_capture()
+        graph.launch(stream)
+        np.testing.assert_allclose(there[2].get(), expected)
+        call[1][2][0] = 1  # an array of the host, which a graph may read again
+        graph.launch(stream)
+        with pytest.raises(KernelError, match="not what it was when it was captured"):
+            stream.synchronize()
+        call[1][2][0] = 3
+        places = None
+        graph.launch(stream)
+        with pytest.raises(KernelError, match="a table is out of bounds, or its memory was freed"):
+            stream.synchronize()
+
+
+def test_each_optimizer_and_device_has_its_own(cupy):
+    from arrayopt.engines.cuda.cublas import blas_of
+
+    runs = [Run(1), Run(1)]
+    made = [blas_of(run, 0) for run in runs]
+    with cupy.cuda.Device(1):
+        made.append(blas_of(runs[0], 1))
+    assert len({x.handle for x in made}) == len({x.workspace.data.ptr for x in made}) == 3
+    assert blas_of(runs[0], 0) is made[0]
+    assert made[2].workspace.device.id == 1
+    assert made[0].workspace.nbytes == 32 << 20
