@@ -16,18 +16,15 @@ Report = dict[str, Array]
 
 
 class Partials(NamedTuple):
-    """Partial results in which each rank has filled its own stretch.
+    """Partial results in which each rank has filled its own piece.
 
     Attributes
     ----------
-    room : array
-        Of rank 1.
-    ends : tuple of int
-        Rank r has filled ``room[ends[r] : ends[r + 1]]``.
+    pieces : tuple of array
+        For each rank, in this rank's memory, what that one fills in.
     """
 
-    room: Any
-    ends: tuple[int, ...]
+    pieces: tuple[Any, ...]
 
 
 def abreast(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:

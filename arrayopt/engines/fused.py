@@ -146,7 +146,8 @@ class Fused(ABC):
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
-        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not plan.spilled else None
+        apart = tensor.block is not None and tensor.kind == "cut"
+        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
@@ -175,7 +176,7 @@ class Fused(ABC):
                 if g is not None or common is not None:
                     x = tensor.array
                     plan = plan_for(
-                        bucket.rule, x.ndim, dtype_name(x), shape=x.shape, clip=clip, stats=stats, lean=self.lean
+                        bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats, lean=self.lean
                     )
                     split = self._split(plan, tensor)
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]

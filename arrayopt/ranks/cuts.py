@@ -19,7 +19,8 @@ from arrayopt.fusion.layout import CHUNK, boundaries, geometry
 from arrayopt.fusion.plan import plan_for
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Share, Tensor
+from arrayopt.state.shares import Share
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["divide"]
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from arrayopt.arrays import WORKING, Array, dtype_name, place, size, to_host
 from arrayopt.ranks.comm import Comm, as_bytes
-from arrayopt.state.tensors import Share, Tensor
+from arrayopt.state.shares import Share
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Sums"]
 

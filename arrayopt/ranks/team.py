@@ -122,14 +122,14 @@ class Team(Alone):
         tensors = [tensor for group in groups for tensor in group.tensors]
         parts = [x for x in tensors if x.block is not None]
         with self.warned("Optimizer"):
-            check_parts(groups, self._engine)
+            needs = check_parts(groups, self._engine)
         settings = {"`grads`": self._ranks.grads, "`gather`": self._ranks.gather}
         self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
         if parts:
             mine = [(x.block and x.block.offset, tuple(x.array.shape), _checksum(x.array)) for x in parts]
             every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
             for i, tensor in enumerate(parts):
-                tensor.share = shards(tensor, self.rank, [own[i] for own in every])
+                tensor.share = shards(tensor, self.rank, [own[i] for own in every], needs[tensor.name])
         divide(groups, self._engine, self.rank, self.size)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
@@ -144,17 +144,17 @@ class Team(Alone):
     # ---- a step -----------------------------------------------------------------------------------------------------
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        counts = [sum((x.ends[r + 1] - x.ends[r]) * x.room.itemsize for x in wanted) for r in range(self.size)]
-        mine = [as_bytes(x.room[x.ends[self.rank] : x.ends[self.rank + 1]]) for x in wanted]
+        counts = [sum(x.pieces[r].nbytes for x in wanted) for r in range(self.size)]
+        mine = [as_bytes(np.ascontiguousarray(x.pieces[self.rank])) for x in wanted]
         pending = self._comm.allgather(np.concatenate(mine), counts)
 
         def finish() -> None:
             for r, got in enumerate(pending()):
                 at = 0
                 for x in wanted if r != self.rank else ():
-                    room = as_bytes(x.room[x.ends[r] : x.ends[r + 1]])
-                    room[:] = got[at : at + len(room)]
-                    at += len(room)
+                    piece = x.pieces[r]
+                    piece[...] = got[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+                    at += piece.nbytes
 
         return finish
 
