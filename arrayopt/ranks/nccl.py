@@ -98,6 +98,21 @@ class NcclComm(Comm):
             if isinstance(given, np.ndarray) and root != self.rank:
                 given[:] = x.get()
 
+    def add(self, x: Any, counts: Sequence[int]) -> Any:
+        with self._device:
+            there = self._there(x)
+            kind = self._nccl.NCCL_FLOAT64 if there.itemsize == 8 else self._nccl.NCCL_FLOAT32
+            room = self._cupy.empty(counts[self.rank], there.dtype)
+            at = there.data.ptr + there.itemsize * np.concatenate([[0], np.cumsum(counts)[:-1]])
+        calls = [
+            partial(self._comm.reduce, int(at[r]), room.data.ptr, int(n), kind, self._nccl.NCCL_SUM, r)
+            for r, n in enumerate(counts)
+            if n
+        ]
+        if calls:
+            self._call(calls)()
+        return room.get() if isinstance(x, np.ndarray) else room
+
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
         kind = self._nccl.NCCL_UINT8
         with self._device:

@@ -39,7 +39,7 @@ class Team(Alone):
     def __init__(self, ranks: Ranks, engine: str) -> None:
         self._comm, self._ranks, self._engine = ranks.open(), ranks, engine
         self.rank, self.size = self._comm.rank, self._comm.size
-        self._sums = Sums(self._comm, mean=ranks.grads == "mean")
+        self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # sections of `warned`, one in the other
@@ -123,7 +123,7 @@ class Team(Alone):
         parts = [x for x in tensors if x.block is not None]
         with self.warned("Optimizer"):
             needs = check_parts(groups, self._engine)
-        settings = {"`grads`": self._ranks.grads, "`gather`": self._ranks.gather}
+        settings = {f"`{name}`": getattr(self._ranks, name) for name in ("grads", "gather", "reduction")}
         self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
         if parts:
             mine = [(x.block and x.block.offset, tuple(x.array.shape), _checksum(x.array)) for x in parts]

@@ -85,7 +85,9 @@ class State(MutableMapping[Param, dict[str, Any]]):
 
 def show(p: Param, tensor: Tensor) -> dict[str, Any]:
     """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
-    return {STEP: torch.tensor(tensor.t), **{name: _as_given(p, x) for name, x in tensor.slots.items()}}
+    undivided = tensor.share.undivided if tensor.share is not None else ()
+    slots = {name: x if name in undivided else _as_given(p, x) for name, x in tensor.slots.items()}
+    return {STEP: torch.tensor(tensor.t), **slots}
 
 
 def _as_given(p: Param, x: Param) -> Param:

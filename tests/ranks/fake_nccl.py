@@ -6,7 +6,8 @@ import types
 import numpy as np
 from mpi4py import MPI
 
-NCCL_UINT8 = 1
+NCCL_UINT8, NCCL_INT32, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 2, 7, 8, 0
+TYPES = {NCCL_UINT8: np.uint8, NCCL_INT32: np.int32, NCCL_FLOAT32: np.float32, NCCL_FLOAT64: np.float64}
 _begun = None
 
 
@@ -29,7 +30,7 @@ def memory(address, count):
 
 
 class NcclCommunicator:
-    """What `arrayopt.ranks.nccl` asks of a communicator; numbers of elements are numbers of bytes."""
+    """What `arrayopt.ranks.nccl` asks of a communicator."""
 
     __module__ = "cupy_backends.cuda.libs.nccl"
 
@@ -54,7 +55,7 @@ class NcclCommunicator:
     def _later(self, call, kind, stream):
         import cupy
 
-        assert kind == NCCL_UINT8
+        assert kind in TYPES
         assert stream == cupy.cuda.get_current_stream().ptr
         assert not self.aborted
         cupy.cuda.get_current_stream().synchronize()  # what was to come first
@@ -68,6 +69,12 @@ class NcclCommunicator:
         assert sent == received
         self._later(lambda: self.comm.Ibcast(memory(sent, count), root), kind, stream)
 
+    def reduce(self, sent, received, count, kind, op, root, stream):
+        assert op == NCCL_SUM
+        size = np.dtype(TYPES[kind]).itemsize
+        there, room = (memory(x, count * size).view(TYPES[kind]) for x in (sent, received if self.comm.rank == root else sent))
+        self._later(lambda: self.comm.Ireduce(there, room, root=root), kind, stream)
+
     def send(self, sent, count, kind, peer, stream):
         self._later(lambda: self.comm.Isend(memory(sent, count), peer), kind, stream)
 
@@ -79,6 +86,10 @@ def module():
     """The module ``cupy.cuda.nccl``."""
     made = types.ModuleType("cupy.cuda.nccl")
     vars(made).update(
-        NCCL_UINT8=NCCL_UINT8, groupStart=groupStart, groupEnd=groupEnd, NcclCommunicator=NcclCommunicator
+        NCCL_UINT8=NCCL_UINT8,
+        NCCL_FLOAT32=NCCL_FLOAT32,
+        NCCL_FLOAT64=NCCL_FLOAT64,
+        NCCL_SUM=NCCL_SUM,
+        groupStart=groupStart, groupEnd=groupEnd, NcclCommunicator=NcclCommunicator
     )
     return made

@@ -50,6 +50,10 @@ def equal(comm, rank, size, folder):
         one = train(parameters(), rule, mean, engine="numba", **options)
         many = train(parameters(), rule, own[rank], ao.Ranks(comm, grads="mean"), engine="numba", **options)
         assert differing(contents(one), contents(many)) == []
+        there = ao.Ranks(comm, grads="mean", reduction="fast")
+        quick = train(parameters(), rule, own[rank], there, engine="numba", **options)
+        for name, x in quick.params.items():
+            np.testing.assert_allclose(x, many.params[name], rtol=1e-4, atol=1e-5)
     if hasattr(comm, "Idup"):
         shared(comm, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
@@ -93,10 +97,15 @@ def nccl(comm, rank, size, folder):
         def arrays(tree):
             return {name: cupy.asarray(x) for name, x in tree.items()}
 
-        for how, options in (("reduced", {}), ("mean", {}), ("reduced", {"clip_norm": 0.1, "stats": True})):
+        for how, order, options in (
+            ("reduced", "ordered", {}),
+            ("mean", "ordered", {}),
+            ("mean", "fast", {}),
+            ("reduced", "ordered", {"clip_norm": 0.1, "stats": True}),
+        ):
             every = [arrays(gradients(k, shapes)) for k in range(3)]
             one = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), every, **options)
-            there = ao.Ranks(fake_nccl.NcclCommunicator(), grads=how)
+            there = ao.Ranks(fake_nccl.NcclCommunicator(), grads=how, reduction=order)
             many = train(arrays(parameters(shapes)), ao.LAMB(lr=0.01), every, there, **options)
             one.save(os.path.join(folder, f"one{rank}"))
             many.save(os.path.join(folder, "many"))
