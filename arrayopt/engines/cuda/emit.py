@@ -2,16 +2,18 @@
 
 For each pass there is a `PassK`, which does what the pass does with some elements; for each loop between passes a
 `betweenK`; `piece` finds the stage, and `scalars_of` computes the scalars of a step. The kernels are `prepare` and
-`run`.
+`run`. Passes that differ in nothing but which scratch arrays they have, as those between products of matrices do, share
+a struct.
 """
+
+import re
 
 from arrayopt.engines.cuda.between import between, hypers, scalars
 from arrayopt.engines.cuda.stages import stages
 from arrayopt.engines.cuda.text import CudaText, header
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import SCRATCH, Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
-from arrayopt.fusion.symbol import TraceError
 
 __all__ = ["LEAN", "emit"]
 
@@ -31,24 +33,37 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     about : str
         What to say in the first line, and below it.
     """
-    if plan.multiplies:
-        raise TraceError("products of matrices are not emitted for CUDA; engine 'array_api' runs the rule as it is")
     m = CudaText(plan, dtype, grad_dtype or dtype)
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
     m.constants(len(hypers(plan)))
     flat = plan.element == "C"
-    for name in ("storage", "arithmetic", "sums", "prepare", "queue", *(("flat",) if flat else ("matrix", "between"))):
+    last = ("flat",) if flat else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
+    for name in ("storage", "arithmetic", "sums", "prepare", "queue", *last):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
-    made = stages(plan)
-    for j, stage in enumerate(made):
+    alike: dict[str, list[int]] = {}
+    for j, stage in enumerate(stages(plan)):
         if stage.kind == "pass":
+            begin = len(m.lines)
             _pass(m, stage.index, m.form.passes[stage.index])
-        else:
+            same = alike.setdefault(_bare("\n".join(m.lines[begin + 1 :])), [])
+            same.append(stage.index)
+            del m.lines[begin + 1 if same[1:] else len(m.lines) :]
+        elif stage.kind != "product":
             between(m, j, stage)
-    _piece(m, flat)
+    _piece(m, flat, list(alike.values()))
     scalars(m)
     return m.text()
+
+
+def _bare(text: str) -> str:
+    """The text of a pass, with other names for what may have any: itself, its values and its scratch arrays."""
+    names: dict[str, str] = {}
+
+    def named(found: "re.Match[str]") -> str:
+        return (found[1] or "") + names.setdefault(found[2], f"name{len(names)}")
+
+    return re.sub(rf"\b(at_|column_|read_|write_|first_)?({SCRATCH}\d+|x_?\d+|Pass\d+)\b", named, text)
 
 
 def _pass(m: CudaText, k: int, p: Sweep) -> None:
@@ -89,9 +104,11 @@ RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"
 
 def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row."""
-    reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[AT_{name}]))" for name in dict.fromkeys(arrays)]
+    columns = {name: f"column_{name}" if name in m.plan.spilled else f"AT_{name}" for name in dict.fromkeys(arrays)}
+    reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[{column}]))" for name, column in columns.items()]
+    given = "".join(f", int {column}" for name, column in columns.items() if name in m.plan.spilled)
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
-    m.put(1, f"__device__ Pass{k}(const Step& step, int tensor)", f"    : {', '.join(start)} {{")
+    m.put(1, f"__device__ Pass{k}(const Step& step, int tensor{given})", f"    : {', '.join(start)} {{")
     m.put(2, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
     m.put(2, "const double* const value = step.values + (long long)tensor * kValues;")
     m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("host", "tensor")), "(void)scalar, (void)value;")
@@ -142,22 +159,38 @@ def _at(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
     m.put(1, "}")
 
 
-def _piece(m: CudaText, flat: bool) -> None:
-    """One piece of one stage."""
+def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
+    """One piece of one stage; passes that are alike have one place in it."""
     m.open("void piece(const Step& step, int stage, int tensor, int piece)")
     if not flat:
         extents = ", ".join(f"t[IN_{x}]" for x in ("R", "C", "TR", "TC", "G", "NR", "NC"))
         m.put(1, f"const Tile tile = {{{extents}, A * B}};")
     m.put(1, "switch (stage) {")
-    for j, stage in enumerate(stages(m.plan)):
-        m.put(2, f"case {j}: {{")
+    made = stages(m.plan)
+    at = {stage.index: j for j, stage in enumerate(made) if stage.kind == "pass"}
+    for j, stage in enumerate(made):
+        same = next((x for x in alike if stage.kind == "pass" and stage.index in x), [stage.index])
+        if stage.kind == "product" or stage.index != same[0]:
+            continue
         if stage.kind != "pass":
-            m.put(3, f"between{j}(step, tensor, piece);")
+            m.put(2, f"case {j}: {{", f"    between{j}(step, tensor, piece);")
         else:
-            m.put(3, f"Pass{stage.index} pass(step, tensor);")
-            call = "flat_piece(pass, t[IN_SIZE]," if flat else "matrix_piece(pass, tile,"
-            m.put(3, f"{call} t[IN_ALIGNED] != 0, piece);")
+            m.put(2, f"{' '.join(f'case {at[k]}:' for k in same)} {{")
+            m.put(3, f"Pass{same[0]} pass(step, tensor{_columns(m, [(at[k], m.form.passes[k]) for k in same])});")
+            call = "flat_piece(pass, t[IN_SIZE]" if flat else "matrix_piece(pass, tile"
+            call += ", t[IN_ALIGNED] != 0"
+            m.put(3, f"{f'square_piece(pass, {stage.axes[-1].upper()}' if stage.square else call}, piece);")
         m.put(3, "break;")
         m.put(2, "}")
     m.put(1, "}")
     m.put(0, "}", "")
+
+
+def _columns(m: CudaText, same: list[tuple[int, Sweep]]) -> str:
+    """Where the scratch arrays are, of the pass that a stage is."""
+    names = zip(*([f"AT_{x}" for x in p.arrays if x in m.plan.spilled] for _, p in same), strict=True)
+    text = ""
+    for each in names:
+        choice = "".join(f"stage == {j} ? {x} : " for (j, _), x in zip(same, each[:-1], strict=False) if x != each[-1])
+        text += f", {choice}{each[-1]}"
+    return text

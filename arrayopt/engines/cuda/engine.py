@@ -1,6 +1,6 @@
 """The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +13,11 @@ from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
+from arrayopt.engines.cuda.cublas import Blas, blas_of, library
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
+from arrayopt.engines.cuda.products import calls_of, scratch_starts
 from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
@@ -69,6 +71,7 @@ class _Table(Batch):
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
+            self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
         self.staged: dict[tuple[int, str], Any] = {}
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
@@ -80,12 +83,10 @@ class _Table(Batch):
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
         n, wide = len(self.tensors), np.result_type(real, np.complex64)
-        sizes = -(-self.geo[:, GEOMETRY.index("SIZE")] // 4) * 4
         self.scratch = []
-        for name, kind in self.plan.spilled.items():
-            self.scratch.append(cupy.empty(int(sizes.sum()), wide if kind == "complex" else real))
-            starts = (np.cumsum(sizes) - sizes) * self.scratch[-1].dtype.itemsize
-            self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts
+        for name, (starts, size) in scratch_starts(self.plan, self.geo).items():
+            self.scratch.append(cupy.empty(size, wide if self.plan.spilled[name] == "complex" else real))
+            self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
@@ -167,12 +168,15 @@ class _Table(Batch):
         return self.packed[row]
 
     def queue(self, rows: Rows) -> Any:
-        """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""
+        """Rows, queue, where its launches end, counters, and the calls between launches; kept for the next step."""
         if rows.kept is None:
-            made, ends = tickets(self.stages, self.pieces, rows.all, self._lag(rows.all))
+            lag = None if self.plan.multiplies else self._lag(rows.all)
+            made, ends = tickets(self.stages, self.pieces, rows.all, lag, apart=self.plan.multiplies)
+            at = {name: self.host[:, self.at[name]] for name in self.plan.spilled}
+            calls = calls_of(self.plan, self.work.dtype.name, self.geo, at, rows.full)
             counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
             places = cupy.asarray(rows.all.astype(np.int32))
-            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters
+            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters, calls
         return rows.kept
 
     def _lag(self, rows: Ints) -> int | None:
@@ -190,16 +194,23 @@ class _Table(Batch):
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
         with on_device(self.access, self.device):
-            self._launch(rows)
+            if self.blas is not None:
+                self.blas.use()
+            for k in self.launches(rows):
+                if self.blas is not None:
+                    self.blas.multiply(self.queue(rows)[-1][k])
             if cupy.cuda.get_current_stream().is_capturing():
                 self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
         self.alive = []
 
-    def _launch(self, rows: Rows) -> None:
-        """All kernels of a step."""
+    def launches(self, rows: Rows) -> Iterator[int]:
+        """Launch the kernels of a step one by one; something else may come on the stream where this stops.
+
+        It stops after each launch, of the stages up to pass k: k is what it yields. What multiplies is not launched.
+        """
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        places, queue, ends, counters = self.queue(rows)
+        places, queue, ends, counters, _ = self.queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
         given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self._counted_up())
         rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
@@ -210,6 +221,7 @@ class _Table(Batch):
                 part = (queue, np.int32(first), np.int32(last), taken[i:], done, self.skip)
                 self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
             first = last
+            yield i
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 self.replace(row, name, copy)
@@ -260,7 +272,7 @@ class CuPy(Fused):
     """Generated kernels over all tensors at once; results do not depend on the grid."""
 
     name = "cupy"
-    batch = _Table
+    batch = products = _Table
     side_by_side = False
     lean = LEAN
     counts = True
@@ -270,6 +282,11 @@ class CuPy(Fused):
     def describe(self) -> str:
         """See `Fused.describe`."""
         return "CUDA kernels over all tensors at once"
+
+    def check_products(self, bucket: Bucket) -> None:
+        """See `Fused.check_products`."""
+        super().check_products(bucket)
+        library()
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
         """See `Engine.judge`."""

@@ -12,7 +12,9 @@ __all__ = ["TICKET", "tickets"]
 TICKET = np.dtype([("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", "i2"), ("wait", "i4")])
 
 
-def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tuple[Any, list[int]]:
+def tickets(
+    made: list[Stage], pieces: Ints, rows: Ints, lag: int | None, *, apart: bool = False
+) -> tuple[Any, list[int]]:
     """The queue of a step over some tensors.
 
     Parameters
@@ -26,6 +28,9 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     lag : int or None
         None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's next pass follows
         after so many tickets of other tensors, which is about as many as are being worked on at once.
+    apart : bool
+        Whether something else comes after each pass: a launch for each, also for small tensors, and one for what comes
+        after the last.
 
     Returns
     -------
@@ -36,12 +41,13 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     """
     chosen = pieces[rows]
     # how many passes lie before a stage, or before the pass that it prepares
-    depth = np.cumsum([0, *(stage.kind == "pass" for stage in made)])[:-1]
-    last = max(0, sum(stage.kind == "pass" for stage in made) - 1)
-    launch = np.minimum(depth, last)  # what ends a step needs none of its own
-    whole = (chosen == 1).all(axis=1)
-    small = np.zeros(int(whole.sum()), TICKET)
-    small["tensor"], small["stop"] = rows[whole], len(made)
+    depth = np.cumsum([0, *(stage.kind in ("pass", "product") for stage in made)])
+    last = max(0, int(depth[-1]) - (not apart))
+    launch = np.minimum(depth[:-1], last)  # what ends a step needs none of its own
+    passes = np.array([stage.kind == "pass" for stage in made], bool)
+    work = np.array([stage.kind != "product" for stage in made], bool)
+    whole = (chosen == 1)[:, work].all(axis=1)
+    small, early = _small(rows[whole], work, launch if apart else 0 * launch)
     counts, large = chosen[~whole], rows[~whole]
     waits = np.cumsum(counts, axis=1) - counts
     n = counts.ravel()
@@ -53,19 +59,29 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     queue["wait"] = waits.ravel()[each]
     back = depth[stage[each]] % 2 == 1  # every other pass runs backwards: it begins with what is in the cache
     queue["piece"] = np.where(back, n[each] - 1 - at, at)
-    passes = np.array([s.kind == "pass" for s in made])
+    both = np.concatenate([small, queue])
     if lag is None:
-        order = np.lexsort((at, owner[each], stage[each]))
-        ends = np.cumsum(np.bincount(launch[stage[each]], minlength=last + 1))
-        return np.concatenate([small, queue[order]]), (ends + len(small)).tolist()
+        when = np.concatenate([early, launch[stage[each]]])
+        own, place = (np.concatenate([0 * early - 1, x]) for x in (owner[each], at))
+        order = np.lexsort((place, own, both["stage"], own >= 0, when))
+        return both[order], np.cumsum(np.bincount(when, minlength=last + 1)).tolist()
     own = counts[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
     begin = np.zeros(len(rows), np.int64)  # in tickets of the first pass, all tensors one after the other
     length = np.ones(len(rows), np.int64)
     length[~whole] = own
     begin = np.cumsum(length) - length
     start = begin[~whole][owner] + depth[stage] * (own[owner] + lag)
-    key = np.concatenate([begin[whole], start[each] + np.where(passes[stage[each]], at, 0)])
-    both = np.concatenate([small, queue])
-    owners = np.concatenate([np.flatnonzero(whole), np.flatnonzero(~whole)[owner[each]]])
+    key = np.concatenate([begin[whole][: len(small)], start[each] + np.where(passes[stage[each]], at, 0)])
+    owners = np.concatenate([np.flatnonzero(whole)[: len(small)], np.flatnonzero(~whole)[owner[each]]])
     order = np.lexsort((both["stage"], owners, key))
     return both[order], [len(both)]
+
+
+def _small(rows: Ints, work: Any, launch: Ints) -> tuple[Any, Ints]:
+    """The tickets of tensors of one piece, each of all stages of a launch, and the launch of each."""
+    found = [(k, np.flatnonzero(work & (launch == k))) for k in np.unique(launch)]
+    spans = [(k, x[0], x[-1] + 1) for k, x in found if len(x)]
+    made = np.zeros(len(spans) * len(rows), TICKET)
+    made["tensor"] = np.tile(rows, len(spans))
+    when, made["stage"], made["stop"] = np.repeat(np.array(spans, np.int64).reshape(-1, 3), len(rows), axis=0).T
+    return made, when

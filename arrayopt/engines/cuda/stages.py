@@ -19,7 +19,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 __all__ = ["CHUNK", "OUTPUTS", "SMALL_COLUMNS", "SMALL_MATRIX", "SUMS", "Stage", "pieces", "stages", "tiles"]
 
 CHUNK = 4096
-"""Elements of a piece of a tensor that is seen as one row."""
+"""Elements of a piece of a tensor that is seen as one row, and of a matrix that a matrix makes with itself."""
 
 OUTPUTS, SUMS = 2048, 256
 """Values of a piece of a loop over rows, columns or matrices, and sums of a piece of a loop of sums."""
@@ -35,8 +35,9 @@ class Stage:
     Attributes
     ----------
     kind : str
-        ``pass``; ``loop``: reductions over elements are put together, and operations follow, over the same axes;
-        ``reduce``: one reduction of what a loop has made; ``store``: slots over the same axes are written.
+        ``pass``; ``product`` of matrices, which no kernel makes; ``loop``: reductions over elements are put together,
+        and operations follow, over the same axes; ``reduce``: one reduction of what a loop has made; ``store``: slots
+        over the same axes are written.
     index : int
         Which pass, or the one that it comes before.
     axes : str
@@ -53,6 +54,11 @@ class Stage:
     nodes: tuple[Node, ...] = ()
     slots: tuple[str, ...] = ()
 
+    @property
+    def square(self) -> bool:
+        """Whether it is a pass over products of matrices with their own transposes: rows by rows, or columns."""
+        return self.kind == "pass" and self.axes[-1].islower()
+
 
 def stages(plan: Plan) -> list[Stage]:
     """The stages of a plan, in order. Where reductions are put together, the first loop over the same axes follows."""
@@ -62,7 +68,7 @@ def stages(plan: Plan) -> list[Stage]:
         grouped = loops([*b.combine, *b.nodes], plan.element)
         made += [Stage("reduce" if x.reduces else "loop", k, x.axes, x.nodes) for x in grouped]
         if k < len(form.passes):
-            made.append(Stage("pass", k, plan.element))
+            made.append(Stage("product" if form.passes[k].multiplies else "pass", k, form.passes[k].axes))
     written = dict.fromkeys(plan.slots[name] for name in b.stores)
     return made + [
         Stage("store", k, x, slots=tuple(name for name in b.stores if plan.slots[name] == x)) for x in written
@@ -92,7 +98,12 @@ def pieces(made: list[Stage], geo: Ints) -> Ints:
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(made)), np.int64)
     for j, stage in enumerate(made):
-        if stage.kind == "pass":
+        if stage.kind == "product":
+            out[:, j] = 0
+        elif stage.square:
+            side = extents[stage.axes[-1].upper()]
+            out[:, j] = extents["A"] * extents["B"] * -(-side * side // CHUNK)
+        elif stage.kind == "pass":
             out[:, j] = geo[:, GEOMETRY.index("UNITS")]
         elif stage.axes:
             count = np.prod([extents[x] for x in stage.axes], axis=0)

@@ -85,9 +85,9 @@ class CudaText(CudaWords, Written):
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
         most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
         values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
-        if self.plan.element == "C":
+        if self.plan.element == "C" or self.plan.multiplies:
             values["kChunk"] = CHUNK
-        else:
+        if self.plan.element != "C":
             most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}

@@ -29,8 +29,10 @@ _away = {}  # the modules that are not in sys.modules now: ours, or those that o
 BOUND = (
     "arrayopt.engines.cuda.engine",
     "arrayopt.engines.cuda.counts",
+    "arrayopt.engines.cuda.cublas",
     "arrayopt.engines.cuda.device",
     "arrayopt.engines.cuda.judge",
+    "arrayopt.engines.cuda.products",
     "arrayopt.engines.cuda.upload",
 )
 """What has imported CuPy by name, and must do so again."""

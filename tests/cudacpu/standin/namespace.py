@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from tests.cudacpu.standin import array, creation, kernels, memory, streams
+from tests.cudacpu.standin import array, creation, cublas, kernels, memory, streams
 
 __all__ = ["modules"]
 
@@ -58,6 +58,13 @@ def _functions(library):
     kinds = (np.ufunc, types.FunctionType, types.BuiltinFunctionType, type(np.dot))
     names = [name for name in dir(library) if not name.startswith("_")]
     return {name: array.lifted(getattr(library, name)) for name in names if isinstance(getattr(library, name), kinds)}
+
+
+def _file(name):
+    """What is asked of CuPy's module for cuBLAS: where it lies, which leads to the library."""
+    if name != "__file__":
+        raise AttributeError(name)
+    return cublas.path()
 
 
 @cache
@@ -119,5 +126,8 @@ def modules():
         linalg=linalg,
         fft=fft,
     )
-    made = [cupy, cuda, runtime, device, stream, linalg, fft]
+    backends = [_module(f"cupy_backends{name}", __path__=[]) for name in ("", ".cuda", ".cuda.libs")]
+    blas = _module("cupy_backends.cuda.libs.cublas")
+    vars(blas)["__getattr__"] = _file
+    made = [cupy, cuda, runtime, device, stream, linalg, fft, *backends, blas]
     return {module.__name__: module for module in made}
