@@ -124,7 +124,7 @@ def test_the_order_of_parameters_of_a_rank_in_the_middle():
     assert all(x.endswith("the order of the parameters is not the same") for x in ao.ranks.run(3, rank))
 
 
-@pytest.mark.parametrize("setting", [{"grads": "mean"}, {"gather": "packed"}])
+@pytest.mark.parametrize("setting", [{"grads": "mean"}, {"gather": "packed"}, {"reduction": "fast"}])
 def test_settings_that_differ(setting):
     def rank(comm):
         there = ao.Ranks(comm, **(setting if comm.rank else {}))
