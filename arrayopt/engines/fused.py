@@ -42,6 +42,9 @@ class Fused(ABC):
     products: ClassVar[type[Any] | None] = None
     """The kind of `Batch` for plans with products of matrices, where the engine has these."""
 
+    halves: ClassVar[bool] = True
+    """Whether half of a symmetric product is computed."""
+
     @abstractmethod
     def describe(self) -> str:
         """How the passes are run, in some words."""
@@ -83,10 +86,11 @@ class Fused(ABC):
             if plan.multiplies:
                 every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
                 geo = geometry(every, plan.element)
-                total, passed = int(flops(plan, geo).sum()), int(moved(plan, geo).sum())
+                total, passed = int(flops(plan, geo, halves=self.halves).sum()), int(moved(plan, geo).sum())
+                full = "" if self.halves else ", symmetric ones in full"
                 lines.append(
-                    f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products, {passed / 1e6:.6g} MB in"
-                    " passes"
+                    f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
+                    f" {passed / 1e6:.6g} MB in passes"
                 )
         return "\n    ".join([self.describe(), *lines])
 

@@ -87,10 +87,10 @@ def extent(axes: str, geo: Any) -> Any:
     return np.prod([geo[:, GEOMETRY.index(x.upper())] for x in axes], axis=0, dtype=np.int64)
 
 
-def flops(plan: Plan, geo: Any) -> Any:
-    """The multiplications and additions of each tensor's products; those of a symmetric one are half as many."""
+def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
+    """The multiplications and additions of each tensor's products; those of a symmetric one may be half as many."""
     products = [n for p in plan.passes if p.multiplies for n in p.nodes]
-    made = [extent(multiplied(n), geo) * (1 if n.data[2] else 2) for n in products]
+    made = [extent(multiplied(n), geo) * (1 if n.data[2] and halves else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
 
 

@@ -6,19 +6,21 @@ keep for a graph. CuPy finds the library and loads it.
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from arrayopt.state.run import Run
 
-__all__ = ["Blas", "Call", "blas_of", "library", "strided"]
+__all__ = ["Alike", "Blas", "Call", "blas_of", "grouped", "has_groups", "library", "strided"]
 
 POINTER, INT, LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+
+STRIDED, GROUPED = "cublasGemmStridedBatchedEx", "cublasGemmGroupedBatchedEx"
 
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasCreate_v2": (ctypes.POINTER(POINTER),),
@@ -26,12 +28,17 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasSetWorkspace_v2": (POINTER, POINTER, ctypes.c_size_t),
     "cublasSetMathMode": (POINTER, INT),
     # handle; whether a and b are turned; m, n, k; alpha; a, b, c, each with type, leading dimension and stride; count
-    "cublasGemmStridedBatchedEx": (
+    STRIDED: (
         *(POINTER, INT, INT, INT, INT, INT, POINTER, POINTER, INT, INT, LONG, POINTER, INT, INT, LONG),
         *(POINTER, POINTER, INT, INT, LONG, INT, INT, INT),
     ),
+    # the same, but all that is a group's is an array, and a, b and c are arrays of addresses on the device
+    GROUPED: (
+        *(POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER),
+        *(POINTER, POINTER, INT, POINTER, INT, POINTER, INT),
+    ),
 }
-"""What is called, and its arguments; each returns a status."""
+"""What is called, and its arguments; each returns a status. cuBLAS has groups from CUDA 12.5 on."""
 
 TYPES = {"float32": (0, 68, ctypes.c_float), "float64": (1, 70, ctypes.c_double)}
 """`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for."""
@@ -42,8 +49,38 @@ MATH = 16
 DEFAULT_ALGORITHM = -1
 
 
-Call = tuple[Any, ...]
-"""What a call of cuBLAS is given beside its handle."""
+Call = tuple[str, tuple[Any, ...]]
+"""A function of cuBLAS, and what it is given beside its handle. Arrays of the host must live as long as a graph."""
+
+
+class Alike(NamedTuple):
+    """Products of matrices of one shape, which lie row by row at equal distances.
+
+    Attributes
+    ----------
+    turned : tuple of bool
+        Whether A and B are the transposes of what is stored.
+    extents : tuple of int
+        The rows and columns of the product, and the length of the sums.
+    first : tuple of int
+        The addresses of the first A, B and C.
+    apart : tuple of int
+        The distances in bytes from one A, B and C to the next.
+    number : int
+        How many products.
+    """
+
+    turned: tuple[bool, bool]
+    extents: tuple[int, int, int]
+    first: tuple[int, int, int]
+    apart: tuple[int, int, int]
+    number: int
+
+    @property
+    def steps(self) -> tuple[int, int, int]:
+        """The lengths of the rows of A, B and C as they are stored."""
+        rows, columns, length = self.extents
+        return rows if self.turned[0] else length, length if self.turned[1] else columns, columns
 
 
 class BlasError(RuntimeError):
@@ -72,11 +109,17 @@ def library() -> Any:
         try:
             found = ctypes.CDLL(name)
             for function, arguments in PROTOTYPES.items():
-                getattr(found, function).argtypes = arguments
+                if function != GROUPED or hasattr(found, GROUPED):
+                    getattr(found, function).argtypes = arguments
         except (OSError, AttributeError):
             continue
         return found
     raise ValueError(f"to multiply matrices it needs cuBLAS of CUDA {major}, which cannot be loaded")
+
+
+def has_groups() -> bool:
+    """Whether products of several shapes can be one call."""
+    return hasattr(library(), GROUPED)
 
 
 def _call(name: str, *args: Any) -> None:
@@ -91,7 +134,7 @@ _free: dict[int, list[int]] = {}
 
 
 class Blas:
-    """cuBLAS on the current device, for one user at a time."""
+    """cuBLAS on the current device, and scratch memory, for the steps of one optimizer."""
 
     def __init__(self, device: int) -> None:
         free = _free.setdefault(device, [])
@@ -102,9 +145,17 @@ class Blas:
             free.append(int(made.value or 0))
         self.handle = free.pop()
         weakref.finalize(self, free.append, self.handle).atexit = False
-        # as NVIDIA recommends; a graph has its address
+        # of the size that NVIDIA recommends; a graph has its address
         size = (32 if int(cupy.cuda.Device().compute_capability) >= 90 else 4) << 20
         self.workspace = cupy.empty(size, np.uint8)
+        self.rooms: dict[tuple[str, int], Any] = {}
+
+    def room(self, name: str, size: int, dtype: Any) -> Any:
+        """Memory for so many numbers, which all tables of the optimizer share: nothing is left in it after a step."""
+        key = name, np.dtype(dtype).itemsize
+        if key not in self.rooms or self.rooms[key].size < size:
+            self.rooms[key] = cupy.empty(size, dtype)  # who has a smaller one keeps it
+        return self.rooms[key]
 
     def use(self) -> None:
         """Have what follows done in the current stream."""
@@ -112,46 +163,44 @@ class Blas:
         _call("cublasSetWorkspace_v2", self.handle, self.workspace.data.ptr, self.workspace.nbytes)
 
     def multiply(self, calls: Sequence[Call]) -> None:
-        """Make products, as `strided` says them."""
-        for arguments in calls:
-            _call("cublasGemmStridedBatchedEx", self.handle, *arguments)
+        """Make products, as `strided` and `grouped` say them."""
+        for name, arguments in calls:
+            _call(name, self.handle, *arguments)
 
 
-def strided(
-    dtype: str, turned: tuple[bool, bool], extents: tuple[int, int, int], places: Sequence[tuple[int, int]], count: int
-) -> Call:
-    """The arguments of products of matrices that lie row by row, at equal distances.
+def strided(dtype: str, of: Alike) -> Call:
+    """The call that makes products of one shape.
 
     cuBLAS has matrices column by column: each is the transpose of ours. So it is asked for BᵀAᵀ, which is (AB)ᵀ.
-
-    Parameters
-    ----------
-    dtype : str
-        ``"float32"`` or ``"float64"``.
-    turned : tuple of bool
-        Whether A and B are the transposes of what is stored.
-    extents : tuple of int
-        The rows and columns of the product, and the length of the sums.
-    places : sequence of tuple of int
-        For A, B and C the address of the first, and the distance in elements from one to the next.
-    count : int
-        How many products.
     """
-    kind, compute, number = TYPES[dtype]
-    rows, columns, length = extents
-    a, b, c = places
-    given = (int(turned[1]), int(turned[0]), columns, rows, length, ctypes.byref(number(1.0)))
-    of_b = (b[0], kind, length if turned[1] else columns, b[1])
-    of_a = (a[0], kind, rows if turned[0] else length, a[1])
-    of_c = (c[0], kind, columns, c[1])
-    return (*given, *of_b, *of_a, ctypes.byref(number(0.0)), *of_c, count, compute, DEFAULT_ALGORITHM)
+    kind, compute, real = TYPES[dtype]
+    rows, columns, length = of.extents
+    size = np.dtype(dtype).itemsize
+    a, b, c = ((x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True))
+    turned = (int(of.turned[1]), int(of.turned[0]))
+    one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
+    return STRIDED, (*turned, columns, rows, length, one, *b, *a, zero, *c, of.number, compute, DEFAULT_ALGORITHM)
+
+
+def grouped(dtype: str, groups: Sequence[Alike], addresses: tuple[int, int, int]) -> Call:
+    """The call that makes products of several shapes; the addresses of all A, B and C are on the device."""
+    kind, compute, real = TYPES[dtype]
+
+    def each(values: Iterable[Any], kind: Any = INT) -> Any:
+        return (kind * len(groups))(*values)
+
+    a, b, c = ((addresses[i], kind, each(x.steps[i] for x in groups)) for i in range(3))
+    turned = (each(x.turned[i] for x in groups) for i in (1, 0))
+    extents = (each(x.extents[i] for x in groups) for i in (1, 0, 2))
+    ones, zeros = (each([x] * len(groups), real) for x in (1.0, 0.0))
+    return GROUPED, (*turned, *extents, ones, *b, *a, zeros, *c, len(groups), each(x.number for x in groups), compute)
 
 
 _users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDictionary()
 
 
 def blas_of(run: Run, device: int) -> Blas:
-    """cuBLAS on the current device for the steps of one optimizer, which come one after the other."""
+    """What the steps of one optimizer have on the current device: they come one after the other."""
     own = _users.setdefault(run, {})
     if device not in own:
         own[device] = Blas(device)

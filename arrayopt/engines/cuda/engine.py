@@ -67,11 +67,11 @@ class _Table(Batch):
         self.host[:, COLUMNS.index("COUNT")] = members
         self.host[:, first + len(self.names) :] = np.cumsum(lengths).reshape(lengths.shape) - lengths
         with on_device(self.access, self.device):
+            self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
-            self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
         self.staged: dict[tuple[int, str], Any] = {}
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
@@ -85,7 +85,8 @@ class _Table(Batch):
         n, wide = len(self.tensors), np.result_type(real, np.complex64)
         self.scratch = []
         for name, (starts, size) in scratch_starts(self.plan, self.geo).items():
-            self.scratch.append(cupy.empty(size, wide if self.plan.spilled[name] == "complex" else real))
+            kind = wide if self.plan.spilled[name] == "complex" else real
+            self.scratch.append(cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind))
             self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
@@ -173,10 +174,10 @@ class _Table(Batch):
             lag = None if self.plan.multiplies else self._lag(rows.all)
             made, ends = tickets(self.stages, self.pieces, rows.all, lag, apart=self.plan.multiplies)
             at = {name: self.host[:, self.at[name]] for name in self.plan.spilled}
-            calls = calls_of(self.plan, self.work.dtype.name, self.geo, at, rows.full)
+            calls, held = calls_of(self.plan, self.work.dtype.name, self.geo, at, rows.full)
             counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
             places = cupy.asarray(rows.all.astype(np.int32))
-            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters, calls
+            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters, held, calls
         return rows.kept
 
     def _lag(self, rows: Ints) -> int | None:
@@ -210,7 +211,7 @@ class _Table(Batch):
         """
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        places, queue, ends, counters, _ = self.queue(rows)
+        places, queue, ends, counters, *_ = self.queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
         given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self._counted_up())
         rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
@@ -275,7 +276,7 @@ class CuPy(Fused):
     batch = products = _Table
     side_by_side = False
     lean = LEAN
-    counts = True
+    counts, halves = True, False
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 

@@ -1,16 +1,21 @@
 """Products of matrices between the launches of a step: which calls of cuBLAS they take."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import cupy
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.cuda.cublas import Call, strided
+from arrayopt.engines.cuda.cublas import Alike, Call, grouped, has_groups, strided
 from arrayopt.fusion.layout import GEOMETRY, extent
-from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plan import Pass, Plan
 from arrayopt.fusion.products import multiplied
 
 __all__ = ["calls_of", "scratch_starts"]
+
+GROUPED = 256
+"""Matrices of up to so many rows and columns are multiplied in one call for all shapes: launches would take longest."""
 
 
 def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
@@ -28,7 +33,7 @@ def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
     return found
 
 
-def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints) -> list[list[Call]]:
+def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints) -> tuple[list[list[Call]], Any]:
     """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has what follows: none.
 
     Parameters
@@ -43,24 +48,39 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
         The addresses of each tensor's scratch arrays.
     rows : array of int64
         The tensors that take part, all with elements.
+
+    Returns
+    -------
+    list of list of Call
+        The calls.
+    object
+        What must live as long as they do.
     """
     shapes, which = np.unique(geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True)
-    alike = [rows[which.ravel() == i] for i in range(len(shapes))]
+    alike = [(dict(zip("ABRC", x, strict=True)), rows[which.ravel() == i]) for i, x in enumerate(shapes.tolist())]
     made: list[list[Call]] = []
+    kept = []
     for p in plan.passes:
-        calls = []
-        for shape, members in zip(shapes.tolist() if p.multiplies else [], alike, strict=False):
-            sides = dict(zip("ABRC", shape, strict=True))
-            (n,), names = p.nodes, [*p.loads, *p.stores]
-            length = multiplied(n)[-1]
-            extents = tuple(sides[x.upper()] for x in (*n.axes[-2:], length))
-            operands = [(names[0], n.args[0].axes), (names[-2], n.args[1].axes), (names[-1], n.axes)]
-            places = [_each(at[name][members], sides, axes, np.dtype(dtype).itemsize) for name, axes in operands]
-            for first, distances, count in _runs(np.stack(places, axis=1)):
-                lie = zip(first, [d // np.dtype(dtype).itemsize for d in distances], strict=True)
-                calls.append(strided(dtype, n.data[:2], extents, list(lie), count))
-        made.append(calls)
-    return [*made, []]
+        found = [x for sides, members in alike if p.multiplies for x in _alike(p, sides, members, at, dtype)]
+        small = [x for x in found if max(x.extents) <= GROUPED]
+        together = len(small) > 1 and has_groups()
+        made.append([strided(dtype, x) for x in found if not (together and x in small)])
+        if together:
+            places = np.concatenate([np.add.outer(np.arange(x.number), [0]) * x.apart + x.first for x in small])
+            kept.append(cupy.asarray(np.ascontiguousarray(places.T)))
+            first, step = kept[-1].data.ptr, kept[-1].nbytes // 3
+            made[-1].append(grouped(dtype, small, (first, first + step, first + 2 * step)))
+    return [*made, []], kept
+
+
+def _alike(p: Pass, sides: dict[str, int], members: Ints, at: dict[str, Ints], dtype: str) -> Iterator[Alike]:
+    """The products of a pass over tensors of one shape, in stretches at equal distances."""
+    (n,), names, size = p.nodes, [*p.loads, *p.stores], np.dtype(dtype).itemsize
+    rows, columns, length = (sides[x.upper()] for x in (*n.axes[-2:], multiplied(n)[-1]))
+    operands = [(names[0], n.args[0].axes), (names[-2], n.args[1].axes), (names[-1], n.axes)]
+    places = np.stack([_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1)
+    for first, apart, count in _runs(places):
+        yield Alike(n.data[:2], (rows, columns, length), first, apart, count)
 
 
 def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:
@@ -69,7 +89,7 @@ def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:
     return (addresses[:, None] + np.arange(count) * apart).ravel()
 
 
-def _runs(places: Ints) -> Iterator[tuple[list[int], list[int], int]]:
+def _runs(places: Ints) -> Iterator[tuple[Any, Any, int]]:
     """Rows of addresses in stretches at equal distances: the first of each, the distances, and how many they are."""
     steps = np.diff(places, axis=0)
     changes = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
@@ -78,5 +98,5 @@ def _runs(places: Ints) -> Iterator[tuple[list[int], list[int], int]]:
         after = changes[np.searchsorted(changes, first, "right") :]
         last = int(after[0]) if len(after) else len(places) - 1
         distances = steps[first] if last > first else np.zeros(places.shape[1], np.int64)
-        yield places[first].tolist(), distances.tolist(), last - first + 1
+        yield tuple(places[first].tolist()), tuple(distances.tolist()), last - first + 1
         first = last + 1

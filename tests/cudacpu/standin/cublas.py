@@ -92,9 +92,53 @@ def set_math_mode(handle, mode):
     _of(handle).math = mode
 
 
-def gemm(handle, turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b,
-         beta, c, kind_c, ldc, stride_c, count, compute, algorithm):  # fmt: skip
-    """C = alpha op(A) op(B) + beta C for each of a number of matrices, column by column."""
+class _Products:
+    """Products of one shape: what a call says of them, and what it must not say."""
+
+    def __init__(self, turned, extents, kinds, steps, factors, compute):
+        m, n, k = extents
+        if min(extents) < 0 or {*turned} - {0, 1}:
+            raise _Refused(f"extents {m}, {n}, {k}, or turned {turned}")
+        if any((kind, compute) not in POSSIBLE for kind in kinds):
+            raise _Refused(f"types {kinds} computed in {compute}", NOT_SUPPORTED)
+        self.turned, self.kinds, self.steps, self.factors = turned, [TYPES[x] for x in kinds], steps, factors
+        self.wide = COMPUTE[compute]
+        self.shapes = [(k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n), (m, n)]
+        for name, (rows, _), step in zip("ABC", self.shapes, steps, strict=True):
+            if step < max(1, rows):
+                raise _Refused(f"the leading dimension of {name} is {step}, and it has {rows} rows")
+
+    def make(self, places, device):
+        """C = alpha op(A) op(B) + beta C, column by column, of matrices at some addresses; where C lies."""
+        a, b, c = (self._matrix(i, place, device) for i, place in enumerate(places))
+        for name, x in (("A", a), ("B", b)):
+            if x.size and c.size and np.shares_memory(x, c, max_work=10_000):
+                raise KernelError(f"gemm: {name} and C overlap")
+        x, y = (
+            v.astype(self.wide).T if turn else v.astype(self.wide) for v, turn in zip((a, b), self.turned, strict=True)
+        )
+        with np.errstate(all="ignore"):
+            made = self.wide(self.factors[0]) * np.matmul(x, y)
+            made = made + self.wide(self.factors[1]) * c.astype(self.wide) if self.factors[1] else made
+        c[...] = made.astype(c.dtype)
+        for column in c.T if c.size else ():
+            written(column.ctypes.data, column.nbytes)
+        return np.lib.array_utils.byte_bounds(c) if c.size else (0, 0)
+
+    def _matrix(self, i, start, device):
+        """A view of A, B or C."""
+        (rows, columns), kind, step = self.shapes[i], self.kinds[i], self.steps[i]
+        size = np.dtype(kind).itemsize
+        if rows * columns == 0:
+            return np.zeros((rows, columns), kind)
+        if not start or start % size:
+            raise KernelError(f"gemm: {'ABC'[i]} lies at {start}")
+        values = _region("ABC"[i], start, start + ((columns - 1) * step + rows) * size, device)
+        return np.ndarray((rows, columns), kind, values, strides=(size, step * size))
+
+
+def _queued(handle, problems, compute, places):
+    """Have products made in the handle's stream; `places` gives the addresses of each matrix when it is their turn."""
     found, stream = _of(handle), current_stream()
     if found.stream != stream.ptr:
         raise _Refused("the handle's stream is not the current one")
@@ -102,47 +146,68 @@ def gemm(handle, turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, ki
         raise _Refused("a stream is captured, and the handle has no workspace of its own")
     if found.math & ~16:
         raise _Refused("operands would be rounded")
-    if min(m, n, k, count) < 0 or turn_a not in (0, 1) or turn_b not in (0, 1):
-        raise _Refused(f"extents {m}, {n}, {k}, {count}, or turned {turn_a}, {turn_b}")
-    if any((kind, compute) not in POSSIBLE for kind in (kind_a, kind_b, kind_c)):
-        raise _Refused(f"types {kind_a}, {kind_b}, {kind_c} computed in {compute}", NOT_SUPPORTED)
-    rows = {"A": k if turn_a else m, "B": n if turn_b else k, "C": m}
-    columns = {"A": m if turn_a else k, "B": k if turn_b else n, "C": n}
-    steps = {"A": lda, "B": ldb, "C": ldc}
-    for name, least in rows.items():
-        if steps[name] < max(1, least):
-            raise _Refused(f"the leading dimension of {name} is {steps[name]}, and it has {least} rows")
-    number = ctypes.POINTER(ctypes.c_float if compute == 68 else ctypes.c_double)
-    factors = [COMPUTE[compute](ctypes.cast(x, number)[0]) for x in (alpha, beta)]
-    kinds = [TYPES[kind] for kind in (kind_a, kind_b, kind_c)]
-    starts, strides = dict(zip("ABC", (a, b, c), strict=True)), (stride_a, stride_b, stride_c)
     device, workspace = found.device, found.workspace
-    note("product", f"{m} x {n} x {k}, {count} times")
+    note("product", f"{len(problems)} shapes in {compute}")
 
     def work():
-        views = {
-            name: _matrices(name, starts[name], kind, (rows[name], columns[name], count), steps[name], stride, device)
-            for name, kind, stride in zip("ABC", kinds, strides, strict=True)
-        }
-        _scribble(workspace, device)
-        for name in "AB":
-            if _overlap(views[name], views["C"]):
-                raise KernelError(f"gemm: {name} and C overlap")
-        if count > 1 and m * n > 0 and abs(stride_c) < ldc * (n - 1) + m:
+        if workspace is not None and workspace[1]:  # which is the library's to write in
+            room = _region("the workspace", workspace[0], sum(workspace), device)
+            room[:256] = room[-256:] = 0xCB
+        made = sorted(x.make(each, device) for x, each in places(device))
+        if any(low < stop for (_, stop), (low, _) in itertools.pairwise(made)):
             raise KernelError("gemm: the results overlap")
-        wide = COMPUTE[compute]
-        x, y = (views[name].astype(wide) for name in "AB")
-        x, y = x.swapaxes(1, 2) if turn_a else x, y.swapaxes(1, 2) if turn_b else y
-        with np.errstate(all="ignore"):
-            made = factors[0] * np.matmul(x, y)
-            made = made if factors[1] == 0 else made + factors[1] * views["C"].astype(wide)
-        views["C"][...] = made.astype(views["C"].dtype)
-        for each in views["C"]:
-            for column in each.T if ldc > m else [each.T]:
-                written(column.ctypes.data, column.nbytes)
 
-    if m * n * count:
-        enqueue(work, stream)
+    enqueue(work, stream)
+
+
+def _factor(address, compute):
+    number = ctypes.POINTER(ctypes.c_float if compute == 68 else ctypes.c_double)
+    return ctypes.cast(address, number)
+
+
+def strided(handle, turn_a, turn_b, m, n, k, alpha, a, kind_a, lda, stride_a, b, kind_b, ldb, stride_b,
+            beta, c, kind_c, ldc, stride_c, count, compute, algorithm):  # fmt: skip
+    """`cublasGemmStridedBatchedEx`."""
+    factors = [_factor(x, compute)[0] for x in (alpha, beta)]
+    problem = _Products((turn_a, turn_b), (m, n, k), (kind_a, kind_b, kind_c), (lda, ldb, ldc), factors, compute)
+    if count < 0:
+        raise _Refused(f"{count} products")
+    starts = zip((a, b, c), (stride_a, stride_b, stride_c), problem.kinds, strict=True)
+    starts = [((x or 0), step * np.dtype(kind).itemsize) for x, step, kind in starts]
+    places = [(problem, [x + i * step for x, step in starts]) for i in range(count)]
+    _queued(handle, [problem], compute, lambda device: places)
+
+
+def grouped(handle, turns_a, turns_b, ms, ns, ks, alphas, a, kind_a, ldas, b, kind_b, ldbs, betas, c, kind_c, ldcs,
+            groups, sizes, compute):  # fmt: skip
+    """`cublasGemmGroupedBatchedEx`: what is of the host is read here and, of a graph, again at each replay."""
+
+    def said():
+        lists = [
+            [x[i] for i in range(groups)] for x in map(_ints, (turns_a, turns_b, ms, ns, ks, ldas, ldbs, ldcs, sizes))
+        ]
+        factors = [_factor(x, compute)[:groups] for x in (alphas, betas)]
+        return [*zip(*lists, strict=True)], [*zip(*factors, strict=True)]
+
+    given, factors = said()
+    kinds = (kind_a, kind_b, kind_c)
+    problems = [_Products(x[:2], x[2:5], kinds, x[5:8], f, compute) for x, f in zip(given, factors, strict=True)]
+    if min(x[8] for x in given) < 0:
+        raise _Refused("a group of fewer than no products")
+    total = sum(x[8] for x in given)
+
+    def places(device):
+        if said() != (given, factors):
+            raise KernelError("gemm: an array of the host is not what it was when it was captured")
+        tables = [_region("a table", x, x + 8 * total, device).view(np.int64).tolist() for x in (a, b, c)]
+        each = itertools.chain.from_iterable([x] * g[8] for x, g in zip(problems, given, strict=True))
+        return [*zip(each, zip(*tables, strict=True), strict=True)]
+
+    _queued(handle, problems, compute, places)
+
+
+def _ints(address):
+    return ctypes.cast(address, ctypes.POINTER(ctypes.c_int))
 
 
 def _region(what, low, high, device):
@@ -155,47 +220,39 @@ def _region(what, low, high, device):
     return inside.view[low - inside.ptr : high - inside.ptr]
 
 
-def _matrices(name, start, kind, extents, step, stride, device):
-    """A view of some matrices, the first axis along them."""
-    rows, columns, count = extents
-    size = np.dtype(kind).itemsize
-    if rows * columns == 0:
-        return np.zeros((count, rows, columns), kind)
-    if start is None or start % size:
-        raise KernelError(f"gemm: {name} lies at {start}")
-    along = (count - 1) * stride
-    low = start + min(0, along) * size
-    high = start + (max(0, along) + (columns - 1) * step + rows) * size
-    values = _region(name, low, high, device)[start - low :].view(np.uint8)
-    bare = np.ndarray((high - start,), np.uint8, values)
-    return np.ndarray((count, rows, columns), kind, bare, strides=(stride * size, size, step * size))
-
-
-def _overlap(a, b):
-    if 0 in (a.size, b.size):
-        return False
-    (low, high), (first, last) = (np.lib.array_utils.byte_bounds(x) for x in (a, b))
-    return low < last and first < high and np.shares_memory(a, b, max_work=10_000)
-
-
-def _scribble(workspace, device):
-    """A workspace is the library's to write in."""
-    if workspace is not None and workspace[1]:
-        room = _region("the workspace", workspace[0], sum(workspace), device)
-        room[:256] = room[-256:] = 0xCB
-
-
 INT, LONG, POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 C = {INT: "int", LONG: "long long", POINTER: "void*", ctypes.c_size_t: "size_t", ctypes.POINTER(POINTER): "void**"}
-MATRIX = (POINTER, INT, INT, LONG)
+MATRIX, TABLE = (POINTER, INT, INT), (POINTER, INT, POINTER)
 FUNCTIONS = {
     "cublasCreate_v2": (create, (ctypes.POINTER(POINTER),)),
     "cublasSetStream_v2": (set_stream, (POINTER, POINTER)),
     "cublasSetWorkspace_v2": (set_workspace, (POINTER, POINTER, ctypes.c_size_t)),
     "cublasSetMathMode": (set_math_mode, (POINTER, INT)),
     "cublasGemmStridedBatchedEx": (
-        gemm,
-        (POINTER, INT, INT, INT, INT, INT, POINTER, *MATRIX, *MATRIX, POINTER, *MATRIX, INT, INT, INT),
+        strided,
+        (
+            POINTER,
+            INT,
+            INT,
+            INT,
+            INT,
+            INT,
+            POINTER,
+            *MATRIX,
+            LONG,
+            *MATRIX,
+            LONG,
+            POINTER,
+            *MATRIX,
+            LONG,
+            INT,
+            INT,
+            INT,
+        ),
+    ),
+    "cublasGemmGroupedBatchedEx": (
+        grouped,
+        (*(POINTER,) * 7, *TABLE, *TABLE, POINTER, *TABLE, INT, POINTER, INT),
     ),
 }
 """What there is, as ``cublas_v2.h`` of CUDA 12 declares it."""
