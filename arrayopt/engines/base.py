@@ -1,6 +1,7 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
@@ -9,7 +10,7 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "abreast"]
+__all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "Swap", "abreast"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
@@ -21,10 +22,17 @@ class Partials(NamedTuple):
     Attributes
     ----------
     pieces : tuple of array
-        For each rank, in this rank's memory, what that one fills in.
+        For each rank, in this rank's memory, what that one fills in; on a device, one after the other.
+    where : callable
+        A section in which they may be worked on: on their device, in the stream that has filled them.
     """
 
     pieces: tuple[Any, ...]
+    where: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+Swap = Callable[[list[Partials]], Callable[[], None]]
+"""Begins to fill in partial results of other ranks; what it returns ends it."""
 
 
 def abreast(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
@@ -90,6 +98,9 @@ class Engine(Protocol):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """Have the hyper-parameters of the next step where a captured step will look for them."""
 
+    def capturing(self, bucket: Bucket) -> bool:
+        """Whether what is launched now goes into a CUDA graph."""
+
     def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
         """What decides for all these buckets together, on their device; None where the host does."""
 
@@ -111,6 +122,7 @@ class Judge(Holder, Protocol):
         scale: str | None,
         limit: bool,
         check: bool,
+        swap: Swap | None = None,
     ) -> Verdict:
         """Say what these gradients mean for the step.
 
@@ -122,6 +134,8 @@ class Judge(Holder, Protocol):
             All gradients.
         scaling, scale, limit, check
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
+        swap : callable, optional
+            Where there are several ranks: begins to fill in partial results of others, and returns what ends it.
         """
 
     def each_norm(self) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Fused(ABC):
     """See `arrayopt.fusion.trace.trace`."""
     cuts: ClassVar[bool] = False
     """Whether ranks can share a tensor; see `Batch.passes`."""
+    parts: ClassVar[bool] = False
+    """Whether parts that the user has made of tensors can be run."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
@@ -44,6 +46,10 @@ class Fused(ABC):
 
     halves: ClassVar[bool] = True
     """Whether half of a symmetric product is computed."""
+
+    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
+        """`arrayopt.fusion.layout.geometry` of tensors that ranks may share, with the engine's units."""
+        return geometry(shapes, element)
 
     @abstractmethod
     def describe(self) -> str:
@@ -69,6 +75,10 @@ class Fused(ABC):
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Nothing is captured."""
+
+    def capturing(self, bucket: Bucket) -> bool:
+        """Nothing is captured."""
+        return False
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
         """The host decides."""

@@ -44,7 +44,7 @@ class Comm(ABC):
     number = 1
     """Which of those that share a way of messages this is, in the order of making."""
     on_device = False
-    """Whether `broadcast` takes CuPy's memory, too."""
+    """Whether `broadcast` and `add` take CuPy's memory, too, and there is `fill`."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
@@ -57,6 +57,13 @@ class Comm(ABC):
     @abstractmethod
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
         """Send pieces to ranks and receive pieces from ranks, none to itself; in one order between any two of them."""
+
+    def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
+        """Begin to fill pieces of CuPy's memory, by rank, from the rank that has filled each; what is returned ends it.
+
+        The host does not wait, so that it can be captured.
+        """
+        raise NotImplementedError
 
     def add(self, x: Any, counts: Sequence[int]) -> Any:
         """Add up real numbers of all ranks in whatever order is quickest; what is returned are this rank's sums.

@@ -54,7 +54,7 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
             if bucket.rule.stacked:
                 raise ValueError(f"{who} cannot be under a rule with stacked=True; give the layers one by one")
             chosen, why = select(engine, bucket)
-            if not isinstance(chosen, Fused) or not chosen.cuts:
+            if not isinstance(chosen, Fused) or not chosen.parts:
                 raise ValueError(
                     f"{who} engine 'numba' takes, of NumPy and of PyTorch on a CPU; got {chosen.name!r} ({why})"
                 )

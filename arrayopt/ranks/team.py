@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt._version import __version__
-from arrayopt.arrays import Array, dtype_name, library, place, to_host
+from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.params.groups import Group, labelled
@@ -41,6 +41,7 @@ class Team(Alone):
         self.rank, self.size = self._comm.rank, self._comm.size
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
+        self.captured = self._comm.on_device and not self.sums
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # sections of `warned`, one in the other
 
@@ -144,8 +145,29 @@ class Team(Alone):
     # ---- a step -----------------------------------------------------------------------------------------------------
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
+        there = [x for x in wanted if self._comm.on_device and not isinstance(x.pieces[self.rank], np.ndarray)]
+        if not there:
+            return self._swap(wanted)
+        with there[0].where():
+            ended = self._comm.fill([x.pieces for x in there])
+        rest = [x for x in wanted if isinstance(x.pieces[self.rank], np.ndarray)]
+        others = self._swap(rest) if rest else None
+
+        def finish() -> None:
+            with there[0].where():
+                ended()
+            if others is not None:
+                others()
+
+        return finish
+
+    def _swap(self, wanted: list[Partials]) -> Callable[[], None]:
+        """See `swap`; by way of the host."""
         counts = [sum(x.pieces[r].nbytes for x in wanted) for r in range(self.size)]
-        mine = [as_bytes(np.ascontiguousarray(x.pieces[self.rank])) for x in wanted]
+        mine = []
+        for x in wanted:
+            with x.where():
+                mine.append(as_bytes(np.ascontiguousarray(to_host(x.pieces[self.rank]))))
         pending = self._comm.allgather(np.concatenate(mine), counts)
 
         def finish() -> None:
@@ -153,7 +175,11 @@ class Team(Alone):
                 at = 0
                 for x in wanted if r != self.rank else ():
                     piece = x.pieces[r]
-                    piece[...] = got[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)
+                    if not piece.size:
+                        continue
+                    values = got[at : at + piece.nbytes].view(piece.dtype.name).reshape(piece.shape)
+                    with x.where():
+                        piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
                     at += piece.nbytes
 
         return finish

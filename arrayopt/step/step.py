@@ -143,7 +143,9 @@ class Step:
     ) -> tuple[dict[str, Report], Any] | None:
         """See `make`."""
         team, accumulator, known = self._team, self.accumulator, coming.known
-        wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
+        wanted = stats
+        if not (counted and self._capturing(coming.buckets)):  # what is captured has been agreed on in `advance`
+            wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
         with team.unbroken("a step"):
             grads, rooms = begun.grads, begun.rooms
             if begun.adding is not None:
@@ -170,21 +172,32 @@ class Step:
                 self._parameters.settle()
             return team.reports(reports) if wanted else reports, verdict.norm
 
+    def _capturing(self, buckets: list[Bucket]) -> bool:
+        """Whether the step is being captured in a CUDA graph; RuntimeError if that cannot be."""
+        if self._team.size == 1 or not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
+            return False
+        if not self._team.captured:
+            raise RuntimeError(
+                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL, with reduced gradients"
+            )
+        return True
+
     def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
-        """What of a step must be the same on all ranks."""
+        """What of a step must be the same on all ranks; no gradients where none are known yet."""
         known, dtypes = coming.known, [None if g is None else dtype_name(g) for g in grads]
         hypers = {
             id(g): h
             for bucket, own in zip(coming.buckets, coming.hypers, strict=True)
             for g, h in zip(bucket.groups, own, strict=True)
         }
-        lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=True) if kind is None]
+        lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=bool(grads)) if kind is None]
+        on_device = known.judge is not None and known.scale is None  # the same everywhere, and not waited for
         return {
             "the number of steps": (self._run.steps, self.accumulator.done),
             "the list of tensors without a gradient": lacking,
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
-            "the loss scale": self._run.peek("scale") if known.scale is None else known.scale,
+            "the loss scale": None if on_device else self._run.peek("scale") if known.scale is None else known.scale,
             **{
                 f"`{name}` of group {label}": value
                 for label, group in labelled(self._parameters.groups)
@@ -207,7 +220,7 @@ class Step:
         if self.accumulator.every != 1:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         coming = self.coming(loss_scale, limit)
-        self._team.agree("Optimizer.advance")
+        self._team.agree("Optimizer.advance", partial(self._said, coming, []))
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)

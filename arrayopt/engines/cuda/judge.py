@@ -9,10 +9,11 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
-from arrayopt.engines.base import Asked
+from arrayopt.engines.base import Asked, Swap, abreast
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.meeting import Measured, Meeting
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.fused import Fused
@@ -56,6 +57,7 @@ class Judge:
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, Upload] = {}
+        self.meeting = Meeting(self)
         self.measured: list[tuple[Any, Rows]] = []
         self.run = weakref.proxy(buckets[0].run)  # which may hold this
 
@@ -99,18 +101,29 @@ class Judge:
         scale: str | None,
         limit: bool,
         check: bool,
+        swap: Swap | None = None,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
-        self.measured = []
+        self.measured, shared = [], []
         for bucket in buckets:
             for batch, rows, given in self.engine.batches(
                 bucket, Asked(bucket.own(grads), [bucket.rule.at(0)], stats=True)
             ):
-                batch.launch(rows, given, 1)
                 self.measured.append((batch, rows))
+                if bucket.kind == "cut":
+                    shared.append(batch.passes(rows, given, 1))
+                else:
+                    batch.launch(rows, given, 1)
+        for wanted in abreast(shared):
+            assert swap is not None
+            swap(wanted)()
         with on_device(self.access, self.device):
-            addresses = [batch.reported("grad_norm", rows.full) for batch, rows in self.measured]
-            every = np.concatenate([*addresses, np.zeros(1, np.int64)])
+            found = [Measured(batch, int(row)) for batch, rows in self.measured for row in rows.all if batch.sized[row]]
+            found.sort(key=lambda x: x.tensor.place)  # in one order for any number of ranks
+            addresses = [x.batch.reported("grad_norm", x.row) for x in found]
+            if swap is not None:
+                addresses = self.meeting.exchange(found, addresses, swap)
+            every = np.array([*addresses, 0], np.int64)
             norms = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
             places = (norms, np.int32(len(every) - 1), self.given.array, self.state.array)
@@ -137,7 +150,7 @@ class Judge:
 
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name; waits for the device."""
-        found: dict[str, Any] = {}
-        for batch, rows in self.measured:
+        found: dict[str, Any] = self.meeting.norms()
+        for batch, rows in self.measured if not found else ():
             found |= {name: report["grad_norm"] for name, report in batch.report(rows).items()}
         return found

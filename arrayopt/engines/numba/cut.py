@@ -8,7 +8,6 @@ a part is a window; see `arrayopt.fusion.windows`.
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
+from arrayopt.engines.cuts import check_slots, stretches, unit_ends, unlike
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import CHUNK, GEOMETRY, boundaries, partial_length, starts
+from arrayopt.fusion.layout import CHUNK, GEOMETRY, partial_length
 from arrayopt.fusion.stages import staged
 from arrayopt.fusion.windows import views, whole, windows
 from arrayopt.state.shares import Shards
@@ -51,14 +51,6 @@ def windows_of(table: Any) -> tuple[Ints, dict[int, Ints]]:
     return found, every
 
 
-def _unlike(tensor: Tensor) -> ValueError:
-    """What to raise where the fields of a rule have become others than those that a tensor was cut for."""
-    return ValueError(
-        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has now, as after"
-        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new Optimizer"
-    )
-
-
 class Cut:
     """What a table of such tensors has beside others.
 
@@ -87,17 +79,13 @@ class Cut:
 
     def _units(self, row: int) -> list[int]:
         """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
-        share = self.shares[row]
-        axes = {name: x == self.of.plan.element for name, x in self.of.plan.slots.items()}
-        if any(name in share.undivided for name in axes if axes[name]) or self.of.split is not None:
-            raise _unlike(self.of.tensors[row])
+        share, tensor, plan = self.shares[row], self.of.tensors[row], self.of.plan
+        if self.of.split is not None:
+            raise unlike(tensor)
         if isinstance(share, Shards):
+            check_slots(tensor, plan)
             return [-(-end // CHUNK) for end in share.ends]
-        units, elements = boundaries(self.of.geo[row], self.of.plan.element)
-        at = np.searchsorted(elements, share.ends)
-        if (elements[at] != share.ends).any():
-            raise _unlike(self.of.tensors[row])
-        return [int(units[i]) for i in at]
+        return unit_ends(tensor, plan, self.of.geo[row])
 
     def _own_units(self, row: int) -> tuple[int, int]:
         """The units of a part that the user gave."""
@@ -173,8 +161,7 @@ class Cut:
         begin = int(self.of.table[row, self.of.part[reduction]])
         room = (self.work if kind in ("row", "column") else self.parts)[begin:]
         if row not in self.windows:
-            at = starts(geo, self.of.plan.element, self.units[row], kind).tolist()
-            return tuple(room[i:j] for i, j in pairwise(at))
+            return stretches(room, 0, geo, self.of.plan.element, self.units[row], kind)
         n = partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))
         return tuple(
             views(room[:n], kind, geo, window) if r in share.holders else room[:0]

@@ -259,7 +259,7 @@ class Numba(Fused):
 
     name = "numba"
     batch = products = _Table
-    cuts = True
+    cuts = parts = True
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
