@@ -114,6 +114,9 @@ class Judge(Holder, Protocol):
     def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""
 
+    def prepare(self, buckets: Sequence[Bucket], grads: list[Array | None]) -> Any:
+        """Let what may fail in a call do so, before anything is done."""
+
     def __call__(
         self,
         buckets: Sequence[Bucket],

@@ -17,7 +17,7 @@ from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan, plan_for
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Fused"]
+__all__ = ["Fused", "Prepared"]
 
 _DTYPE = operator.attrgetter("dtype")
 

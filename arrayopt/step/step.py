@@ -17,7 +17,7 @@ from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
 from arrayopt.step.judging import Judging, Known
-from arrayopt.step.norms import measuring
+from arrayopt.step.norms import measured, measuring
 from arrayopt.step.ready import Ready
 
 __all__ = ["Step"]
@@ -116,7 +116,10 @@ class Step:
         rooms = team.rooms(self._parameters.all, grads)
         judged = known.check or known.limit is not None
         if judged and team.size > 1:
-            measuring(self._engine, coming.buckets, rooms)
+            if known.judge is None:
+                measuring(self._engine, coming.buckets, rooms)
+            else:
+                known.judge.prepare(measured(coming.buckets), rooms)
         scaled = at_once and (known.scale is not None or self.judging.scaling is not None)
         factor = 1.0 if scaled or known.limit is not None else None
         ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
@@ -144,7 +147,7 @@ class Step:
         """See `make`."""
         team, accumulator, known = self._team, self.accumulator, coming.known
         wanted = stats
-        if not (counted and self._capturing(coming.buckets)):  # what is captured has been agreed on in `advance`
+        if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
             wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
         with team.unbroken("a step"):
             grads, rooms = begun.grads, begun.rooms
@@ -172,9 +175,11 @@ class Step:
                 self._parameters.settle()
             return team.reports(reports) if wanted else reports, verdict.norm
 
-    def _capturing(self, buckets: list[Bucket]) -> bool:
-        """Whether the step is being captured in a CUDA graph; RuntimeError if that cannot be."""
-        if self._team.size == 1 or not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
+    @property
+    def capturing(self) -> bool:
+        """Whether a step over ranks is being captured in a CUDA graph; RuntimeError if that cannot be."""
+        buckets = self._buckets.now() if self._team.size > 1 else []
+        if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
         if not self._team.captured:
             raise RuntimeError(

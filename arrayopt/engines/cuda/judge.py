@@ -16,7 +16,7 @@ from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.meeting import Measured, Meeting
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Fused
+from arrayopt.engines.fused import Fused, Prepared
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import Verdict
 
@@ -93,6 +93,11 @@ class Judge:
 
     # ---- what it decides --------------------------------------------------------------------------------------------
 
+    def prepare(self, buckets: Sequence[Bucket], grads: list[Array | None]) -> Prepared:
+        """See `arrayopt.engines.base.Judge.prepare`."""
+        asked = [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in buckets]
+        return [ready for bucket, wanted in asked for ready in self.engine.batches(bucket, wanted)]
+
     def __call__(
         self,
         buckets: Sequence[Bucket],
@@ -104,16 +109,12 @@ class Judge:
         swap: Swap | None = None,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
-        self.measured, shared = [], []
-        for bucket in buckets:
-            for batch, rows, given in self.engine.batches(
-                bucket, Asked(bucket.own(grads), [bucket.rule.at(0)], stats=True)
-            ):
-                self.measured.append((batch, rows))
-                if bucket.kind == "cut":
-                    shared.append(batch.passes(rows, given, 1))
-                else:
-                    batch.launch(rows, given, 1)
+        ready = self.prepare(buckets, grads)
+        self.measured = [(batch, rows) for batch, rows, _ in ready]
+        shared = [batch.passes(rows, given, 1) for batch, rows, given in ready if batch.cut is not None]
+        for batch, rows, given in ready:
+            if batch.cut is None:
+                batch.launch(rows, given, 1)
         for wanted in abreast(shared):
             assert swap is not None
             swap(wanted)()

@@ -38,7 +38,7 @@ RULES = {
     "LAMB": (ao.LAMB(lr=0.01), {"clip_norm": 0.5, "stats": True}),
     "LANS": (ao.LANS(lr=0.01), {}),
     "AdamW": (ao.AdamW(lr=0.01), {"loss_scale": 8.0, "bad": True}),
-    "LAMB, scaled": (ao.LAMB(lr=0.01), {"loss_scale": "dynamic", "bad": True}),
+    "LAMB, scaled": (ao.LAMB(lr=0.01), {"loss_scale": ao.LossScale(), "bad": True}),
     "CAME": (ao.CAME(lr=0.01), {}),
     "Adafactor": (ao.Adafactor(), {"clip_norm": 0.5}),
 }
