@@ -99,7 +99,9 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
         if plan.multiplies:
             return whole, ()
         if plan.element != "C":
-            found = np.intersect1d(found, _boundaries(engine, tuple(tensor.array.shape), plan.element), assume_unique=True)
+            found = np.intersect1d(
+                found, _boundaries(engine, tuple(tensor.array.shape), plan.element), assume_unique=True
+            )
         if not stats:
             undivided = tuple(name for name, axes in plan.slots.items() if axes != plan.element)
     return (found if found.size > 1 else whole), undivided

@@ -64,7 +64,8 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
             ]
             if any(plan.multiplies for plan in plans):
                 raise ValueError(
-                    f"{who} {type(bucket.rule).__name__} cannot take: it multiplies whole matrices; give these, and `comm`"
+                    f"{who} {type(bucket.rule).__name__} cannot take: it multiplies whole matrices; give these, and"
+                    " `comm`"
                 )
             letters = axes_of(tensor.shape, plans[0].element)
             found[tensor.name] = Needs(

@@ -65,10 +65,10 @@ class Sums:
             numbers = np.dtype(dtype).itemsize // real.itemsize  # of a value
             ends = [share.ends for i in some if (share := tensors[i].share) is not None]
             flat = [self._reached(grads[i]).reshape(-1).astype(dtype).view(real) for i in some]
-            spans = [
-                [(numbers * own[r], numbers * own[r + 1]) for own in ends] for r in range(self._comm.size)
-            ]
-            packed = array_namespace(flat[0]).concat([x[a:b] for own in spans for x, (a, b) in zip(flat, own, strict=True)])
+            spans = [[(numbers * own[r], numbers * own[r + 1]) for own in ends] for r in range(self._comm.size)]
+            packed = array_namespace(flat[0]).concat(
+                [x[a:b] for own in spans for x, (a, b) in zip(flat, own, strict=True)]
+            )
             total = self._comm.add(packed, [sum(b - a for a, b in own) for own in spans])
             total = total / real.type(self._comm.size) if self._mean else total
             at = 0

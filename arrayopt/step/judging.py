@@ -130,7 +130,13 @@ class Judging:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
             found = known.judge(
-                measured(buckets), grads, self.scaling, scale if scaled else None, known.limit is not None, known.check, self._swap
+                measured(buckets),
+                grads,
+                self.scaling,
+                scale if scaled else None,
+                known.limit is not None,
+                known.check,
+                self._swap,
             )
             self._norms = known.judge.each_norm
             return found

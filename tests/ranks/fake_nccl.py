@@ -84,7 +84,9 @@ class NcclCommunicator:
     def reduce(self, sent, received, count, kind, op, root, stream):
         assert op == NCCL_SUM
         size = np.dtype(TYPES[kind]).itemsize
-        there, room = (memory(x, count * size).view(TYPES[kind]) for x in (sent, received if self.comm.rank == root else sent))
+        there, room = (
+            memory(x, count * size).view(TYPES[kind]) for x in (sent, received if self.comm.rank == root else sent)
+        )
         self._later(lambda: self.comm.Ireduce(there, room, root=root), kind, stream)
 
     def send(self, sent, count, kind, peer, stream):
@@ -103,6 +105,8 @@ def module():
         NCCL_FLOAT32=NCCL_FLOAT32,
         NCCL_FLOAT64=NCCL_FLOAT64,
         NCCL_SUM=NCCL_SUM,
-        groupStart=groupStart, groupEnd=groupEnd, NcclCommunicator=NcclCommunicator
+        groupStart=groupStart,
+        groupEnd=groupEnd,
+        NcclCommunicator=NcclCommunicator,
     )
     return made

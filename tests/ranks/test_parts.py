@@ -90,7 +90,9 @@ def test_norms_are_those_of_whole_tensors(label, ranks, tmp_path):
             np.testing.assert_allclose(x, taken(name, one.params[name], r, ranks), rtol=2e-6, atol=2e-6)
         for name, slots in one.state_dict()["tensors"].items():
             for slot, x in slots["slots"].items():
-                np.testing.assert_allclose(state[name]["slots"][slot], x, rtol=2e-6, atol=1e-9 if label not in LATER else 3e-7)
+                np.testing.assert_allclose(
+                    state[name]["slots"][slot], x, rtol=2e-6, atol=1e-9 if label not in LATER else 3e-7
+                )
         if options.get("stats"):
             for name, report in one.stats.read().items():
                 assert stats.read()[name] == pytest.approx(report, rel=1e-6)
@@ -218,7 +220,7 @@ def test_sums_over_rows_and_columns_need_parts_of_a_grid(blocks):
     def rank(comm):
         offset, shape = blocks[comm.rank]
         part = ao.Part(np.ones(shape), offset, (3, 3))
-        with pytest.raises(ValueError, match="'w' must be cut along whole rows and columns.*got parts"):
+        with pytest.raises(ValueError, match=r"'w' must be cut along whole rows and columns.*got parts"):
             ao.Optimizer({"w": part}, ao.CAME(lr=0.1), comm=comm)
         opt = ao.Optimizer({"w": part}, ao.LARS(lr=0.1), comm=comm)  # norms alone need none
         opt.step({"w": np.ones(shape)})

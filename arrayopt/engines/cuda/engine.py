@@ -13,8 +13,8 @@ from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
-from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.cublas import Blas, blas_of, library
+from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge

@@ -13,8 +13,8 @@ from arrayopt.engines.base import Asked, Swap, abreast
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
-from arrayopt.engines.cuda.meeting import Measured, Meeting
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
+from arrayopt.engines.cuda.meeting import Measured, Meeting
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.fused import Fused, Prepared
 from arrayopt.state.loss_scale import LossScale

@@ -22,7 +22,6 @@ from arrayopt.fusion.layout import CHUNK, GEOMETRY, partial_length
 from arrayopt.fusion.stages import staged
 from arrayopt.fusion.windows import views, whole, windows
 from arrayopt.state.shares import Shards
-from arrayopt.state.tensors import Tensor
 
 __all__ = ["Cut", "windows_of"]
 

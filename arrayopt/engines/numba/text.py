@@ -19,9 +19,9 @@ HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
 `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per tensor; `work` and `part`,
-values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T are the batches, rows and columns that are here, with
-their first units; OWN is where in `work` the threads' own parts begin; FIRST and LAST are the units to run: all, but
-where several processes share a tensor. Stage -1 puts the address of a gradient's
+values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T are the batches, rows and columns that are
+here, with their first units; OWN is where in `work` the threads' own parts begin; FIRST and LAST are the units to run:
+all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
 elements in the place of that of the NumPy array.
 """
 import math
