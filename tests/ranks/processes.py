@@ -147,6 +147,14 @@ def captured(cupy, shapes, arrays):
         stream.synchronize()
     for n, x in opt.params.items():
         assert x.get().tobytes() == one.params[n].get().tobytes(), n
+    own = ao.Ranks(fake_nccl.NcclCommunicator(), grads="mean")
+    other = train(arrays(parameters(shapes)), rule, [grads], own)
+    with stream:
+        other.advance()
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="over NCCL, with reduced gradients"):
+            other.launch(grads)
+        stream.end_capture()
     assert opt.step_count == 5
     assert opt._run.loss == one._run.loss == {**one._run.loss, "skipped": 1}
     assert {n: about["t"] for n, about in opt.state.items()} == {n: about["t"] for n, about in one.state.items()}

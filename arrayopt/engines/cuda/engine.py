@@ -189,7 +189,7 @@ class _Table(Batch):
     def queue(self, rows: Rows) -> Any:
         """Rows, queue, where its launches end, counters, and the calls between launches; kept for the next step."""
         if rows.kept is None:
-            apart, first = self.plan.multiplies or self.cut is not None, self.cut and self.cut.first
+            apart, first = self.plan.multiplies or self.cut is not None, None if self.cut is None else self.cut.first
             lag = None if apart else self._lag(rows.all)
             made, ends = tickets(self.stages, self.pieces, rows.all, lag, apart=apart, first=first)
             at = {name: self.host[:, self.at[name]] for name in self.plan.spilled}
@@ -225,21 +225,23 @@ class _Table(Batch):
     def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""
         assert self.cut is not None
-        going, k = self.launches(rows), 0
-        while k is not None:
+        going = self.launches(rows)
+        while True:
             with on_device(self.access, self.device):
                 k = next(going, None)
-                wanted = [] if k is None else self.cut.wanted(k, rows.full)
                 if k is None:
-                    self._recorded(rows, grads)
+                    break
+                wanted = self.cut.wanted(k, rows.full)
             if wanted:
                 yield wanted
+        self._recorded(rows, grads)
         self.alive = []
 
     def _recorded(self, rows: Rows, grads: Sequence[Array | None]) -> None:
         """Note what a graph that is being captured has the addresses of."""
-        if cupy.cuda.get_current_stream().is_capturing():
-            self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
+        with on_device(self.access, self.device):
+            if cupy.cuda.get_current_stream().is_capturing():
+                self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
 
     def launches(self, rows: Rows) -> Iterator[int]:
         """Launch the kernels of a step one by one; something else may come on the stream where this stops.

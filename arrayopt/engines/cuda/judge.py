@@ -14,7 +14,7 @@ from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
-from arrayopt.engines.cuda.meeting import Measured, Meeting
+from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.fused import Fused, Prepared
 from arrayopt.state.loss_scale import LossScale
@@ -57,7 +57,7 @@ class Judge:
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, Upload] = {}
-        self.meeting = Meeting(self)
+        self.places = Places(self)
         self.measured: list[tuple[Any, Rows]] = []
         self.run = weakref.proxy(buckets[0].run)  # which may hold this
 
@@ -119,12 +119,9 @@ class Judge:
             assert swap is not None
             swap(wanted)()
         with on_device(self.access, self.device):
-            found = [Measured(batch, int(row)) for batch, rows in self.measured for row in rows.all if batch.sized[row]]
-            found.sort(key=lambda x: x.tensor.place)  # in one order for any number of ranks
-            addresses = [x.batch.reported("grad_norm", x.row) for x in found]
+            every = self.places.of(self.measured)
             if swap is not None:
-                addresses = self.meeting.exchange(found, addresses, swap)
-            every = np.array([*addresses, 0], np.int64)
+                every = self.places.met(swap)
             norms = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
             places = (norms, np.int32(len(every) - 1), self.given.array, self.state.array)
@@ -151,7 +148,7 @@ class Judge:
 
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name; waits for the device."""
-        found: dict[str, Any] = self.meeting.norms()
+        found: dict[str, Any] = self.places.norms()
         for batch, rows in self.measured if not found else ():
             found |= {name: report["grad_norm"] for name, report in batch.report(rows).items()}
         return found

@@ -33,7 +33,7 @@ BOUND = (
     "arrayopt.engines.cuda.cublas",
     "arrayopt.engines.cuda.device",
     "arrayopt.engines.cuda.judge",
-    "arrayopt.engines.cuda.meeting",
+    "arrayopt.engines.cuda.places",
     "arrayopt.engines.cuda.products",
     "arrayopt.engines.cuda.upload",
 )
