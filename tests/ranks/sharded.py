@@ -140,6 +140,7 @@ if __name__ == "__main__":
         check(make, ranks)
         if make is fsdp or ranks > 2:
             check_door(make, ranks)
+        if ranks > 2:
             check_door(make, ranks, CAME)
         print(f"rank {rank}: {make.__name__} ok", flush=True)
     check_ddp(ranks, rank)

@@ -219,14 +219,14 @@ STAIRS = [((0, 0), (2, 3)), ((2, 0), (1, 2)), ((2, 2), (1, 1))]
 def test_sums_over_rows_and_columns_need_parts_of_a_grid(blocks):
     def rank(comm):
         offset, shape = blocks[comm.rank]
-        part = ao.Part(np.ones(shape), offset, (3, 3))
+        part = ao.Part(np.ones(shape, np.float32), offset, (3, 3))
         with pytest.raises(ValueError, match=r"'w' must be cut along whole rows and columns.*got parts"):
             ao.Optimizer({"w": part}, ao.CAME(lr=0.1), comm=comm)
         opt = ao.Optimizer({"w": part}, ao.LARS(lr=0.1), comm=comm)  # norms alone need none
-        opt.step({"w": np.ones(shape)})
+        opt.step({"w": np.ones(shape, np.float32)})
         opt.grad_centralization = True
         with pytest.raises((ValueError, ao.RankError), match="must be cut along whole rows and columns"):
-            opt.step({"w": np.ones(shape)})
+            opt.step({"w": np.ones(shape, np.float32)})
 
     ao.ranks.run(len(blocks), rank)
 

@@ -4,6 +4,7 @@ As in `arrayopt.engines.numba.cut`, addresses are put back by what lies before t
 passes is computed on each rank that has some.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints, size
 from arrayopt.engines.base import Partials
+from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuts import stretches, unit_ends
 from arrayopt.fusion.layout import GEOMETRY
@@ -43,24 +45,39 @@ class Cut:
         passes = [stage.kind == "pass" for stage in table.stages]
         table.pieces[:, passes] = (last - self.first)[:, None]
         table.pieces[last == self.first] = 0
-        held = np.array([share.last - share.first for share in self.shares])
-        self.sizes: Ints = -(-held // 4) * 4
 
     def elements_before(self, row: int, name: str) -> int:
         """The elements that lie before this rank's in the whole tensor, and are not in a stored array here."""
         share = self.shares[row]
         return 0 if name == "p" or name in share.undivided else int(share.first)
 
-    def gradient_before(self, row: int, g: Any) -> int:
-        """The same for a gradient: the whole tensor's, or that of this rank's elements."""
-        return 0 if size(g) == self.of.geo[row, GEOMETRY.index("SIZE")] else int(self.shares[row].first)
+    def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
+        """The same for gradients, in bytes: they are of whole tensors, or of this rank's elements."""
+        sizes = self.of.geo[rows, GEOMETRY.index("SIZE")]
+        return [
+            0 if size(g) == n else int(self.shares[row].first) * int(g.itemsize)
+            for row, g, n in zip(rows.tolist(), grads, sizes.tolist(), strict=True)
+        ]
 
-    def scratch(self) -> tuple[Ints, int]:
-        """Where the scratch arrays of tensors would begin in one for all, in elements, and how many it has."""
-        first = np.array([share.first for share in self.shares])
-        return np.cumsum(self.sizes) - self.sizes - first, int(self.sizes.sum())
+    def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
+        """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and its size."""
+        held = np.array([share.last - share.first for share in self.shares])
+        sizes, first = -(-held // 4) * 4, np.array([share.first for share in self.shares])
+        return dict.fromkeys(self.of.plan.spilled, (np.cumsum(sizes) - sizes - first, int(sizes.sum())))
 
-    def wanted(self, k: int, rows: Ints) -> list[Partials]:
+    def passes(self, rows: Rows) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        going = self.of.launches(rows)
+        while True:
+            with on_device(self.of.access, self.of.device):  # not while others are at work
+                k = next(going, None)
+                if k is None:
+                    return
+                wanted = self._wanted(k, rows.full)
+            if wanted:
+                yield wanted
+
+    def _wanted(self, k: int, rows: Ints) -> list[Partials]:
         """The partial results of pass k, of all ranks."""
         found, here = [], partial(on_device, self.of.access, self.of.device)
         for row in rows.tolist() if k < len(self.form.passes) else ():

@@ -109,9 +109,9 @@ class _Table(Batch):
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:
         """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what is here."""
-        if self.bucket.kind == "whole":
-            return scratch_starts(self.plan, self.geo)
-        return dict.fromkeys(self.plan.spilled, (0 * self.geo[:, 0], 0) if self.cut is None else self.cut.scratch())
+        if self.cut is not None:
+            return self.cut.scratch_starts()
+        return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
 
     # ---- before a step ----------------------------------------------------------------------------------------------
 
@@ -174,8 +174,7 @@ class _Table(Batch):
             given = [g if contiguous(g) else self._pack(row, g) for row, g in zip(rows.tolist(), given, strict=True)]
         self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
         if self.cut is not None:
-            before = [self.cut.gradient_before(row, g) * int(g.itemsize) for row, g in zip(rows, given, strict=True)]
-            self.host[rows, self.at["g"]] -= before
+            self.host[rows, self.at["g"]] -= self.cut.gradients_before(rows, given)
         self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
         return given
 
@@ -225,15 +224,7 @@ class _Table(Batch):
     def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""
         assert self.cut is not None
-        going = self.launches(rows)
-        while True:
-            with on_device(self.access, self.device):
-                k = next(going, None)
-                if k is None:
-                    break
-                wanted = self.cut.wanted(k, rows.full)
-            if wanted:
-                yield wanted
+        yield from self.cut.passes(rows)
         self._recorded(rows, grads)
         self.alive = []
 
