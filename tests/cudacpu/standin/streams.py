@@ -1,5 +1,6 @@
 """Streams, events and graphs: work waits in its stream until the host waits for it, or for what comes after it."""
 
+import threading
 import weakref
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ __all__ = [
 
 _streams = weakref.WeakValueDictionary()  # by pointer
 _busy = set()  # those that have work to do, which they do though nobody holds them
+_turn = threading.RLock()  # of the thread that does work
 _current = {}  # by device: the streams made current, the last of them innermost
 
 
@@ -63,10 +65,11 @@ class _BaseStream:
         return self
 
     def _drain(self):
-        """Do what waits. What fails is not tried again."""
-        while self.queue:
-            self.queue.pop(0)()
-        _busy.discard(self)
+        """Do what waits, in its order, also where several threads wait for it. What fails is not tried again."""
+        with _turn:
+            while self.queue:
+                self.queue.pop(0)()
+            _busy.discard(self)
 
     def _wait_for_others(self):
         """The default stream and streams that block on it take their turns."""
