@@ -1,6 +1,7 @@
 """The optimizer: parameters, their groups, and the state that goes with them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -244,7 +245,7 @@ class Optimizer(Saved):
             If `advance` has not been called, or groups have changed since.
         """
         with self._guard("Optimizer.launch"):
-            with self._team.warned("Optimizer.step"):
+            with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
                 launch = self._step.launched(self._parameters.match(grads))
             launch()
             return self.params

@@ -178,6 +178,10 @@ class ArrayAPI:
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """Nothing is captured."""
 
+    def capturing(self, bucket: Bucket) -> bool:
+        """Nothing is captured."""
+        return False
+
     def judge(self, buckets: Sequence[Bucket]) -> None:
         """The host decides."""
 

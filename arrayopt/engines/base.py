@@ -1,6 +1,7 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
@@ -9,25 +10,29 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "abreast"]
+__all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "Swap", "abreast"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
 
 
 class Partials(NamedTuple):
-    """Partial results in which each rank has filled its own stretch.
+    """Partial results in which each rank has filled its own piece.
 
     Attributes
     ----------
-    room : array
-        Of rank 1.
-    ends : tuple of int
-        Rank r has filled ``room[ends[r] : ends[r + 1]]``.
+    pieces : tuple of array
+        For each rank, in this rank's memory, what that one fills in; on a device, one after the other.
+    where : callable
+        A section in which they may be worked on: on their device, in the stream that has filled them.
     """
 
-    room: Any
-    ends: tuple[int, ...]
+    pieces: tuple[Any, ...]
+    where: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+Swap = Callable[[list[Partials]], Callable[[], None]]
+"""Begins to fill in partial results of other ranks; what it returns ends it."""
 
 
 def abreast(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
@@ -93,6 +98,9 @@ class Engine(Protocol):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """Have the hyper-parameters of the next step where a captured step will look for them."""
 
+    def capturing(self, bucket: Bucket) -> bool:
+        """Whether what is launched now goes into a CUDA graph."""
+
     def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
         """What decides for all these buckets together, on their device; None where the host does."""
 
@@ -106,6 +114,9 @@ class Judge(Holder, Protocol):
     def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""
 
+    def prepare(self, buckets: Sequence[Bucket], grads: list[Array | None]) -> Any:
+        """Let what may fail in a call do so, before anything is done."""
+
     def __call__(
         self,
         buckets: Sequence[Bucket],
@@ -114,6 +125,7 @@ class Judge(Holder, Protocol):
         scale: str | None,
         limit: bool,
         check: bool,
+        swap: Swap | None = None,
     ) -> Verdict:
         """Say what these gradients mean for the step.
 
@@ -125,6 +137,8 @@ class Judge(Holder, Protocol):
             All gradients.
         scaling, scale, limit, check
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
+        swap : callable, optional
+            Where there are several ranks: begins to fill in partial results of others, and returns what ends it.
         """
 
     def each_norm(self) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class Elsewhere:
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """Nothing is captured."""
 
+    def capturing(self, bucket: Bucket) -> bool:
+        """Nothing is captured."""
+        return False
+
     def judge(self, buckets: Sequence[Bucket]) -> None:
         """The host decides."""
 

@@ -17,7 +17,7 @@ from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan, plan_for
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Fused"]
+__all__ = ["Fused", "Prepared"]
 
 _DTYPE = operator.attrgetter("dtype")
 
@@ -35,6 +35,8 @@ class Fused(ABC):
     """See `arrayopt.fusion.trace.trace`."""
     cuts: ClassVar[bool] = False
     """Whether ranks can share a tensor; see `Batch.passes`."""
+    parts: ClassVar[bool] = False
+    """Whether parts that the user has made of tensors can be run."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
@@ -44,6 +46,10 @@ class Fused(ABC):
 
     halves: ClassVar[bool] = True
     """Whether half of a symmetric product is computed."""
+
+    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
+        """`arrayopt.fusion.layout.geometry` of tensors that ranks may share, with the engine's units."""
+        return geometry(shapes, element)
 
     @abstractmethod
     def describe(self) -> str:
@@ -70,12 +76,18 @@ class Fused(ABC):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Nothing is captured."""
 
+    def capturing(self, bucket: Bucket) -> bool:
+        """Nothing is captured."""
+        return False
+
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
         """The host decides."""
         return None
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
+        if bucket.kind == "none":
+            return "their parameters come from other ranks after each step; here they are counted"
         plans, lines = _plans(bucket, stats=False, lean=self.lean), list[str]()
         for plan, shapes in plans.items():
             if len(plans) > 1:
@@ -150,7 +162,8 @@ class Fused(ABC):
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
-        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not plan.spilled else None
+        apart = tensor.block is not None and tensor.kind == "cut"
+        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
@@ -179,7 +192,7 @@ class Fused(ABC):
                 if g is not None or common is not None:
                     x = tensor.array
                     plan = plan_for(
-                        bucket.rule, x.ndim, dtype_name(x), shape=x.shape, clip=clip, stats=stats, lean=self.lean
+                        bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats, lean=self.lean
                     )
                     split = self._split(plan, tensor)
                     grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]

@@ -7,7 +7,8 @@ from arrayopt.arrays import Array, detached, size, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Share, Tensor
+from arrayopt.state.shares import Share
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Layers", "layer_name", "split", "stack_of"]
 

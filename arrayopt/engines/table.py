@@ -109,8 +109,10 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
         If there is no engine of that name, or it cannot serve these arrays or this rule, with the reason.
     """
     if bucket.engine is None or bucket.engine[0] != name:
-        elsewhere = Elsewhere(), "other ranks have these tensors"
-        bucket.engine = name, *(elsewhere if bucket.kind == "none" else _select(name, bucket))
+        found = _select(name, bucket)
+        if bucket.kind == "none" and not getattr(found[0], "counts", False):  # a device counts by itself
+            found = Elsewhere(), "other ranks have these tensors"
+        bucket.engine = name, *found
     return bucket.engine[1:]
 
 

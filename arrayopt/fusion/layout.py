@@ -21,6 +21,7 @@ __all__ = [
     "CHUNK",
     "GEOMETRY",
     "Layout",
+    "axis_of",
     "boundaries",
     "extent",
     "flops",
@@ -28,6 +29,7 @@ __all__ = [
     "layout",
     "moved",
     "outliving",
+    "partial_length",
     "starts",
 ]
 
@@ -71,6 +73,13 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
     if element == ELEMENT[3]:
         return shape[0], 1, shape[1], shape[2]
     return shape[0], int(np.prod(shape[1:-2])), shape[-2], shape[-1]
+
+
+def axis_of(i: int, rank: int, element: str) -> str:
+    """Which axis of an element an axis of a tensor is a part of."""
+    if element in (ELEMENT[1], ELEMENT[2]):
+        return element[min(i, len(element) - 1)]
+    return element[i] if element == ELEMENT[3] else "A" if i == 0 else "RC"[i - rank] if i >= rank - 2 else "B"
 
 
 def extent(axes: str, geo: Any) -> Any:
@@ -161,11 +170,11 @@ class Layout:
         """How many values each tensor needs for each vector, then for each reduction's partial results."""
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = [np.prod([col[x] for x in axes], axis=0) for axes in self.vectors.values()]
-        made += [_partial_length(kind, col) for kind in self.partials.values()]
+        made += [partial_length(kind, col) for kind in self.partials.values()]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)
 
 
-def _partial_length(kind: str, col: dict[str, Any]) -> Any:
+def partial_length(kind: str, col: dict[str, Any]) -> Any:
     """How many partial results a reduction over elements has."""
     batches = col["A"] * col["B"]
     return {

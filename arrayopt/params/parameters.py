@@ -14,7 +14,8 @@ from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch, Writes
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Block, Tensor
+from arrayopt.state.shares import Block
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Parameters"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from arrayopt.arrays import Array, is_array
 from arrayopt.params.trees import flatten, rebuild
-from arrayopt.state.tensors import Block
+from arrayopt.state.shares import Block
 
 __all__ = ["Part", "block_of", "has_parts", "local", "localized", "mesh_of", "strays", "with_array"]
 

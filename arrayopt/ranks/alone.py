@@ -24,6 +24,8 @@ class Alone:
     torn: str | None = None
     sums = False
     """Whether each rank has gradients of its own, which are added up."""
+    captured = True
+    """Whether what ranks say to each other in a step can be part of a CUDA graph."""
 
     def agree(self, what: str, said: Said = dict, error: BaseException | None = None, *, wish: bool = False) -> bool:
         """Have all ranks raise if one has an error, or says something else than the others; whether one has a wish."""

@@ -1,4 +1,4 @@
-"""What ranks need of a communicator: five calls that move bytes, each with a time limit."""
+"""What ranks need of a communicator: calls that move bytes, and one that adds numbers, each with a time limit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class Comm(ABC):
     number = 1
     """Which of those that share a way of messages this is, in the order of making."""
     on_device = False
-    """Whether `broadcast` takes CuPy's memory, too."""
+    """Whether `broadcast` and `add` take CuPy's memory, too, and there is `fill`."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
@@ -57,6 +57,33 @@ class Comm(ABC):
     @abstractmethod
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
         """Send pieces to ranks and receive pieces from ranks, none to itself; in one order between any two of them."""
+
+    def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
+        """Begin to fill pieces of CuPy's memory, by rank, from the rank that has filled each; what is returned ends it.
+
+        The host does not wait, so that it can be captured.
+        """
+        raise NotImplementedError
+
+    def add(self, x: Any, counts: Sequence[int]) -> Any:
+        """Add up real numbers of all ranks in whatever order is quickest; what is returned are this rank's sums.
+
+        Parameters
+        ----------
+        x : array
+            A value for each sum, in a row, those of rank 0 first; of NumPy, or where `on_device`, of CuPy.
+        counts : sequence of int
+            How many sums each rank gets.
+        """
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        parts = np.split(x, starts[1:-1])
+        got = {r: np.empty_like(parts[self.rank]) for r in range(self.size) if r != self.rank}
+        self.exchange(
+            [(r, as_bytes(part)) for r, part in enumerate(parts) if r != self.rank and part.size],
+            [(r, as_bytes(room)) for r, room in got.items() if room.size],
+        )
+        with np.errstate(all="ignore"):  # infinity and NaN are data
+            return sum(got.values(), start=parts[self.rank].copy())
 
     def give_up(self) -> None:  # noqa: B027
         """This rank will not go on: have the others fail soon rather than wait for it, where the library can."""

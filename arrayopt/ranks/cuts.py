@@ -15,11 +15,12 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
-from arrayopt.fusion.layout import CHUNK, boundaries, geometry
+from arrayopt.fusion.layout import boundaries
 from arrayopt.fusion.plan import plan_for
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Share, Tensor
+from arrayopt.state.shares import Share
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["divide"]
 
@@ -90,7 +91,7 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
         or engine.lays_side_by_side(bucket, tensor)
     ):
         return whole, ()
-    found = _boundaries((size(tensor.array),), "C")  # of what measures gradients, and adds them up
+    found = _boundaries(engine, (size(tensor.array),), "C")  # of what measures gradients, and adds them up
     undivided: tuple[str, ...] = ()
     for stats in (False, True):
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
@@ -98,12 +99,14 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
         if plan.multiplies:
             return whole, ()
         if plan.element != "C":
-            found = np.intersect1d(found, _boundaries(tuple(tensor.array.shape), plan.element), assume_unique=True)
+            found = np.intersect1d(
+                found, _boundaries(engine, tuple(tensor.array.shape), plan.element), assume_unique=True
+            )
         if not stats:
             undivided = tuple(name for name, axes in plan.slots.items() if axes != plan.element)
     return (found if found.size > 1 else whole), undivided
 
 
-def _boundaries(shape: tuple[int, ...], element: str) -> Any:
+def _boundaries(engine: Fused, shape: tuple[int, ...], element: str) -> Any:
     """The elements before which a tensor may be cut."""
-    return boundaries(geometry([shape], element, CHUNK)[0], element)[1]
+    return boundaries(engine.geometry([shape], element)[0], element)[1]

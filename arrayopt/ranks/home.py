@@ -8,7 +8,8 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, memory, place, size, to_host
 from arrayopt.ranks.comm import Comm, as_bytes
-from arrayopt.state.tensors import Shards, Tensor
+from arrayopt.state.shares import Shards
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["collect", "gather"]
 
@@ -45,7 +46,7 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
     """A slot, or the parameter ("p"), whole: on one rank as an array of NumPy, or on all."""
     own, share = tensor.array if slot == "p" else tensor.slots[slot], tensor.share
     shape = tensor.shape if slot == "p" else tensor.whole[slot]
-    if isinstance(share, Shards):
+    if isinstance(share, Shards) and slot not in share.undivided:
         return _assembled(comm, own, share, shape, root)
     if share is None or not share.holders:
         return own

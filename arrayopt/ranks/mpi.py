@@ -140,3 +140,8 @@ class MPIComm(Comm):
         begun = [self._comm.Irecv([x, self._mpi.BYTE], source) for source, room in received for x in self._pieces(room)]
         begun += [self._comm.Isend([x, self._mpi.BYTE], to) for to, piece in sent for x in self._pieces(piece)]
         self._wait(begun)
+
+    def add(self, x: Any, counts: Sequence[int]) -> Any:
+        room = np.empty(counts[self.rank], x.dtype)
+        self._wait([self._comm.Ireduce_scatter(x, room, list(map(int, counts)))])
+        return room

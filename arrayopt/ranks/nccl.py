@@ -32,6 +32,8 @@ class NcclComm(Comm):
         self._cupy, self._nccl, self._comm = cupy, nccl, comm
         self.rank, self.size, self.timeout = int(comm.rank_id()), int(comm.size()), timeout
         self._device = cupy.cuda.Device(comm.device_id())
+        with self._device:
+            self._side = cupy.cuda.Stream(non_blocking=True)
 
     def _there(self, x: Any) -> Any:
         """Bytes in device memory; those that are there, as they are."""
@@ -87,16 +89,55 @@ class NcclComm(Comm):
         kind = self._nccl.NCCL_UINT8
         with self._device:
             there = [(root, self._there(x), x) for root, x in pieces]
-        self._call(
+        wait = self._call(
             [
                 partial(self._comm.broadcast, x.data.ptr, x.data.ptr, x.size, kind, root)
                 for root, x, _ in there
                 if x.size
             ]
-        )()
+        )
+        if not self._cupy.cuda.get_current_stream().is_capturing():
+            wait()
         for root, x, given in there:
             if isinstance(given, np.ndarray) and root != self.rank:
                 given[:] = x.get()
+
+    def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
+        kind, total = self._nccl.NCCL_INT32, self._nccl.NCCL_SUM
+        with self._device:
+            main = self._cupy.cuda.get_current_stream()
+            for own in pieces:
+                for r, x in enumerate(own):
+                    if r != self.rank and x.size:
+                        x[...] = 0  # the sum of one rank's bits and zeros is these bits
+            self._event(main, self._side)
+            held = [[x for x in own if x.size] for own in pieces]
+            rooms = [(own[0].data.ptr, sum(x.nbytes for x in own) // 4) for own in held if own]
+            with self._side:
+                self._call([partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms])
+        return lambda: self._event(self._side, main)
+
+    def _event(self, first: Any, then: Any) -> None:
+        """Have what comes into a stream wait for what is in another."""
+        with self._device:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(first)
+            then.wait_event(event)
+
+    def add(self, x: Any, counts: Sequence[int]) -> Any:
+        with self._device:
+            there = self._there(x)
+            kind = self._nccl.NCCL_FLOAT64 if there.itemsize == 8 else self._nccl.NCCL_FLOAT32
+            room = self._cupy.empty(counts[self.rank], there.dtype)
+            at = there.data.ptr + there.itemsize * np.concatenate([[0], np.cumsum(counts)[:-1]])
+        calls = [
+            partial(self._comm.reduce, int(at[r]), room.data.ptr, int(n), kind, self._nccl.NCCL_SUM, r)
+            for r, n in enumerate(counts)
+            if n
+        ]
+        if calls:
+            self._call(calls)()
+        return room.get() if isinstance(x, np.ndarray) else room
 
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
         kind = self._nccl.NCCL_UINT8

@@ -80,6 +80,12 @@ class ProcessGroup(Comm):
             for _, there, piece in begun:
                 piece[:] = there.cpu().numpy()
 
+    def add(self, x: Any, counts: Sequence[int]) -> Any:
+        there = self._torch.from_numpy(x).to(self._device)
+        self._wait([self._dist.all_reduce(there, group=self._group, async_op=True)])
+        first = sum(counts[: self.rank])
+        return there.cpu().numpy()[first : first + counts[self.rank]]
+
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
         rooms = [(self._tensor(room), source, room) for source, room in received]
         calls = [self._dist.P2POp(self._dist.irecv, x, self._roots[source], self._group) for x, source, _ in rooms]

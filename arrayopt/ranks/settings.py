@@ -20,6 +20,7 @@ KINDS = {
 
 GRADS = ("reduced", "mean", "sum")
 GATHER = ("in_place", "packed")
+REDUCTION = ("ordered", "fast")
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,15 @@ class Ranks:
         CuPy; or one of `arrayopt.ranks.threads`.
     grads : {"reduced", "mean", "sum"}
         What gradients are given to `step`. ``"reduced"``: the same ones on all ranks. ``"mean"``, ``"sum"``: each rank
-        has its own, and the step uses their mean or sum; they are added in float32 at least, in the order of ranks.
+        has its own, and the step uses their mean or sum; they are added in float32 at least.
     timeout : float
         Seconds that a rank waits for the others before it raises a `RankError`, in (0, inf).
     gather : {"in_place", "packed"}
         How ranks get the parameters that others have updated: large ones straight into their memory, or all of them by
         way of a buffer, in one message from each rank.
+    reduction : {"ordered", "fast"}
+        How ranks' own gradients are added. ``"ordered"``: in the order of ranks, so that a run repeats bit for bit.
+        ``"fast"``: as the communicator's own reduction does it, which may differ in the last bits from run to run.
 
     Raises
     ------
@@ -50,9 +54,10 @@ class Ranks:
     grads: str = "reduced"
     timeout: float = 300.0
     gather: str = "in_place"
+    reduction: str = "ordered"
 
     def __post_init__(self) -> None:
-        for name, known in (("grads", GRADS), ("gather", GATHER)):
+        for name, known in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
             if getattr(self, name) not in known:
                 said = ", ".join(map(repr, known))
                 raise ValueError(f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}")

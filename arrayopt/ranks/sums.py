@@ -6,9 +6,10 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import WORKING, Array, dtype_name, place, size, to_host
+from arrayopt.arrays import REAL, WORKING, Array, array_namespace, dtype_name, place, size, to_host
 from arrayopt.ranks.comm import Comm, as_bytes
-from arrayopt.state.tensors import Share, Tensor
+from arrayopt.state.shares import Share
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Sums"]
 
@@ -17,7 +18,7 @@ ROUND = 1 << 26
 
 
 class Sums:
-    """Adds gradients in the order of ranks, in at least float32, so that each sum is the same in each run.
+    """Adds gradients in at least float32: in the order of ranks, so that each sum is the same in each run, or fast.
 
     Parameters
     ----------
@@ -25,10 +26,12 @@ class Sums:
         The communicator.
     mean : bool
         Whether sums are divided by the number of ranks.
+    fast : bool
+        Whether the communicator adds, in an order of its own.
     """
 
-    def __init__(self, comm: Comm, *, mean: bool) -> None:
-        self._comm, self._mean = comm, mean
+    def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
+        self._comm, self._mean, self._add = comm, mean, self._quickly if fast else self._in_order
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Arrays for the sums; for tensors that other ranks have, the gradients as they are."""
@@ -46,15 +49,44 @@ class Sums:
                 todo.append(i)
                 pending += size(g) * 4
                 if pending >= ROUND:
-                    self._some(todo, tensors, grads, rooms)
+                    self._add(todo, tensors, grads, rooms)
                     todo, pending = [], 0
         if todo:
-            self._some(todo, tensors, grads, rooms)
+            self._add(todo, tensors, grads, rooms)
 
-    def _some(
+    def _quickly(
         self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
-        """Add up some of the gradients."""
+        """Add up some of the gradients, those of each dtype of arithmetic together, as the communicator does it."""
+        dtypes = {i: WORKING[dtype_name(grads[i])] for i in which}
+        for dtype in dict.fromkeys(dtypes.values()):
+            some = [i for i in which if dtypes[i] == dtype]
+            real = np.dtype(REAL.get(dtype, dtype))
+            numbers = np.dtype(dtype).itemsize // real.itemsize  # of a value
+            ends = [share.ends for i in some if (share := tensors[i].share) is not None]
+            flat = [self._reached(grads[i]).reshape(-1).astype(dtype).view(real) for i in some]
+            spans = [[(numbers * own[r], numbers * own[r + 1]) for own in ends] for r in range(self._comm.size)]
+            packed = array_namespace(flat[0]).concat(
+                [x[a:b] for own in spans for x, (a, b) in zip(flat, own, strict=True)]
+            )
+            total = self._comm.add(packed, [sum(b - a for a, b in own) for own in spans])
+            total = total / real.type(self._comm.size) if self._mean else total
+            at = 0
+            for i, (a, b) in zip(some, spans[self._comm.rank], strict=True):
+                if b > a:
+                    rooms[i] = _filled(rooms[i], total[at : at + b - a].view(dtype))
+                at += b - a
+
+    def _reached(self, g: Array) -> Any:
+        """A gradient where the communicator takes it: in CuPy's memory, or on the host."""
+        if self._comm.on_device and array_api_compat.is_cupy_array(g):
+            return g
+        return np.ascontiguousarray(to_host(g))
+
+    def _in_order(
+        self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
+        """Add up some of the gradients, in the order of ranks."""
         rank, ranks = self._comm.rank, range(self._comm.size)
         flat = {i: np.ascontiguousarray(to_host(grads[i])).reshape(-1) for i in which}
         shares: dict[int, Share] = {i: share for i in which if (share := tensors[i].share) is not None}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt._version import __version__
-from arrayopt.arrays import Array, dtype_name, library, place, to_host
+from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.params.groups import Group, labelled
@@ -39,8 +39,9 @@ class Team(Alone):
     def __init__(self, ranks: Ranks, engine: str) -> None:
         self._comm, self._ranks, self._engine = ranks.open(), ranks, engine
         self.rank, self.size = self._comm.rank, self._comm.size
-        self._sums = Sums(self._comm, mean=ranks.grads == "mean")
+        self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
+        self.captured = self._comm.on_device and not self.sums
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # sections of `warned`, one in the other
 
@@ -122,14 +123,14 @@ class Team(Alone):
         tensors = [tensor for group in groups for tensor in group.tensors]
         parts = [x for x in tensors if x.block is not None]
         with self.warned("Optimizer"):
-            check_parts(groups, self._engine)
-        settings = {"`grads`": self._ranks.grads, "`gather`": self._ranks.gather}
+            needs = check_parts(groups, self._engine)
+        settings = {f"`{name}`": getattr(self._ranks, name) for name in ("grads", "gather", "reduction")}
         self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
         if parts:
             mine = [(x.block and x.block.offset, tuple(x.array.shape), _checksum(x.array)) for x in parts]
             every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
             for i, tensor in enumerate(parts):
-                tensor.share = shards(tensor, self.rank, [own[i] for own in every])
+                tensor.share = shards(tensor, self.rank, [own[i] for own in every], needs[tensor.name])
         divide(groups, self._engine, self.rank, self.size)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
@@ -144,17 +145,42 @@ class Team(Alone):
     # ---- a step -----------------------------------------------------------------------------------------------------
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        counts = [sum((x.ends[r + 1] - x.ends[r]) * x.room.itemsize for x in wanted) for r in range(self.size)]
-        mine = [as_bytes(x.room[x.ends[self.rank] : x.ends[self.rank + 1]]) for x in wanted]
+        there = [x for x in wanted if self._comm.on_device and not isinstance(x.pieces[self.rank], np.ndarray)]
+        if not there:
+            return self._swap(wanted)
+        with there[0].where():
+            ended = self._comm.fill([x.pieces for x in there])
+        rest = [x for x in wanted if isinstance(x.pieces[self.rank], np.ndarray)]
+        others = self._swap(rest) if rest else None
+
+        def finish() -> None:
+            with there[0].where():
+                ended()
+            if others is not None:
+                others()
+
+        return finish
+
+    def _swap(self, wanted: list[Partials]) -> Callable[[], None]:
+        """See `swap`; by way of the host."""
+        counts = [sum(x.pieces[r].nbytes for x in wanted) for r in range(self.size)]
+        mine = []
+        for x in wanted:
+            with x.where():
+                mine.append(as_bytes(np.ascontiguousarray(to_host(x.pieces[self.rank]))))
         pending = self._comm.allgather(np.concatenate(mine), counts)
 
         def finish() -> None:
             for r, got in enumerate(pending()):
                 at = 0
                 for x in wanted if r != self.rank else ():
-                    room = as_bytes(x.room[x.ends[r] : x.ends[r + 1]])
-                    room[:] = got[at : at + len(room)]
-                    at += len(room)
+                    piece = x.pieces[r]
+                    if not piece.size:
+                        continue
+                    values = got[at : at + piece.nbytes].view(piece.dtype.name).reshape(piece.shape)
+                    with x.where():
+                        piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
+                    at += piece.nbytes
 
         return finish
 

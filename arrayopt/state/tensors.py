@@ -1,6 +1,5 @@
 """The state of tensors: each parameter with its slots."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,132 +23,9 @@ from arrayopt.arrays import (
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
+from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["Block", "Shards", "Share", "Tensor", "TensorState", "new_slots"]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which of a tensor's elements each rank updates and has state for: a stretch of them, in the order of ranks.
-
-    Attributes
-    ----------
-    rank : int
-        The rank that this is on.
-    ends : tuple of int
-        Rank r has elements ``ends[r]`` to ``ends[r + 1]``.
-    undivided : tuple of str
-        Slots of fewer elements than the parameter: every rank that has elements has all of these.
-    """
-
-    rank: int
-    ends: tuple[int, ...]
-    undivided: tuple[str, ...] = ()
-
-    @property
-    def first(self) -> int:
-        """The first element that is this rank's."""
-        return self.ends[self.rank]
-
-    @property
-    def last(self) -> int:
-        """The end of the elements that are this rank's."""
-        return self.ends[self.rank + 1]
-
-    @property
-    def holders(self) -> list[int]:
-        """The ranks that have elements."""
-        return [r for r in range(len(self.ends) - 1) if self.ends[r] < self.ends[r + 1]]
-
-    @property
-    def kind(self) -> str:
-        """``"cut"`` if several ranks have elements; else ``"whole"`` or ``"none"``, as to what this rank has."""
-        if len(self.holders) > 1:
-            return "cut"
-        return "whole" if self.last > self.first or not self.holders else "none"
-
-    def of(self, slot: str, x: Array) -> Array:
-        """This rank's part of a whole slot, or of a value for each element; of a cut tensor with one dimension."""
-        if self.kind == "whole":
-            return x
-        xp = array_namespace(x)
-        flat = xp.reshape(x, (-1,))
-        if slot in self.undivided:
-            return x if self.last > self.first else xp.asarray(flat[:0], copy=True)
-        return xp.asarray(flat[self.first : self.last], copy=True)
-
-    def taken(self, slot: str, x: Array) -> Array:
-        """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""
-        return self.of(slot, x)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Where in a whole tensor a part of it lies that the user gave.
-
-    Attributes
-    ----------
-    offset : tuple of int
-        Where it begins, along each axis.
-    shape : tuple of int
-        The shape of the whole tensor.
-    """
-
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def first(self, here: tuple[int, ...]) -> int | None:
-        """The position in the whole of the first element of a part of this shape; None if it is several pieces."""
-        cut = [i for i, (n, whole) in enumerate(zip(here, self.shape, strict=True)) if n != whole]
-        if 0 in here or not cut:
-            return 0
-        at = 0
-        for i, whole in zip(self.offset, self.shape, strict=True):
-            at = at * whole + i
-        return at if all(n == 1 for n in here[: cut[-1]]) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Shards(Share):
-    """Parts that the user gave: parameter, gradient and slots are this rank's alone, and stay so.
-
-    The parts lie end to end, in the order of the first ranks that have them, each from a unit of work on. So `ends` are
-    not those of the whole tensor's elements; of ranks that have the same part, the first one speaks for all.
-
-    Attributes
-    ----------
-    blocks : tuple of (tuple of int, tuple of int)
-        For each rank the offset and the shape of its part.
-    starts : tuple of int
-        Where each rank's part begins, as `ends` counts.
-    """
-
-    blocks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    starts: tuple[int, ...] = ()
-
-    @property
-    def first(self) -> int:
-        return self.starts[self.rank]
-
-    @property
-    def last(self) -> int:
-        return self.first + math.prod(self.blocks[self.rank][1])
-
-    @property
-    def kind(self) -> str:
-        if len(self.holders) > 1:
-            return "cut"
-        return "none" if self.holders and self.last == self.first else "whole"
-
-    def of(self, slot: str, x: Array) -> Array:
-        return x
-
-    def taken(self, slot: str, x: Array) -> Array:
-        return x[self.where(self.rank)]
-
-    def where(self, rank: int) -> tuple[slice, ...]:
-        """The place of a rank's part in the whole array."""
-        return tuple(slice(first, first + n) for first, n in zip(*self.blocks[rank], strict=True))
+__all__ = ["Tensor", "TensorState", "new_slots"]
 
 
 @dataclass(eq=False, slots=True)
@@ -200,7 +76,28 @@ class Tensor:
         made = new_slots(rule, self.name, detached(self.array if array is None else array), self.block)
         here = tuple(self.array.shape)
         self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in made.items()}
+        if isinstance(self.share, Shards) and self.share.spans:
+            made |= self._undivided(rule, made)
         return {slot: self.own(slot, x) for slot, x in made.items()}
+
+    def _undivided(self, rule: Rule, made: dict[str, Array]) -> dict[str, Array]:
+        """The slots of fewer elements of the whole tensor, where the user gave a part of it."""
+        assert isinstance(self.share, Shards)
+        xp, dtype, found = array_namespace(self.array), dtype_name(self.array), {}
+        with on_its_device(self.array):
+            one = xp.full((1,) * self.array.ndim, 0.7, dtype=working_dtype(xp, self.array))
+            for slot, first in rule.all_slots(xp, one, dtype).items():
+                if slot in self.share.spans:
+                    mine = made[slot]
+                    if not bool(xp.all(mine == first)):
+                        raise ValueError(
+                            f"{type(rule).__name__}: slot {slot!r} begins as values of the whole tensor {self.name!r},"
+                            " of which this rank has a part; let it begin as a number that is the same for all tensors"
+                        )
+                    self.whole[slot] = self.share.whole(slot, mine, self.shape)
+                    found[slot] = self.share.held(xp.broadcast_to(xp.reshape(first, ()), self.whole[slot]))
+                    found[slot] = xp.asarray(found[slot], copy=True)
+        return found
 
     @property
     def t(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array
-from arrayopt.engines.base import Judge
+from arrayopt.engines.base import Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
 from arrayopt.hyper import scalar
@@ -93,8 +93,13 @@ class Judging:
         if self._judge[0] != version:
             engines = [select(self._engine, bucket)[0] for bucket in [*buckets, *measured(buckets)]]
             one = len({x.name for x in engines}) == 1
-            self._judge = version, engines[0].judge(buckets) if one and self._team.size == 1 else None
+            self._judge = version, engines[0].judge(buckets) if one else None
         return known._replace(judge=self._judge[1])
+
+    @property
+    def _swap(self) -> Swap | None:
+        """How ranks exchange partial results, where there are several."""
+        return self._team.swap if self._team.size > 1 else None
 
     def inverse(self, known: Known) -> Any:
         """What gradients of this call are multiplied by for their loss scale; None for nothing."""
@@ -125,7 +130,13 @@ class Judging:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
             found = known.judge(
-                measured(buckets), grads, self.scaling, scale if scaled else None, known.limit is not None, known.check
+                measured(buckets),
+                grads,
+                self.scaling,
+                scale if scaled else None,
+                known.limit is not None,
+                known.check,
+                self._swap,
             )
             self._norms = known.judge.each_norm
             return found

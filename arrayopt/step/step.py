@@ -17,7 +17,7 @@ from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
 from arrayopt.step.judging import Judging, Known
-from arrayopt.step.norms import measuring
+from arrayopt.step.norms import measured, measuring
 from arrayopt.step.ready import Ready
 
 __all__ = ["Step"]
@@ -116,7 +116,10 @@ class Step:
         rooms = team.rooms(self._parameters.all, grads)
         judged = known.check or known.limit is not None
         if judged and team.size > 1:
-            measuring(self._engine, coming.buckets, rooms)
+            if known.judge is None:
+                measuring(self._engine, coming.buckets, rooms)
+            else:
+                known.judge.prepare(measured(coming.buckets), rooms)
         scaled = at_once and (known.scale is not None or self.judging.scaling is not None)
         factor = 1.0 if scaled or known.limit is not None else None
         ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
@@ -143,7 +146,9 @@ class Step:
     ) -> tuple[dict[str, Report], Any] | None:
         """See `make`."""
         team, accumulator, known = self._team, self.accumulator, coming.known
-        wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
+        wanted = stats
+        if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
+            wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
         with team.unbroken("a step"):
             grads, rooms = begun.grads, begun.rooms
             if begun.adding is not None:
@@ -170,21 +175,34 @@ class Step:
                 self._parameters.settle()
             return team.reports(reports) if wanted else reports, verdict.norm
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a step over ranks is being captured in a CUDA graph; RuntimeError if that cannot be."""
+        buckets = self._buckets.now() if self._team.size > 1 else []
+        if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
+            return False
+        if not self._team.captured:
+            raise RuntimeError(
+                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL, with reduced gradients"
+            )
+        return True
+
     def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
-        """What of a step must be the same on all ranks."""
+        """What of a step must be the same on all ranks; no gradients where none are known yet."""
         known, dtypes = coming.known, [None if g is None else dtype_name(g) for g in grads]
         hypers = {
             id(g): h
             for bucket, own in zip(coming.buckets, coming.hypers, strict=True)
             for g, h in zip(bucket.groups, own, strict=True)
         }
-        lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=True) if kind is None]
+        lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=bool(grads)) if kind is None]
+        on_device = known.judge is not None and known.scale is None  # the same everywhere, and not waited for
         return {
             "the number of steps": (self._run.steps, self.accumulator.done),
             "the list of tensors without a gradient": lacking,
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
-            "the loss scale": self._run.peek("scale") if known.scale is None else known.scale,
+            "the loss scale": None if on_device else self._run.peek("scale") if known.scale is None else known.scale,
             **{
                 f"`{name}` of group {label}": value
                 for label, group in labelled(self._parameters.groups)
@@ -207,7 +225,7 @@ class Step:
         if self.accumulator.every != 1:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         coming = self.coming(loss_scale, limit)
-        self._team.agree("Optimizer.advance")
+        self._team.agree("Optimizer.advance", partial(self._said, coming, []))
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)

@@ -10,7 +10,8 @@ from torch import Tensor as Param
 from arrayopt.arrays import kind, like
 from arrayopt.params.parts import block_of, local
 from arrayopt.state.run import is_count
-from arrayopt.state.tensors import Shards, Tensor
+from arrayopt.state.shares import Shards
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["State", "put", "show"]
 
@@ -84,7 +85,9 @@ class State(MutableMapping[Param, dict[str, Any]]):
 
 def show(p: Param, tensor: Tensor) -> dict[str, Any]:
     """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
-    return {STEP: torch.tensor(tensor.t), **{name: _as_given(p, x) for name, x in tensor.slots.items()}}
+    undivided = tensor.share.undivided if tensor.share is not None else ()
+    slots = {name: x if name in undivided else _as_given(p, x) for name, x in tensor.slots.items()}
+    return {STEP: torch.tensor(tensor.t), **slots}
 
 
 def _as_given(p: Param, x: Param) -> Param:
@@ -127,7 +130,7 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
         found = _differences(tensor, state)
         wrong += [f"{name}: {what}" for what in found]
         if not found:
-            slots = {slot: _own(tensor, mine, state[slot], copies) for slot, mine in tensor.slots.items()}
+            slots = {slot: _own(tensor, slot, state[slot], copies) for slot in tensor.slots}
             ready.append((tensor, int(state[STEP]), slots))
     if wrong:
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
@@ -155,10 +158,11 @@ def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _own(tensor: Tensor, mine: Param, x: Param, copies: bool) -> Param:
+def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
     """What this rank is to have of a slot, as its own is."""
+    mine = tensor.slots[slot]
     part: Param = local(x)
     if part is x and isinstance(tensor.share, Shards) and tuple(x.shape) != tuple(mine.shape):
-        part = x[tensor.share.where(tensor.share.rank)]
+        part = tensor.share.taken(slot, x)
     same = part.dtype == mine.dtype and part.device == mine.device
     return part if part is mine or (same and not copies) else like(mine, part)

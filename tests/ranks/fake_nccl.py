@@ -6,7 +6,10 @@ import types
 import numpy as np
 from mpi4py import MPI
 
-NCCL_UINT8 = 1
+from tests.cudacpu.standin import streams
+
+NCCL_UINT8, NCCL_INT32, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 2, 7, 8, 0
+TYPES = {NCCL_UINT8: np.uint8, NCCL_INT32: np.int32, NCCL_FLOAT32: np.float32, NCCL_FLOAT64: np.float64}
 _begun = None
 
 
@@ -17,10 +20,15 @@ def groupStart():
 
 
 def groupEnd():
-    """Make the calls of a group, all at once, and wait."""
+    """Make the calls of a group, all at once, when their stream comes to them."""
     global _begun
-    calls, _begun = _begun, None
-    MPI.Request.Waitall([call() for call in calls])
+    begun, _begun = _begun, None
+    if begun:
+        calls, (stream, *others) = [call for call, _ in begun], {stream for _, stream in begun}
+        assert not others
+        streams.enqueue(lambda: MPI.Request.Waitall([call() for call in calls]), streams.ExternalStream(stream))
+        if streams.ExternalStream(stream).recording is None:
+            streams.ExternalStream(stream).synchronize()  # a device works on, whether somebody waits for it or not
 
 
 def memory(address, count):
@@ -29,7 +37,7 @@ def memory(address, count):
 
 
 class NcclCommunicator:
-    """What `arrayopt.ranks.nccl` asks of a communicator; numbers of elements are numbers of bytes."""
+    """What `arrayopt.ranks.nccl` asks of a communicator."""
 
     __module__ = "cupy_backends.cuda.libs.nccl"
 
@@ -54,11 +62,10 @@ class NcclCommunicator:
     def _later(self, call, kind, stream):
         import cupy
 
-        assert kind == NCCL_UINT8
+        assert kind in TYPES
         assert stream == cupy.cuda.get_current_stream().ptr
         assert not self.aborted
-        cupy.cuda.get_current_stream().synchronize()  # what was to come first
-        _begun.append(call)
+        _begun.append((call, stream))
 
     def allGather(self, sent, received, count, kind, stream):
         rooms = memory(received, count * self.comm.size)
@@ -67,6 +74,20 @@ class NcclCommunicator:
     def broadcast(self, sent, received, count, kind, root, stream):
         assert sent == received
         self._later(lambda: self.comm.Ibcast(memory(sent, count), root), kind, stream)
+
+    def allReduce(self, sent, received, count, kind, op, stream):
+        assert sent == received
+        assert op == NCCL_SUM
+        room = memory(received, count * np.dtype(TYPES[kind]).itemsize).view(TYPES[kind])
+        self._later(lambda: self.comm.Iallreduce(MPI.IN_PLACE, room), kind, stream)
+
+    def reduce(self, sent, received, count, kind, op, root, stream):
+        assert op == NCCL_SUM
+        size = np.dtype(TYPES[kind]).itemsize
+        there, room = (
+            memory(x, count * size).view(TYPES[kind]) for x in (sent, received if self.comm.rank == root else sent)
+        )
+        self._later(lambda: self.comm.Ireduce(there, room, root=root), kind, stream)
 
     def send(self, sent, count, kind, peer, stream):
         self._later(lambda: self.comm.Isend(memory(sent, count), peer), kind, stream)
@@ -79,6 +100,13 @@ def module():
     """The module ``cupy.cuda.nccl``."""
     made = types.ModuleType("cupy.cuda.nccl")
     vars(made).update(
-        NCCL_UINT8=NCCL_UINT8, groupStart=groupStart, groupEnd=groupEnd, NcclCommunicator=NcclCommunicator
+        NCCL_UINT8=NCCL_UINT8,
+        NCCL_INT32=NCCL_INT32,
+        NCCL_FLOAT32=NCCL_FLOAT32,
+        NCCL_FLOAT64=NCCL_FLOAT64,
+        NCCL_SUM=NCCL_SUM,
+        groupStart=groupStart,
+        groupEnd=groupEnd,
+        NcclCommunicator=NcclCommunicator,
     )
     return made

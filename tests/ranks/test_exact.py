@@ -161,6 +161,34 @@ def test_narrow_gradients_are_added_in_float32():
     assert local(3, "mean", dtype=ml_dtypes.bfloat16) == [[]] * 3
 
 
+@pytest.mark.parametrize("how", ["mean", "sum"])
+def test_gradients_that_the_communicator_adds(how):
+    """Of all dtypes, complex too, in any order: in the last bits."""
+    dtypes = {"a": "float32", "b": "complex64", "c": "float64", "d": "float16", "e": "float32"}
+    rng = np.random.default_rng(0)
+
+    def tree():
+        made = {name: rng.standard_normal((7, 5)) for name in dtypes}
+        made["b"] = made["b"] * (1 + 2j)
+        return {name: x.astype(dtypes[name]) for name, x in made.items()}
+
+    params, own = tree(), [tree() for _ in range(3)]
+    results = []
+    for order in ("ordered", "fast"):
+
+        def rank(comm, order=order):
+            there = ao.Ranks(comm, grads=how, reduction=order)
+            mine = {name: x.copy() for name, x in params.items()}
+            return ao.Optimizer(mine, ao.SGD(lr=0.5), comm=there, engine="numpy").step(own[comm.rank])
+
+        results.append(ao.ranks.run(3, rank))
+    for one, other in zip(*results, strict=True):
+        for name, x in one.items():
+            narrow = 1e-3 if dtypes[name] == "float16" else 1e-6
+            np.testing.assert_allclose(other[name], x, rtol=narrow, atol=narrow)
+            assert other[name].tobytes() == results[1][0][name].tobytes()
+
+
 def test_gradients_of_each_rank_in_micro_steps():
     """Each rank adds its own up; at the end there is one exchange."""
     own = [[gradients(k, seed=10 + r) for k in range(4)] for r in range(2)]

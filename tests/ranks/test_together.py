@@ -179,9 +179,9 @@ def test_what_is_no_communicator():
         with pytest.raises(TypeError, match=r"`comm` must be a communicator of mpi4py"):
             ao.Optimizer(parameters(), ao.SGD(lr=0.1), comm=comm)
     (one,) = ao.ranks.threads(1)
-    for options, words in (({"grads": "own"}, "`grads`"), ({"gather": "x"}, "`gather`"), ({"timeout": 0}, "`timeout`")):
-        with pytest.raises(ValueError, match=words):
-            ao.Ranks(one, **options)
+    for name, x in {"grads": "own", "gather": "x", "reduction": "quick", "timeout": 0}.items():
+        with pytest.raises(ValueError, match=f"`{name}`"):
+            ao.Ranks(one, **{name: x})
     for n, error in ((0, ValueError), (1.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match=r"ranks\.threads"):
             ao.ranks.threads(n)

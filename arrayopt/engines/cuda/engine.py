@@ -8,12 +8,13 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array, place
-from arrayopt.engines.base import Asked, Report
+from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of, library
+from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
@@ -57,8 +58,13 @@ class _Table(Batch):
         tiles(self.geo, plan.element)
         self.stages = stages(plan)
         self.pieces = pieces(self.stages, self.geo)
+        self.cut = Cut(self) if bucket.kind == "cut" else None
         self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
         lengths = self.where.lengths(plan, self.geo)
+        self.sized = self.filled.copy()  # here or elsewhere
+        if bucket.kind == "none":  # other ranks have them; here they are counted
+            self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
+            self.whole = self._made_rows(self.whole.all)
         n, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
         drawn = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
@@ -70,6 +76,7 @@ class _Table(Batch):
         self.host[:, first : first + lengths.shape[1]] = np.cumsum(lengths).reshape(lengths.shape) - lengths
         for i, column in enumerate(drawn):
             self.host[:, first + lengths.shape[1] + i] = column
+        self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
         with on_device(self.access, self.device):
             self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
@@ -88,7 +95,7 @@ class _Table(Batch):
         """Make all that lasts in device memory."""
         n, wide = len(self.tensors), np.result_type(real, np.complex64)
         self.scratch = []
-        for name, (starts, size) in scratch_starts(self.plan, self.geo).items():
+        for name, (starts, size) in self._scratch().items():
             kind = wide if self.plan.spilled[name] == "complex" else real
             self.scratch.append(cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind))
             self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
@@ -102,6 +109,12 @@ class _Table(Batch):
         there = (self.table.array, self.scalars_there, self.values_there, self.work)
         for name, x in zip(STEP.names or (), there, strict=True):
             self.step_there[name] = x.data.ptr
+
+    def _scratch(self) -> dict[str, tuple[Ints, int]]:
+        """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what is here."""
+        if self.cut is not None:
+            return self.cut.scratch_starts()
+        return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
 
     # ---- before a step ----------------------------------------------------------------------------------------------
 
@@ -149,7 +162,8 @@ class _Table(Batch):
                 x = self.stored(row, name)
                 if not self.access.contiguous(x):
                     x = self.staged[row, name] = self.access.like(x)
-                self.host[row, self.at[name]] = self.access.address(x)
+                before = 0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
+                self.host[row, self.at[name]] = self.access.address(x) - before
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
         self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
         if self.plan.element != "C":
@@ -162,6 +176,8 @@ class _Table(Batch):
         if not all(map(contiguous, given)):
             given = [g if contiguous(g) else self._pack(row, g) for row, g in zip(rows.tolist(), given, strict=True)]
         self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
+        if self.cut is not None:
+            self.host[rows, self.at["g"]] -= self.cut.gradients_before(rows, given)
         self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
         return given
 
@@ -175,8 +191,9 @@ class _Table(Batch):
     def queue(self, rows: Rows) -> Any:
         """Rows, queue, where its launches end, counters, and the calls between launches; kept for the next step."""
         if rows.kept is None:
-            lag = None if self.plan.multiplies else self._lag(rows.all)
-            made, ends = tickets(self.stages, self.pieces, rows.all, lag, apart=self.plan.multiplies)
+            apart, first = self.plan.multiplies or self.cut is not None, None if self.cut is None else self.cut.first
+            lag = None if apart else self._lag(rows.all)
+            made, ends = tickets(self.stages, self.pieces, rows.all, lag, apart=apart, first=first)
             at = {name: self.host[:, self.at[name]] for name in self.plan.spilled}
             calls, held = calls_of(self.plan, self.work.dtype.name, self.geo, at, rows.full)
             counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
@@ -204,9 +221,21 @@ class _Table(Batch):
             for k in self.launches(rows):
                 if self.blas is not None:
                     self.blas.multiply(self.queue(rows)[-1][k])
+            self._recorded(rows, grads)
+        self.alive = []
+
+    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        assert self.cut is not None
+        yield from self.cut.passes(rows)
+        self._recorded(rows, grads)
+        self.alive = []
+
+    def _recorded(self, rows: Rows, grads: Sequence[Array | None]) -> None:
+        """Note what a graph that is being captured has the addresses of."""
+        with on_device(self.access, self.device):
             if cupy.cuda.get_current_stream().is_capturing():
                 self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
-        self.alive = []
 
     def launches(self, rows: Rows) -> Iterator[int]:
         """Launch the kernels of a step one by one; something else may come on the stream where this stops.
@@ -255,12 +284,11 @@ class _Table(Batch):
         columns = {name: column(node) for name, node in self.plan.reports.items()}
         return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.full.tolist()}
 
-    def reported(self, name: str, rows: Ints) -> Ints:
-        """The addresses of a value that the last step reports of some tensors, in double precision."""
+    def reported(self, name: str, row: int) -> int:
+        """The address of a value that the last step reports of a tensor, in double precision."""
         column = self.where.tensor[self.plan.reports[name]]
         values = self.values_there
-        at: Ints = values.data.ptr + (rows * values.shape[1] + column) * values.itemsize
-        return at
+        return int(values.data.ptr + (row * values.shape[1] + column) * values.itemsize)
 
 
 def _cache() -> int:
@@ -280,9 +308,15 @@ class CuPy(Fused):
     batch = products = _Table
     side_by_side = False
     lean = LEAN
-    counts, halves = True, False
+    counts, halves, cuts = True, False, True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
+
+    def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
+        """See `Fused.geometry`."""
+        found = super().geometry(shapes, element)
+        tiles(found, element)
+        return found
 
     def describe(self) -> str:
         """See `Fused.describe`."""
@@ -292,6 +326,11 @@ class CuPy(Fused):
         """See `Fused.check_products`."""
         super().check_products(bucket)
         library()
+
+    def capturing(self, bucket: Bucket) -> bool:
+        """See `Engine.capturing`."""
+        with on_device(*access(bucket.tensors[0].array)):
+            return bool(cupy.cuda.get_current_stream().is_capturing())
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
         """See `Engine.judge`."""

@@ -9,13 +9,14 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
-from arrayopt.engines.base import Asked
+from arrayopt.engines.base import Asked, Swap, abreast
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
+from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.engines.fused import Fused
+from arrayopt.engines.fused import Fused, Prepared
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.verdict import Verdict
 
@@ -56,6 +57,7 @@ class Judge:
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, Upload] = {}
+        self.places = Places(self)
         self.measured: list[tuple[Any, Rows]] = []
         self.run = weakref.proxy(buckets[0].run)  # which may hold this
 
@@ -91,6 +93,11 @@ class Judge:
 
     # ---- what it decides --------------------------------------------------------------------------------------------
 
+    def prepare(self, buckets: Sequence[Bucket], grads: list[Array | None]) -> Prepared:
+        """See `arrayopt.engines.base.Judge.prepare`."""
+        asked = [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in buckets]
+        return [ready for bucket, wanted in asked for ready in self.engine.batches(bucket, wanted)]
+
     def __call__(
         self,
         buckets: Sequence[Bucket],
@@ -99,18 +106,22 @@ class Judge:
         scale: str | None,
         limit: bool,
         check: bool,
+        swap: Swap | None = None,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
-        self.measured = []
-        for bucket in buckets:
-            for batch, rows, given in self.engine.batches(
-                bucket, Asked(bucket.own(grads), [bucket.rule.at(0)], stats=True)
-            ):
+        ready = self.prepare(buckets, grads)
+        self.measured = [(batch, rows) for batch, rows, _ in ready]
+        shared = [batch.passes(rows, given, 1) for batch, rows, given in ready if batch.cut is not None]
+        for batch, rows, given in ready:
+            if batch.cut is None:
                 batch.launch(rows, given, 1)
-                self.measured.append((batch, rows))
+        for wanted in abreast(shared):
+            assert swap is not None
+            swap(wanted)()
         with on_device(self.access, self.device):
-            addresses = [batch.reported("grad_norm", rows.full) for batch, rows in self.measured]
-            every = np.concatenate([*addresses, np.zeros(1, np.int64)])
+            every = self.places.of(self.measured)
+            if swap is not None:
+                every = self.places.met(swap)
             norms = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
             places = (norms, np.int32(len(every) - 1), self.given.array, self.state.array)
@@ -137,7 +148,7 @@ class Judge:
 
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name; waits for the device."""
-        found: dict[str, Any] = {}
-        for batch, rows in self.measured:
+        found: dict[str, Any] = self.places.norms()
+        for batch, rows in self.measured if not found else ():
             found |= {name: report["grad_norm"] for name, report in batch.report(rows).items()}
         return found

@@ -1,10 +1,12 @@
 """Tensors that ranks share: a table of which this rank runs some units, stage by stage, with stops in between.
 
 Addresses are put back by what lies before this rank's elements, so that units, rows and elements have the numbers that
-they have in the whole tensor: the code is the same, and so is each partial result.
+they have in the whole tensor: the code is the same, and so is each partial result. Of matrices that the user has cut,
+a part is a window; see `arrayopt.fusion.windows`.
 """
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,29 +15,39 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
+from arrayopt.engines.cuts import check_slots, stretches, unit_ends, unlike
 from arrayopt.engines.threads import run
-from arrayopt.fusion.layout import CHUNK, GEOMETRY, boundaries, starts
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import CHUNK, GEOMETRY, partial_length
 from arrayopt.fusion.stages import staged
-from arrayopt.state.tensors import Shards, Tensor
+from arrayopt.fusion.windows import views, whole, windows
+from arrayopt.state.shares import Shards
 
-__all__ = ["Cut", "number_units"]
+__all__ = ["Cut", "windows_of"]
 
-SIZE, TILES, UNITS = (GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS"))
-
-
-def number_units(geo: Ints, tensors: Sequence[Tensor]) -> None:
-    """Count the units of parts that the user gave: each part begins with one. Changes the tensors' `GEOMETRY`."""
-    for row, tensor in enumerate(tensors):
-        if isinstance(tensor.share, Shards):
-            geo[row, [SIZE, TILES, UNITS]] = tensor.share.last, *[-(-tensor.share.ends[-1] // CHUNK)] * 2
+SIZE, ROWS, COLUMNS, UNITS = (GEOMETRY.index(name) for name in ("SIZE", "NR", "NC", "UNITS"))
 
 
-def _unlike(tensor: Tensor) -> ValueError:
-    """What to raise where the fields of a rule have become others than those that a tensor was cut for."""
-    return ValueError(
-        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has now, as after"
-        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new Optimizer"
-    )
+def windows_of(table: Any) -> tuple[Ints, dict[int, Ints]]:
+    """The windows of a table's tensors, and by row those of all ranks, of matrices that the user has cut.
+
+    Of parts that the user gave it counts the units, for each begins with one: it changes `table.geo`.
+    """
+    found, every = whole(table.geo), dict[int, Ints]()
+    for row, tensor in enumerate(table.tensors):
+        share, geo = tensor.share, table.geo[row]
+        if not isinstance(share, Shards) or tensor.kind != "cut":
+            continue
+        if table.plan.element == "C":
+            geo[[SIZE, COLUMNS, UNITS]] = share.last, *[-(-share.ends[-1] // CHUNK)] * 2
+        else:
+            try:
+                every[row], counts = windows(share.blocks, tensor.shape, table.plan.element, geo)
+            except ValueError as error:
+                raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
+            geo[[ROWS, COLUMNS, UNITS]] = counts[1], counts[2], math.prod(counts)
+            found[row] = every[row][share.rank]
+    return found, every
 
 
 class Cut:
@@ -45,21 +57,20 @@ class Cut:
     ----------
     table : Table
         The table, whose columns are filled in but for these.
+    every : dict of int to array
+        See `windows_of`.
     """
 
-    def __init__(self, table: Any) -> None:
-        self.of, self.shares = table, [tensor.share for tensor in table.tensors]
+    def __init__(self, table: Any, every: dict[int, Ints]) -> None:
+        self.of, self.shares, self.windows = table, [tensor.share for tensor in table.tensors], every
         self.units: Ints = np.array([self._units(row) for row in range(len(self.shares))])
         rank = self.shares[0].rank
         table.table[:, -2], table.table[:, -1] = self.units[:, rank], self.units[:, rank + 1]
         for row, share in enumerate(self.shares):
             if isinstance(share, Shards):
-                block, here = table.tensors[row].block, tuple(table.tensors[row].array.shape)
-                if table.plan.draws and (block is None or block.first(here) is None):
-                    raise _unlike(table.tensors[row])
-                table.table[row, -2:] = share.first // CHUNK, -(-share.last // CHUNK)
-                if table.plan.draws:  # units have the numbers of parts that lie end to end
-                    table.table[row, table.start] -= share.first
+                table.table[row, -2:] = self._own_units(row)
+                if table.plan.draws:
+                    self._start(row)
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for column, room in table.offsets:  # each tensor has room of its own, for all wait together
             table.table[:, column] += ends[room] - table.room[room]
@@ -69,19 +80,30 @@ class Cut:
 
     def _units(self, row: int) -> list[int]:
         """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
-        share = self.shares[row]
-        axes = {name: x == self.of.plan.element for name, x in self.of.plan.slots.items()}
-        if any(name in share.undivided for name in axes if axes[name]) or self.of.split is not None:
-            raise _unlike(self.of.tensors[row])
+        share, tensor, plan = self.shares[row], self.of.tensors[row], self.of.plan
+        if self.of.split is not None:
+            raise unlike(tensor)
         if isinstance(share, Shards):
-            if self.of.plan.element != "C":
-                raise _unlike(self.of.tensors[row])
+            check_slots(tensor, plan)
             return [-(-end // CHUNK) for end in share.ends]
-        units, elements = boundaries(self.of.geo[row], self.of.plan.element)
-        at = np.searchsorted(elements, share.ends)
-        if (elements[at] != share.ends).any():
-            raise _unlike(self.of.tensors[row])
-        return [int(units[i]) for i in at]
+        return unit_ends(tensor, plan, self.of.geo[row])
+
+    def _own_units(self, row: int) -> tuple[int, int]:
+        """The units of a part that the user gave."""
+        if row not in self.windows:
+            return self.shares[row].first // CHUNK, -(-self.shares[row].last // CHUNK)
+        extents = self.windows[row][self.shares[row].rank].reshape(3, 3)
+        sizes = [self.of.geo[row, GEOMETRY.index(name)] for name in ("G", "TR", "TC")]
+        return 0, math.prod(-(-int(b - a) // int(n)) for (a, b, _), n in zip(extents, sizes, strict=True))
+
+    def _start(self, row: int) -> None:
+        """Have random numbers drawn by positions in the whole tensor: a window's units know these."""
+        if row in self.windows:
+            self.of.table[row, self.of.start] = 0
+        elif self.of.tensors[row].block.first(tuple(self.of.tensors[row].array.shape)) is None:
+            raise unlike(self.of.tensors[row])
+        else:  # units have the numbers of parts that lie end to end
+            self.of.table[row, self.of.start] -= self.shares[row].first
 
     # ---- addresses --------------------------------------------------------------------------------------------------
 
@@ -96,20 +118,24 @@ class Cut:
             wide = np.result_type(self.of.module.W, np.complex64) if kind == "complex" else self.of.module.W
             for row, share in enumerate(self.shares):
                 self.scratch.append(np.empty(share.last - share.first, wide))
-                address = self.scratch[-1].ctypes.data - share.first * self.scratch[-1].itemsize
+                address = self.scratch[-1].ctypes.data - self._first(row) * self.scratch[-1].itemsize
                 self.of.table[row, self.of.at[name]] = address
 
     def before(self, row: int, name: str, itemsize: int) -> int:
         """The bytes that lie before this rank's elements of a stored array in the whole tensor, and are not there."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
-        return int(share.first * itemsize) if here else 0
+        return self._first(row) * itemsize if here else 0
+
+    def _first(self, row: int) -> int:
+        """The elements of a whole tensor that lie before this rank's, as units count them."""
+        return 0 if row in self.windows else int(self.shares[row].first)
 
     def shift_grads(self, rows: Ints, grads: Sequence[Array | None]) -> None:
         """Put the addresses of gradients back that are of this rank's elements alone."""
         for row in rows.tolist():
             if isinstance(self.shares[row], Shards) or size(grads[row]) != self.of.geo[row, SIZE]:
-                self.of.table[row, self.of.at["g"]] -= self.shares[row].first * memory(grads[row]).itemsize
+                self.of.table[row, self.of.at["g"]] -= self._first(row) * memory(grads[row]).itemsize
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
@@ -133,11 +159,21 @@ class Cut:
 
     def _wanted(self, k: int, rows: Ints) -> list[Partials]:
         """The partial results of a pass, of all ranks."""
-        found = []
-        for row in rows.tolist():
-            for reduction, kind in self.form.passes[k].reductions.items():
-                at = starts(self.of.geo[row], self.of.plan.element, self.units[row], kind)
-                room = self.work if kind in ("row", "column") else self.parts
-                begin = self.of.table[row, self.of.part[reduction]]
-                found.append(Partials(room, tuple(int(begin + x) for x in at)))
-        return found
+        return [
+            Partials(self._pieces(row, reduction, kind))
+            for row in rows.tolist()
+            for reduction, kind in self.form.passes[k].reductions.items()
+        ]
+
+    def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:
+        """The partial results of a reduction, by rank; of ranks that have the same part, the first one speaks."""
+        geo, share = self.of.geo[row], self.shares[row]
+        begin = int(self.of.table[row, self.of.part[reduction]])
+        room = (self.work if kind in ("row", "column") else self.parts)[begin:]
+        if row not in self.windows:
+            return stretches(room, 0, geo, self.of.plan.element, self.units[row], kind)
+        n = partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))
+        return tuple(
+            views(room[:n], kind, geo, window) if r in share.holders else room[:0]
+            for r, window in enumerate(self.windows[row])
+        )

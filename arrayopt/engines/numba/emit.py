@@ -16,6 +16,7 @@ from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import KINDS, Sweep
+from arrayopt.fusion.windows import WINDOW
 
 __all__ = ["emit"]
 
@@ -110,13 +111,17 @@ def _units(m: Text, k: int, p: Sweep) -> None:
     m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("tensor")))
     # every other pass runs backwards, so that it begins with what the one before has left in the cache
     forwards = k % 2 == 0 or m.plan.multiplies  # in turns it would be one loop more to compile
+    if m.plan.element != "C":
+        m.put(1, *(f"{x} = table[row, IN_{x}]" for x in WINDOW))
+        m.put(1, "TR, G = table[row, IN_TR], table[row, IN_G]", "NR, NC = table[row, IN_NR], table[row, IN_NC]")
+        m.put(1, "MR, MC = (R_1 - R_0 + TR - 1) // TR, (C_1 - C_0 + TC - 1) // TC")
     m.put(1, "for unit in range(lo, hi):" if forwards else "for unit in range(hi - 1, lo - 1, -1):")
     (_stretch if m.plan.element == "C" else _tile)(m, k, p)
 
 
-def _start(p: Sweep) -> list[str]:
+def _start(p: Sweep, at: str = "o") -> list[str]:
     """The position in the whole tensor of the first element of a stretch, where random numbers are drawn."""
-    return ["start = table[row, START] + o"] if p.draws else []
+    return [f"start = table[row, START] + {at}"] if p.draws else []
 
 
 def _stretch(m: Text, k: int, p: Sweep) -> None:
@@ -129,9 +134,10 @@ def _stretch(m: Text, k: int, p: Sweep) -> None:
 
 def _tile(m: Text, k: int, p: Sweep) -> None:
     """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
-    m.put(2, "TR, G = table[row, IN_TR], table[row, IN_G]", "NR, NC = table[row, IN_NR], table[row, IN_NC]")
-    m.put(2, "c0, rt = unit % NC * TC, unit // NC % NR", "c1, r0 = min(C, c0 + TC), rt * TR", "r1 = min(R, r0 + TR)")
-    m.put(2, "ab0 = unit // NC // NR * G", "ab1 = min(A * B, ab0 + G)")
+    m.put(2, "ct, rt, at = unit % MC, unit // MC % MR, unit // MC // MR")
+    m.put(2, "ab0, r0, c0 = A_0 + at * G, R_0 + rt * TR, C_0 + ct * TC")
+    m.put(2, "ab1, r1, c1 = min(A_1, ab0 + G), min(R_1, r0 + TR), min(C_1, c0 + TC)")
+    m.put(2, "ct, rt, at = ct + C_T, rt + R_T, at + A_T")
     by_kind = {kind: p.reducing(kind) for kind in KINDS}
     m.put(2, *(f"t{s.id} = {m.start(s)}" for s in by_kind["tensor"]), "for ab in range(ab0, ab1):")
     m.put(3, "a, b = ab // B, ab % B")
@@ -146,7 +152,8 @@ def _tile(m: Text, k: int, p: Sweep) -> None:
         offset = f"table[row, PART{m.partial[s]}] + (ab * NR + rt) * C"
         m.put(3, f"s{s.id} = work[{offset} + c0 : {offset} + c1]", f"s{s.id}[:] = W({m.start(s)})")
     m.put(3, *(f"y{s.id} = {m.start(s)}" for s in by_kind["batch"]), "for r in range(r0, r1):")
-    m.put(4, "o = (ab * R + r) * C + c0", "e = o + c1 - c0", *_start(p))
+    m.put(4, "o = ((ab - A_0) * (R_1 - R_0) + r - R_0) * (C_1 - C_0) + c0 - C_0", "e = o + c1 - c0")
+    m.put(4, *_start(p, "(ab * R + r) * C + c0"))
     m.put(4, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("row")))
     scalars = _scalar_names(m, p)
     args = [*(f"at_{x}[o:e]" for x in p.arrays), *(f"v{n.id}" for n in p.using("column"))]
@@ -155,12 +162,13 @@ def _tile(m: Text, k: int, p: Sweep) -> None:
     m.put(4, f"{'got = ' if scalar_sums else ''}pass_{k}({', '.join(args)})")
     for i, s in enumerate(scalar_sums):
         if p.reductions[s] == "row":
-            m.put(4, f"work[table[row, PART{m.partial[s]}] + (ab * R + r) * NC + unit % NC] = got[{i}]")
+            m.put(4, f"work[table[row, PART{m.partial[s]}] + (ab * R + r) * NC + ct] = got[{i}]")
         else:
             m.put(4, m.take(s, f"{'t' if p.reductions[s] == 'tensor' else 'y'}{s.id}", f"got[{i}]"))
     for s in by_kind["batch"]:
-        m.put(3, f"part[table[row, PART{m.partial[s]}] + (ab * NR + rt) * NC + unit % NC] = y{s.id}")
-    m.put(2, *(f"part[table[row, PART{m.partial[s]}] + unit] = t{s.id}" for s in by_kind["tensor"]))
+        m.put(3, f"part[table[row, PART{m.partial[s]}] + (ab * NR + rt) * NC + ct] = y{s.id}")
+    for s in by_kind["tensor"]:
+        m.put(2, f"part[table[row, PART{m.partial[s]}] + (at * NR + rt) * NC + ct] = t{s.id}")
 
 
 def _entry(m: Text, calls: list[str], before: Iterable[int]) -> None:

@@ -17,13 +17,14 @@ from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.numba.compiled import converts_float16, load
-from arrayopt.engines.numba.cut import Cut, number_units
+from arrayopt.engines.numba.cut import Cut, windows_of
 from arrayopt.engines.numba.emit import emit
 from arrayopt.engines.numba.products import blas_address, lacking
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.windows import WINDOW
 
 __all__ = ["Numba"]
 
@@ -48,14 +49,15 @@ class _Table(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.module = load(emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
-        if bucket.kind == "cut":
-            number_units(self.geo, self.tensors)
+        windows, every = windows_of(self)
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
         self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
-        columns = len(GEOMETRY) + len(names) + lengths.shape[1] + 3 + plan.multiplies + plan.draws
+        columns = len(GEOMETRY) + len(names) + lengths.shape[1] + len(WINDOW) + 3 + plan.multiplies + plan.draws
         self.table: Ints = np.zeros((len(members), columns), np.int64)
         self.table[:, : len(GEOMETRY)] = self.geo
+        last = columns - 3 - plan.multiplies - plan.draws
+        self.table[:, last - len(WINDOW) : last] = windows
         self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
         first = len(GEOMETRY) + len(names)
         kinds = [*("row" for _ in self.where.vectors), *self.where.partials.values()]
@@ -71,7 +73,7 @@ class _Table(Batch):
         self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
         self.table[:, -3], self.table[:, -1] = self.room["work"], self.geo[:, GEOMETRY.index("UNITS")]
         self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
-        self.cut = Cut(self) if bucket.kind == "cut" else None
+        self.cut = Cut(self, every) if bucket.kind == "cut" else None
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
         if split is not None:
             extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
@@ -260,7 +262,7 @@ class Numba(Fused):
 
     name = "numba"
     batch = products = _Table
-    cuts = True
+    cuts = parts = True
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""

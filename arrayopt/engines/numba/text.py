@@ -8,6 +8,7 @@ from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.windows import WINDOW
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 
 __all__ = ["DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
@@ -19,8 +20,9 @@ HEADER = '''"""Fused loops{about}
 
 Arguments: `table`, a row of integers per tensor (the columns are named below: sizes, addresses, offsets);
 `scalars`, a row of float64 per tensor; `values`, what is computed between passes, per tensor; `work` and `part`,
-values over rows and columns, and partial sums. Column OWN is where in `work` the threads' own parts begin; FIRST and
-LAST are the units to run: all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
+values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T are the batches, rows and columns that are
+here, with their first units; OWN is where in `work` the threads' own parts begin; FIRST and LAST are the units to run:
+all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
 elements in the place of that of the NumPy array.
 """
 import math
@@ -185,6 +187,7 @@ class Text(Written):
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
         self.columns += [
+            *(f"IN_{x}" for x in WINDOW),
             *(["START"] if plan.draws else []),
             *(["BLAS"] if plan.multiplies else []),
             "OWN",

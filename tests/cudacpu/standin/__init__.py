@@ -29,9 +29,11 @@ _away = {}  # the modules that are not in sys.modules now: ours, or those that o
 BOUND = (
     "arrayopt.engines.cuda.engine",
     "arrayopt.engines.cuda.counts",
+    "arrayopt.engines.cuda.cut",
     "arrayopt.engines.cuda.cublas",
     "arrayopt.engines.cuda.device",
     "arrayopt.engines.cuda.judge",
+    "arrayopt.engines.cuda.places",
     "arrayopt.engines.cuda.products",
     "arrayopt.engines.cuda.upload",
 )

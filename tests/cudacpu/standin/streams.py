@@ -1,5 +1,6 @@
 """Streams, events and graphs: work waits in its stream until the host waits for it, or for what comes after it."""
 
+import threading
 import weakref
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ __all__ = [
 
 _streams = weakref.WeakValueDictionary()  # by pointer
 _busy = set()  # those that have work to do, which they do though nobody holds them
+_turn = threading.RLock()  # of the thread that does work
 _current = {}  # by device: the streams made current, the last of them innermost
 
 
@@ -28,6 +30,7 @@ class _BaseStream:
     def __init__(self, ptr, device_id):
         self.ptr, self.device_id = ptr, device_id
         self.queue, self.recording, self.non_blocking = [], None, False
+        self.captures = False  # whether its own capture is what it records
 
     def __eq__(self, other):
         return isinstance(other, _BaseStream) and other.ptr == self.ptr
@@ -62,10 +65,11 @@ class _BaseStream:
         return self
 
     def _drain(self):
-        """Do what waits. What fails is not tried again."""
-        while self.queue:
-            self.queue.pop(0)()
-        _busy.discard(self)
+        """Do what waits, in its order, also where several threads wait for it. What fails is not tried again."""
+        with _turn:
+            while self.queue:
+                self.queue.pop(0)()
+            _busy.discard(self)
 
     def _wait_for_others(self):
         """The default stream and streams that block on it take their turns."""
@@ -96,7 +100,11 @@ class _BaseStream:
 
     def wait_event(self, event):
         stream = event._stream
-        if stream is not None and stream is not self:
+        if stream is not None and stream.recording is not None and self.recording is None:
+            self.recording = stream.recording  # it is captured, too, until the other waits for it
+        elif stream is not None and stream.recording is not None and stream.recording is self.recording:
+            stream.recording = None if stream is not self and not stream.captures else stream.recording
+        elif stream is not None and stream is not self:
             enqueue(stream._drain, self)
 
     def begin_capture(self, mode=None):
@@ -104,12 +112,14 @@ class _BaseStream:
             raise RuntimeError("cannot capture on the default (legacy) stream")
         if self.recording is not None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is capturing already")
-        self.recording = []
+        self.recording, self.captures = [], True
 
     def end_capture(self):
         if self.recording is None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is not capturing")
-        recording, self.recording = self.recording, None
+        recording, self.recording, self.captures = self.recording, None, False
+        if any(other.recording is recording for other in list(_streams.values())):
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: a stream that was captured too has not come back")
         graph = Graph.__new__(Graph)
         graph.work = recording
         return graph

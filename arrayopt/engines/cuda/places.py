@@ -1,0 +1,105 @@
+"""Where the norms of all gradients are on a device: of one process, and of ranks that have met there."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any
+
+import cupy
+import numpy as np
+
+from arrayopt.arrays import Ints
+from arrayopt.engines.base import Partials, Swap
+from arrayopt.engines.batch import Rows
+from arrayopt.engines.cuda.device import on_device
+from arrayopt.engines.cuda.upload import Upload
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["Places"]
+
+THREADS = 256
+
+COLLECT = """
+// The values at some addresses; zero where there is none.
+extern "C" __global__ void collect(const long long* from, double* to, int count) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) to[i] = from[i] != 0 ? *reinterpret_cast<const double*>(from[i]) : 0.0;
+}
+"""
+
+
+@lru_cache(maxsize=16)
+def _collect(device: int) -> Any:
+    """The compiled kernel, on the current device."""
+    return cupy.RawModule(code=COLLECT, options=("-std=c++17",)).get_function("collect")
+
+
+@dataclass(eq=False)
+class Places:
+    """Where the norms are that a judge looks at, in one order for any number of ranks: that of the tensors.
+
+    Parameters
+    ----------
+    judge : Judge
+        Whose they are: it knows the device, and keeps what graphs hold.
+    """
+
+    judge: Any
+    measured: list[tuple[Any, Rows]] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
+    rooms: dict[bytes, tuple[Upload, Any]] = field(default_factory=dict)
+    last: Any = None
+    """The room that ranks have met in, the tensors whose norms are there, and the place of each."""
+
+    def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
+        """The addresses of the norms that batches measure, then a zero; found once for each set of tensors."""
+        same = len(measured) == len(self.measured) and all(
+            batch is b and rows is r for (batch, rows), (b, r) in zip(measured, self.measured, strict=True)
+        )
+        if not same:
+            found = [(batch, int(row)) for batch, rows in measured for row in rows.all if batch.sized[row]]
+            found.sort(key=lambda x: int(x[0].tensors[x[1]].place))
+            self.measured, self.tensors = measured, [batch.tensors[row] for batch, row in found]
+            self.addresses = np.array([*(batch.reported("grad_norm", row) for batch, row in found), 0], np.int64)
+            self.last = None
+        return self.addresses
+
+    def met(self, swap: Swap) -> Ints:
+        """The addresses of all ranks' norms, after they have met; see `Judge.__call__`."""
+        if not self.tensors:
+            return self.addresses
+        if self.last is None:
+            self.last = self._room()
+        upload, room, pieces, place = self.last
+        count = len(self.tensors)
+        _collect(self.judge.device)((-(-max(count, 1) // THREADS),), (THREADS,), (upload.array, room, np.int32(count)))
+        swap([Partials(pieces, partial(on_device, self.judge.access, self.judge.device))])()
+        return np.append(room.data.ptr + room.itemsize * place, 0)
+
+    def norms(self) -> dict[str, Any]:
+        """The norms of the last step by name, where ranks have met; else none."""
+        if self.last is None:
+            return {}
+        _, room, _, place = self.last
+        with on_device(self.judge.access, self.judge.device):
+            own = self.judge.access.own(room.copy())
+        return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
+
+    def _room(self) -> tuple[Upload, Any, tuple[Any, ...], Ints]:
+        """Addresses in device memory, those of each rank together; room for what is there, also by rank; and places."""
+        shares = [x.share for x in self.tensors if x.share is not None]
+        owners = np.array([share.holders[0] for share in shares], np.int64)
+        order, ranks = np.argsort(owners, kind="stable"), len(shares[0].ends) - 1 if shares else 0
+        ends = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
+        mine = np.array([share.rank for share in shares], np.int64) == owners
+        own = np.append(np.where(mine, self.addresses[:-1], 0)[order], 0)
+        key = own.tobytes()  # kept as the judge keeps its own
+        if key not in self.rooms:
+            if not self.judge.run.is_captured(self.judge):
+                self.rooms.clear()
+            made = Upload(own.shape, np.int64)
+            made.put(own)
+            self.rooms[key] = made, cupy.empty(len(own), np.float64)
+        upload, room = self.rooms[key]
+        return upload, room, tuple(room[i:j] for i, j in pairwise(ends)), np.argsort(order)

@@ -1,0 +1,52 @@
+"""What engines that run parts of tensors have in common: the units where the ranks' parts begin."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Ints
+from arrayopt.fusion.layout import boundaries, starts
+from arrayopt.fusion.plan import Plan
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["check_slots", "stretches", "unit_ends", "unlike"]
+
+
+def unlike(tensor: Tensor) -> ValueError:
+    """What to raise where the fields of a rule have become others than those that a tensor was cut for."""
+    return ValueError(
+        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has now, as after"
+        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new Optimizer"
+    )
+
+
+def check_slots(tensor: Tensor, plan: Plan) -> None:
+    """Raise ValueError where a slot has a value for each element now that had fewer when a tensor was cut."""
+    undivided = () if tensor.share is None else tensor.share.undivided
+    if any(name in undivided for name, axes in plan.slots.items() if axes == plan.element):
+        raise unlike(tensor)
+
+
+def unit_ends(tensor: Tensor, plan: Plan, geo: Ints) -> list[int]:
+    """The units of a tensor at which the ranks' parts begin, and the end of the last one.
+
+    Raises
+    ------
+    ValueError
+        If the plan has units, or slots, that were not those when the tensor was cut.
+    """
+    check_slots(tensor, plan)
+    assert tensor.share is not None
+    units, elements = boundaries(geo, plan.element)
+    at = np.searchsorted(elements, tensor.share.ends)
+    if (elements[at] != tensor.share.ends).any():
+        raise unlike(tensor)
+    return [int(units[i]) for i in at]
+
+
+def stretches(room: Any, begin: int, geo: Ints, element: str, ends: Sequence[int], kind: str) -> tuple[Any, ...]:
+    """By rank the partial results, of those kept for a kind, that its units leave; the first is at `begin`."""
+    at = starts(geo, element, np.array(ends), kind).tolist()
+    return tuple(room[begin + i : begin + j] for i, j in pairwise(at))
