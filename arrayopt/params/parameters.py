@@ -7,6 +7,7 @@ from typing import Any
 from arrayopt.arrays import Array, look
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
+from arrayopt.params.heads import checker
 from arrayopt.params.kinds import plain
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
@@ -107,6 +108,7 @@ class Parameters:
         self._hold(self._tree)
         self._kind: Any = None
         self._forms: list[Any] = []
+        self._checker: Any = None  # of forms, where there is a quicker way than to ask each gradient
 
     def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
         """The optimizer's rule with a field changed, as it is then for all groups that do not set it for themselves."""
@@ -137,6 +139,8 @@ class Parameters:
 
     def _familiar(self, given: list[Any]) -> bool:
         """Whether gradients look like those of an earlier step, about which everything was checked."""
+        if self._checker is not None and len(given) == len(self._forms):
+            return self._checker(given)
         kinds = set(map(type, given))
         some = type(None) in kinds
         kinds.discard(type(None))
@@ -158,6 +162,7 @@ class Parameters:
         form_of, same = look(kind), dict[Any, Any]()
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
+        self._checker = checker(kind, self._forms)
 
     def begin(self) -> None:
         """There is state from now on that would be lost if slots were made anew."""
@@ -267,4 +272,4 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [x[:2] for x in self._looks]  # dtype and shape: not all libraries can pickle a device
-        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": [], "_looks": looks}
+        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": [], "_checker": None, "_looks": looks}

@@ -1,6 +1,6 @@
 """Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they are worked on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
@@ -8,14 +8,12 @@ from typing import Any
 
 import array_api_compat
 import cupy
+import numpy as np
 
-from arrayopt.arrays import Array, detached
+from arrayopt.arrays import Array, Ints, detached
+from arrayopt.params import heads
 
 __all__ = ["Access", "access", "on_device"]
-
-# CuPy makes a new object for each look at `flags`, which takes longer than all else that is asked of a gradient.
-_CONTIGUOUS = attrgetter("_c_contiguous" if hasattr(cupy.ndarray, "_c_contiguous") else "flags.c_contiguous")
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -23,10 +21,10 @@ class Access:
 
     Attributes
     ----------
-    address : callable
-        Where an array lies.
+    located : callable
+        Where arrays lie; and whether the elements of each lie one after the other.
     contiguous : callable
-        Whether its elements lie one after the other.
+        Whether those of one array do.
     like : callable
         A new array like another, its elements one after the other.
     own : callable
@@ -35,7 +33,7 @@ class Access:
         The library's current stream, as CuPy's, for a ``with`` statement.
     """
 
-    address: Callable[[Array], int]
+    located: Callable[[Sequence[Array]], tuple[Ints, bool]]
     contiguous: Callable[[Array], bool]
     like: Callable[[Array], Array]
     own: Callable[[Any], Array]
@@ -49,9 +47,13 @@ def _torch() -> Access:
         made: AbstractContextManager[Any] = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
         return made
 
+    def located(several: Sequence[Array]) -> tuple[Ints, bool]:
+        addresses = np.fromiter(map(torch.Tensor.data_ptr, several), np.int64, len(several))
+        return addresses, all(map(torch.Tensor.is_contiguous, several))
+
     return Access(
-        address=lambda x: x.data_ptr(),
-        contiguous=lambda x: x.is_contiguous(),
+        located=located,
+        contiguous=torch.Tensor.is_contiguous,
         like=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
         own=torch.utils.dlpack.from_dlpack,
         stream=stream,
@@ -63,8 +65,8 @@ def access(x: Array) -> tuple[Access, int]:
     if array_api_compat.is_torch_array(x):
         return _torch(), x.device.index or 0
     made = Access(
-        address=attrgetter("data.ptr"),
-        contiguous=_CONTIGUOUS,
+        located=heads.located,
+        contiguous=attrgetter("flags.c_contiguous"),
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,
         stream=nullcontext,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import cupy
@@ -16,7 +17,7 @@ from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
-from arrayopt.engines.cuda.queue import tickets
+from arrayopt.engines.cuda.queue import among, tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
 from arrayopt.engines.cuda.upload import Upload
@@ -70,7 +71,9 @@ class _Table(Batch):
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.staged: dict[tuple[int, str], Any] = {}
+        self.line: Any = None  # the queue of a step of all tensors, and where its launches end
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
+        self.sent = False  # whether the table in device memory is the host's
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
@@ -109,21 +112,29 @@ class _Table(Batch):
         with on_device(self.access, self.device):
             clip = asked.clip
             self.send(asked.hypers)
-            self.factor = cupy.asarray(clip) if is_array(clip) else self.factor_there.array  # PyTorch's, perhaps
-            if not is_array(clip):
-                self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
+            if is_array(clip):
+                self.factor = cupy.asarray(clip)  # PyTorch's, perhaps
+            else:
+                self.factor = self.factor_there.array
+                self.factor_there.put([1.0 if clip is None else float(clip)])
             self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
             self.locate()
-            self.alive = self._bind_grads(rows.all, grads)
-            if self.captured and not self.table.holds(self.host):
-                moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
-                names = ", ".join(self.tensors[i].name for i in moved[:5])
-                raise ValueError(
-                    f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
-                    " write into the same arrays, or make a new Optimizer"
-                )
-            self.table.put(self.host)
+            self.alive = self._bind_grads(rows, grads)
+            if not self.sent:
+                self._send_table()
             self.bucket.run.give_to(self.counts)
+
+    def _send_table(self) -> None:
+        """Have the table in device memory as it is here, which it cannot be once a graph has what it was."""
+        if self.captured and not self.table.holds(self.host):
+            moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
+            names = ", ".join(self.tensors[i].name for i in moved[:5])
+            raise ValueError(
+                f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                " write into the same arrays, or make a new Optimizer"
+            )
+        self.table.put(self.host)
+        self.sent = True
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
@@ -133,7 +144,7 @@ class _Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
-        self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
+        self.hypers_there.put([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers])
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -143,20 +154,27 @@ class _Table(Batch):
                 x = self.stored(row, name)
                 if not self.access.contiguous(x):
                     x = self.staged[row, name] = self.access.like(x)
-                self.host[row, self.at[name]] = self.access.address(x)
+                self.host[row, self.at[name]] = self.access.located([x])[0][0]
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
+        self.sent = False
         self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
         if self.plan.element != "C":
             self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
 
-    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
+    def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
         """Put the gradients' addresses into the table; what is returned must live until the launch."""
-        address, contiguous = self.access.address, self.access.contiguous
-        given: list[Any] = list(chosen(grads, rows))
-        if not all(map(contiguous, given)):
-            given = [g if contiguous(g) else self._pack(row, g) for row, g in zip(rows.tolist(), given, strict=True)]
-        self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
-        self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
+        given: list[Any] = list(chosen(grads, rows.all))
+        found, whole = self.access.located(given)
+        if not whole:
+            one = self.access.contiguous
+            given = [g if one(g) else self._pack(row, g) for row, g in zip(rows.all.tolist(), given, strict=True)]
+            found = self.access.located(given)[0]
+        column = self.host[:, self.at["g"]]
+        if not ((column if rows is self.whole else column[rows.all]) == found).all():
+            column[rows.all] = found
+            self.sent = False
+        if not self.sent:
+            self.host[:, COLUMNS.index("ALIGNED")] = self.even & (column % WORD == 0)
         return given
 
     def _pack(self, row: int, g: Array) -> Any:
@@ -166,22 +184,40 @@ class _Table(Batch):
         self.packed[row][...] = detached(g)
         return self.packed[row]
 
-    def queue(self, rows: Rows) -> Any:
-        """The rows, the queue, where its launches end, and counters, in device memory; kept for the next step."""
+    def launches(self, rows: Rows) -> list[tuple[Any, tuple[int], tuple[Any, ...]]]:
+        """The kernels of a step, their grids, and what they take besides factor and skip; kept for the next step."""
         if rows.kept is None:
-            made, ends = tickets(self.stages, self.pieces, rows.all, self._lag(rows.all))
-            counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
-            places = cupy.asarray(rows.all.astype(np.int32))
-            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters
-        return rows.kept
+            n = len(self.tensors)
+            if self.line is None:
+                made, ends = tickets(self.stages, self.pieces, self.whole.all, self._lag())
+                self.line = made, ends, cupy.asarray(made.view(np.int32))
+                self.counters = cupy.empty(len(ends) + n, np.uint32)
+            part, (made, ends, queue) = NOTHING, self.line
+            if len(rows.all) < n:
+                taking = np.zeros(n, np.int32)
+                taking[rows.all] = 1
+                left, ends = among(made, ends, taking)
+                queue = queue if left is made else cupy.asarray(left.view(np.int32))
+                part = cupy.asarray(taking)
+            taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
+            counts = self.counts.array if self.own_counts is None else self.own_counts
+            given = (self.table.array, part, np.int32(n), self.hypers_there.array, counts, self.scalars_there)
+            grid = (-(-max(n, len(ends)) // THREADS),)
+            rows.kept = [(self.prepare_kernel, grid, (*given, taken, np.int32(len(ends)), done))]
+            for i, (first, last) in enumerate(pairwise([0, *ends])):
+                if last > first:
+                    given = (self.step_there, queue, np.int32(first), np.int32(last), taken[i:], done, part)
+                    rows.kept.append((self.run_kernel, (min(last - first, _resident()),), given))
+        kept: list[tuple[Any, tuple[int], tuple[Any, ...]]] = rows.kept
+        return kept
 
-    def _lag(self, rows: Ints) -> int | None:
+    def _lag(self) -> int | None:
         """See `tickets`: one launch, where most elements are of tensors that the L2 cache holds from pass to pass."""
         passes = self.plan.passes
         if len(passes) < 2:
             return 0
         shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
-        sizes = self.geo[rows, GEOMETRY.index("SIZE")]
+        sizes = self.geo[:, GEOMETRY.index("SIZE")]
         held = sizes * shared <= _cache()
         return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
 
@@ -199,28 +235,13 @@ class _Table(Batch):
         """All kernels of a step."""
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        places, queue, ends, counters = self.queue(rows)
-        taken, done = counters[: len(ends)], counters[len(ends) :]
-        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self._counted_up())
-        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
-        self.prepare_kernel((-(-max(len(rows.all), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
-        first = 0
-        for i, last in enumerate(ends):
-            if last > first:
-                part = (queue, np.int32(first), np.int32(last), taken[i:], done, self.skip)
-                self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
-            first = last
+        if self.own_counts is not None and self.follows_t:  # what only reports moves copies of the counts on
+            self.own_counts[...] = self.counts.array
+        for i, (kernel, grid, given) in enumerate(self.launches(rows)):
+            kernel(grid, (THREADS,), (*given, self.skip) if i else (*given, self.factor, self.skip))
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 self.replace(row, name, copy)
-
-    def _counted_up(self) -> Any:
-        """The counts that a step moves on: those of the bucket, or, where it only reports, a copy."""
-        if self.own_counts is None:
-            return self.counts.array
-        if self.follows_t:
-            self.own_counts[...] = self.counts.array
-        return self.own_counts
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""

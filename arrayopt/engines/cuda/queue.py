@@ -7,7 +7,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.cuda.stages import Stage
 
-__all__ = ["TICKET", "tickets"]
+__all__ = ["TICKET", "among", "tickets"]
 
 TICKET = np.dtype([("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", "i2"), ("wait", "i4")])
 
@@ -69,3 +69,22 @@ def tickets(made: list[Stage], pieces: Ints, rows: Ints, lag: int | None) -> tup
     owners = np.concatenate([np.flatnonzero(whole), np.flatnonzero(~whole)[owner[each]]])
     order = np.lexsort((both["stage"], owners, key))
     return both[order], [len(both)]
+
+
+def among(queue: Any, ends: list[int], part: Any) -> tuple[Any, list[int]]:
+    """The queue of a step that some tensors take no part in.
+
+    Where it is less than half of the queue, it is what is left of it; else the queue itself, of which the device passes
+    over the rest: so that a set that changes from step to step is cheap.
+
+    Parameters
+    ----------
+    queue, ends
+        Of a step over all tensors, as `tickets` returns them.
+    part : array of int
+        For each tensor whether it takes part.
+    """
+    left = np.flatnonzero(part[queue["tensor"]])
+    if 2 * len(left) >= len(queue):
+        return queue, ends
+    return queue[left], np.searchsorted(left, ends).tolist()
