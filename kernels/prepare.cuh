@@ -7,11 +7,11 @@ __device__ void scalars_of(const long long* t, const double* hyper, double count
 
 // part: for each of the tensors whether the step updates it; null: all. factor: what gradients are multiplied by. taken, done: see run().
 extern "C" __global__ void __launch_bounds__(kThreads)
-prepare(const long long* table, const int* part, int tensors, const double* hypers, long long* counts, double* scalars,
+prepare(const long long* table, const bool* part, int tensors, const double* hypers, long long* counts, double* scalars,
         unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip) {
     const int tensor = blockIdx.x * kThreads + threadIdx.x;
     if (tensor < launches) taken[tensor] = 0;
-    if (tensor >= tensors || (part != nullptr && part[tensor] == 0) || (skip != nullptr && *skip != 0)) return;
+    if (tensor >= tensors || (part != nullptr && !part[tensor]) || (skip != nullptr && *skip != 0)) return;
     const long long* const t = table + (long long)tensor * kColumns;
     done[tensor] = 0;
     const double updates = (double)++counts[t[IN_COUNT]];

@@ -50,7 +50,7 @@ __device__ __forceinline__ void finish(unsigned* done) {
 // tensor whether the step updates it; null: all. Tickets of the others are passed over.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, unsigned* done,
-    const int* part, const int* skip) {
+    const bool* part, const int* skip) {
     __shared__ unsigned next;
     if (skip != nullptr && *skip != 0) return;
     for (;;) {
@@ -58,7 +58,7 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         __syncthreads();
         if (next >= (unsigned)(last - first)) return;
         const Ticket ticket = queue[first + next];
-        if (part != nullptr && part[ticket.tensor] == 0) {
+        if (part != nullptr && !part[ticket.tensor]) {
             __syncthreads();  // here too
             continue;
         }

@@ -17,7 +17,7 @@ from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
-from arrayopt.engines.cuda.queue import among, tickets
+from arrayopt.engines.cuda.queue import Line, tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
 from arrayopt.engines.cuda.upload import Upload
@@ -71,7 +71,7 @@ class _Table(Batch):
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.staged: dict[tuple[int, str], Any] = {}
-        self.line: Any = None  # the queue of a step of all tensors, and where its launches end
+        self.line: Line | None = None
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
         self.sent = False  # whether the table in device memory is the host's
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
@@ -189,15 +189,15 @@ class _Table(Batch):
         if rows.kept is None:
             n = len(self.tensors)
             if self.line is None:
-                made, ends = tickets(self.stages, self.pieces, self.whole.all, self._lag())
-                self.line = made, ends, cupy.asarray(made.view(np.int32))
-                self.counters = cupy.empty(len(ends) + n, np.uint32)
-            part, (made, ends, queue) = NOTHING, self.line
+                self.line = Line(*tickets(self.stages, self.pieces, self.whole.all, self._lag()), n)
+                self.line_there = cupy.asarray(self.line.queue.view(np.int32))
+                self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)
+            part, queue, ends = NOTHING, self.line_there, self.line.ends
             if len(rows.all) < n:
-                taking = np.zeros(n, np.int32)
-                taking[rows.all] = 1
-                left, ends = among(made, ends, taking)
-                queue = queue if left is made else cupy.asarray(left.view(np.int32))
+                taking = np.zeros(n, bool)
+                taking[rows.all] = True
+                left, ends = self.line.among(taking)
+                queue = queue if left is self.line.queue else cupy.asarray(left.view(np.int32))
                 part = cupy.asarray(taking)
             taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
             counts = self.counts.array if self.own_counts is None else self.own_counts
