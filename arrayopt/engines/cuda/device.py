@@ -40,11 +40,26 @@ class Access:
     stream: Callable[[], AbstractContextManager[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of CUDA's by its address, by the protocol for such."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
 def _torch() -> Access:
     import torch
 
     def stream() -> AbstractContextManager[Any]:
-        made: AbstractContextManager[Any] = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        pointer = torch.cuda.current_stream().cuda_stream
+        made: AbstractContextManager[Any]
+        if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14, which warns of the other
+            made = cupy.cuda.Stream.from_external(_Stream(pointer))
+        else:
+            made = cupy.cuda.ExternalStream(pointer)
         return made
 
     def located(several: Sequence[Array]) -> tuple[Ints, bool]:
