@@ -9,6 +9,7 @@ cache is associative over all of it, and what is written stays in it.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -64,6 +65,11 @@ DEVICES = (
     Device("H200", 3 * 132, 50 << 20, 4.8e12),
     Device("RTX 4090", 3 * 128, 72 << 20, 1.0e12),
 )
+
+
+MODELS = (PROBLEMS["bert-base"], LARGE[0], PROBLEMS["resnet-50"], LARGE[1])
+LONG = ("a launch for each pass", "lag of half")
+"""Orders that are simulated of models with a billion parameters, too."""
 
 
 class Step(NamedTuple):
@@ -259,16 +265,24 @@ def simulate(
                     done[tensor[ticket[w]]] += 1
 
 
-PLAN = plan_for(ao.LAMB(), 1, "float32", lean=True)
+def orders(device: Device) -> dict[str, int | None]:
+    """The orders that are compared: `tickets`' lag by what it is called."""
+    return {"a launch for each pass": None, "lag 0": 0, "lag of half": device.blocks // 2, "lag of all": device.blocks}
 
 
-def _models() -> list[Problem]:
-    return [PROBLEMS["bert-base"], LARGE[0], PROBLEMS["resnet-50"], LARGE[1]]
+def main(models: Sequence[Problem] = MODELS, devices: Sequence[Device] = DEVICES) -> None:
+    """Print the table, line by line."""
+    plan = plan_for(ao.LAMB(), 1, "float32", lean=True)
+    print("| model | device | order | hits | bytes per parameter | time |\n|---|---|---|---|---|---|")
+    for problem in models:
+        for device in devices:
+            for name, lag in orders(device).items():
+                if problem.elements < 1e9 or name in LONG:
+                    found = [step(plan, problem.shapes, lag, device, policy) for policy in (LRU, RANDOM)]
+                    cells = [[f"{100 * x.hits:.0f} %", f"{x.bytes:.1f}", f"{1e3 * x.seconds:.3g} ms"] for x in found]
+                    both = " | ".join(" / ".join(pair) for pair in zip(*cells, strict=True))
+                    print(f"| {problem.title} | {device.name} | {name} | {both} |", flush=True)
 
 
 if __name__ == "__main__":
-    for problem in _models()[: int(sys.argv[1]) if len(sys.argv) > 1 else None]:
-        for d in DEVICES:
-            for lag in (None, 0, d.blocks // 8, d.blocks // 4, d.blocks // 2, d.blocks) if problem.elements < 1e9 else (None, d.blocks//4):
-                got = [step(PLAN, problem.shapes, lag, d, policy) for policy in (LRU, RANDOM)]
-                print(problem.title, d.name, lag, *(f"| {100 * s.hits:.0f}% {s.bytes:.1f} B {1e6 * s.seconds:.0f} us" for s in got), flush=True)
+    main()

@@ -212,14 +212,18 @@ class _Table(Batch):
         return kept
 
     def _lag(self) -> int | None:
-        """See `tickets`: one launch, where most elements are of tensors that the L2 cache holds from pass to pass."""
+        """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache holds less than half.
+
+        What is worked on at once goes through the cache too: the shorter the lag, the more is found again, and the more
+        blocks wait. Half as many tickets as there are blocks is best, or nearly, wherever ``benchmarks/l2.py`` looks.
+        """
         passes = self.plan.passes
         if len(passes) < 2:
             return 0
         shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
         sizes = self.geo[:, GEOMETRY.index("SIZE")]
-        held = sizes * shared <= _cache()
-        return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
+        held = sizes * shared <= 2 * _cache()
+        return _resident() // 2 if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
