@@ -1,11 +1,11 @@
 """What the L2 cache holds from pass to pass, simulated: the queue of the `cupy` engine over a model of some devices.
 
-``python benchmarks/l2.py`` prints the table of docs/cuda.md, in about three minutes. Nothing is measured.
+``python benchmarks/l2.py`` prints the table of docs/cuda.md, in some ten minutes. Nothing is measured.
 
-The model. So many blocks as the engine launches take tickets in order. A ticket begins with a pause, of a length by chance, then moves its bytes,
-16 KiB of each array that it reads or writes. All blocks that move bytes share the memory's bandwidth, up to what one block
-can have in flight; a byte that is in the cache costs a third. A block whose ticket must wait for others moves nothing. The
-cache is associative over all of it, and what is written stays in it.
+The model. So many blocks as the engine launches take tickets in order. A ticket begins with a pause, of a length by
+chance, then moves its bytes, 16 KiB of each array that it reads or writes. All blocks that move bytes share the
+memory's bandwidth, up to what one block can have in flight; a byte that is in the cache costs a third. A block whose
+ticket must wait for others moves nothing. The cache is associative over all of it, and what is written stays in it.
 """
 
 import sys
@@ -21,12 +21,12 @@ import numpy as np
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # in place of this folder
 
-import arrayopt as ao  # noqa: E402
-from arrayopt.engines.cuda.queue import tickets  # noqa: E402
-from arrayopt.engines.cuda.stages import CHUNK, pieces, stages, tiles  # noqa: E402
-from arrayopt.fusion.layout import GEOMETRY, geometry  # noqa: E402
-from arrayopt.fusion.plan import Plan, plan_for  # noqa: E402
-from benchmarks.problems import LARGE, PROBLEMS, Problem, Shape  # noqa: E402
+import arrayopt as ao
+from arrayopt.engines.cuda.queue import tickets
+from arrayopt.engines.cuda.stages import CHUNK, pieces, stages, tiles
+from arrayopt.fusion.layout import GEOMETRY, geometry
+from arrayopt.fusion.plan import Plan, plan_for
+from benchmarks.problems import LARGE, PROBLEMS, Problem, Shape
 
 __all__ = ["DEVICES", "LRU", "RANDOM", "Device", "Step", "simulate", "step"]
 
@@ -161,7 +161,7 @@ def touch(ring: Any, held: Any, counts: Any, x: int, length: Any, room: int, pol
         ring[0, ring[1, x]], ring[1, ring[0, x]] = ring[0, x], ring[1, x]
     else:
         while counts[1] + length[x] > room and counts[0] > 0:
-            out = held[np.random.randint(counts[0])] if policy == RANDOM else ring[1, n]  # noqa: NPY002 - Numba's
+            out = held[np.random.randint(counts[0])] if policy == RANDOM else ring[1, n]
             ring[0, ring[1, out]], ring[1, ring[0, out]] = ring[0, out], ring[1, out]
             counts[0] -= 1
             held[place[out]] = held[counts[0]]
@@ -206,7 +206,7 @@ def simulate(
     tensor, stage, stop, wait, place, last = queue
     blocks, room, bandwidth, pause, at_once, near = device
     n = len(length)
-    np.random.seed(1)  # noqa: NPY002 - Numba's
+    np.random.seed(1)
     ring = np.full((2, n + 1), n)
     held, counts = np.full(2 * n, -1), np.zeros(2, np.int64)
     done = np.zeros(tensors, np.int64)
@@ -220,7 +220,7 @@ def simulate(
                 taken += 1
                 busy += 1
             if phase[w] == WAITING and done[tensor[ticket[w]]] >= wait[ticket[w]]:
-                phase[w], rest[w] = PAUSING, 2.0 * pause * np.random.random()  # noqa: NPY002 - Numba's
+                phase[w], rest[w] = PAUSING, 2.0 * pause * np.random.random()
         if busy == 0:
             return now, read, again, hit, written
         moving = 0
@@ -270,10 +270,15 @@ def orders(device: Device) -> dict[str, int | None]:
     return {"a launch for each pass": None, "lag 0": 0, "lag of half": device.blocks // 2, "lag of all": device.blocks}
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main(models: Sequence[Problem] = MODELS, devices: Sequence[Device] = DEVICES) -> None:
     """Print the table, line by line."""
     plan = plan_for(ao.LAMB(), 1, "float32", lean=True)
-    print("| model | device | order | hits | bytes per parameter | time |\n|---|---|---|---|---|---|")
+    _say("| model | device | order | hits | bytes per parameter | time |\n|---|---|---|---|---|---|")
     for problem in models:
         for device in devices:
             for name, lag in orders(device).items():
@@ -281,7 +286,7 @@ def main(models: Sequence[Problem] = MODELS, devices: Sequence[Device] = DEVICES
                     found = [step(plan, problem.shapes, lag, device, policy) for policy in (LRU, RANDOM)]
                     cells = [[f"{100 * x.hits:.0f} %", f"{x.bytes:.1f}", f"{1e3 * x.seconds:.3g} ms"] for x in found]
                     both = " | ".join(" / ".join(pair) for pair in zip(*cells, strict=True))
-                    print(f"| {problem.title} | {device.name} | {name} | {both} |", flush=True)
+                    _say(f"| {problem.title} | {device.name} | {name} | {both} |")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,18 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints
 
-__all__ = ["CUPY_REST", "CUPY_SHAPE", "WORD", "checker", "cupy_words", "dtypes", "extents", "heads", "index", "located", "words"]
+__all__ = [
+    "CUPY_REST",
+    "CUPY_SHAPE",
+    "checker",
+    "cupy_words",
+    "dtypes",
+    "extents",
+    "heads",
+    "index",
+    "located",
+    "words",
+]
 
 WORD = 8
 _TYPE, _ITEMS = 1, 3
@@ -26,7 +37,9 @@ CUPY_SHAPE, CUPY_REST = (_SHAPE,), (_SHAPE_END, _DTYPE, _DATA)
 _POINTER, _DEVICE = 3, 4
 """Words in what its ``data`` is."""
 
-_PLACE, _FORM = (np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA]))
+_PLACE, _KIND, _FORM = (
+    np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE], [_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA])
+)
 
 _ADDRESS, _DTYPE_OF = operator.attrgetter("data.ptr"), operator.attrgetter("dtype")
 FEW = 50
@@ -56,7 +69,8 @@ def _of_lists() -> bool:
     if memory is None:
         return False
     head = memory[index(id(probe)) :][: _ITEMS + 1].tolist()
-    return head[_TYPE : _ITEMS] == [id(list), 3] and memory[index(head[_ITEMS]) :][:3].tolist() == list(map(id, probe))
+    known = head[_TYPE:_ITEMS] == [id(list), 3]
+    return known and bool(memory[index(head[_ITEMS]) :][:3].tolist() == list(map(id, probe)))
 
 
 def heads(objects: Sequence[Any]) -> Ints:
@@ -70,14 +84,19 @@ def heads(objects: Sequence[Any]) -> Ints:
 
 def extents(starts: Ints, counts: Ints) -> Ints:
     """Where in `words` so many words from these addresses on are."""
+    found: Ints = index(starts).repeat(counts) + _within(counts)
+    return found
+
+
+def _within(counts: Ints) -> Ints:
+    """From 0 on for each count."""
     ends = counts.cumsum()
-    first = index(starts) - ends + counts  # less what comes before
-    found: Ints = first.repeat(counts) + np.arange(ends[-1] if len(ends) else 0)
+    found: Ints = np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
     return found
 
 
 @cache
-def cupy_words(kind: type) -> Any:
+def cupy_words(kind: Any) -> Any:
     """`words`, where arrays of a type have a head as it is known of CuPy's; else None."""
     memory = words()
     if memory is None or not any(x.__module__ == "cupy._core.core" for x in kind.__mro__):
@@ -121,40 +140,46 @@ def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Se
     if memory is None:
         return None
     known = [(0, (), -1) if x is None else x for x in forms]  # None: nothing fits
-    each = np.array([[id(kind), id(x[0]), len(x[1]) * WORD] for x in known], np.int64).reshape(-1, 3).T
-    devices, shapes = np.array([x[2] for x in known]), np.array([n for x in known for n in x[1]], np.int64)
-    counts, alive = each[2] // WORD, list(forms)
+    rows = np.array([[id(kind), id(x[0]), len(x[1]) * WORD, x[2]] for x in known], np.int64).reshape(-1, 4)
+    shapes, counts = np.array([n for x in known for n in x[1]], np.int64), rows[:, 2] // WORD
+    every, alive = _Expected(rows, counts, shapes), list(forms)
 
     def fits(given: Sequence[Any]) -> bool:
-        at = heads(given)
+        at, expected = heads(given), every
         head = memory.take(at + _FORM)
         there = head[0] == id(kind)
-        if there.all():
-            return same(head, each, devices, counts, shapes)
-        if not (there | (head[0] == id(type(None)))).all():
-            return False
-        own = shapes[np.repeat(there, counts)]
-        return same(memory.take(at[there] + _FORM), each[:, there], devices[there], counts[there], own)
-
-    def same(head: Ints, each: Ints, devices: Ints, counts: Ints, shapes: Ints) -> bool:
-        head[2] -= head[3]
-        if head[:3].tobytes() != each.tobytes():
-            return False
-        on = memory.take(index(head[4]) + _DEVICE) & 0xFFFFFFFF
-        return on.tobytes() == devices.tobytes() and bool(
-            memory.take(extents(head[3], counts)).tobytes() == shapes.tobytes() and alive
-        )
+        if not there.all():
+            if not (there | (head[0] == id(type(None)))).all():
+                return False
+            head = memory.take(at[there] + _FORM)
+            expected = _Expected(rows[there], counts[there], shapes[np.repeat(there, counts)])
+        return expected.met(memory, head) and bool(alive)
 
     return fits
+
+
+class _Expected:
+    """What heads are to be: types, dtypes, lengths of shapes, devices and shapes."""
+
+    def __init__(self, rows: Ints, counts: Ints, shapes: Ints) -> None:
+        self.head, self.devices = rows.T[:3].tobytes(), rows[:, 3].tobytes()
+        self.counts, self.shapes, self.within = counts, shapes.tobytes(), _within(counts)
+
+    def met(self, memory: Any, head: Ints) -> bool:
+        """Whether heads, as `_FORM` takes them, are so; where shapes end becomes how long they are."""
+        head[2] -= head[3]
+        if head[:3].tobytes() != self.head:
+            return False
+        on = memory.take(index(head[4]) + _DEVICE) & 0xFFFFFFFF
+        lengths = memory.take(index(head[3]).repeat(self.counts) + self.within)
+        return bool(on.tobytes() == self.devices and lengths.tobytes() == self.shapes)
 
 
 def dtypes(arrays: Sequence[Array]) -> set[Any]:
     """The dtypes of arrays of any library; AttributeError if one is None."""
     memory = cupy_words(type(arrays[0])) if len(arrays) > FEW else None
     if memory is not None:
-        at = heads(arrays)
-        if (memory.take(at + _TYPE) == id(type(arrays[0]))).all():
-            found = memory.take(at + _DTYPE)
-            if (found == found[0]).all():
-                return {arrays[0].dtype}
+        found = memory.take(heads(arrays) + _KIND)
+        if (found == found[:, :1]).all():
+            return {arrays[0].dtype}
     return set(map(_DTYPE_OF, arrays))

@@ -143,7 +143,9 @@ def _cupy(arrays: list[Array]) -> Callable[[], list[int]]:
 def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
     """What watches arrays of NumPy."""
     memory = _memory()
-    return _numpy(arrays) if memory is None else _read(memory, arrays, (_SHAPE, _STRIDES, _DATA, _NDIM, _DTYPE, _FLAGS), 2)
+    if memory is None:
+        return _numpy(arrays)
+    return _read(memory, arrays, (_SHAPE, _STRIDES, _DATA, _NDIM, _DTYPE, _FLAGS), 2)
 
 
 def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], starts: int) -> Callable[[], list[int]]:

@@ -15,6 +15,7 @@ from arrayopt.params import heads
 
 __all__ = ["Access", "access", "on_device"]
 
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How a library's arrays are reached.
@@ -89,8 +90,14 @@ def access(x: Array) -> tuple[Access, int]:
     return made, detached(x).device.id
 
 
-@contextmanager
-def on_device(reached: Access, device: int) -> Iterator[None]:
+def on_device(reached: Access, device: int) -> AbstractContextManager[Any]:
     """On a device, and the current stream of a library."""
-    with cupy.cuda.Device(device), reached.stream():
+    there = cupy.cuda.Device(device)
+    return there if reached.stream is nullcontext else _both(there, reached.stream())
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    """In both."""
+    with first, second:
         yield

@@ -194,11 +194,11 @@ class _Table(Batch):
                 self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)
             part, queue, ends = NOTHING, self.line_there, self.line.ends
             if len(rows.all) < n:
-                taking = np.zeros(n, bool)
-                taking[rows.all] = True
-                left, ends = self.line.among(taking)
+                some = np.zeros(n, bool)
+                some[rows.all] = True
+                left, ends = self.line.among(some)
                 queue = queue if left is self.line.queue else cupy.asarray(left.view(np.int32))
-                part = cupy.asarray(taking)
+                part = cupy.asarray(some)
             taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
             counts = self.counts.array if self.own_counts is None else self.own_counts
             given = (self.table.array, part, np.int32(n), self.hypers_there.array, counts, self.scalars_there)
@@ -206,8 +206,8 @@ class _Table(Batch):
             rows.kept = [(self.prepare_kernel, grid, (*given, taken, np.int32(len(ends)), done))]
             for i, (first, last) in enumerate(pairwise([0, *ends])):
                 if last > first:
-                    given = (self.step_there, queue, np.int32(first), np.int32(last), taken[i:], done, part)
-                    rows.kept.append((self.run_kernel, (min(last - first, _resident()),), given))
+                    taking = (self.step_there, queue, np.int32(first), np.int32(last), taken[i:], done, part)
+                    rows.kept.append((self.run_kernel, (min(last - first, _resident()),), taking))
         kept: list[tuple[Any, tuple[int], tuple[Any, ...]]] = rows.kept
         return kept
 

@@ -268,6 +268,7 @@ def test_work_waits_in_its_stream(cupy, module):
 
 def test_another_library_s_stream_is_one_stream(cupy, module):
     x, y = cupy.ones(8, "f4"), cupy.zeros(8, "f4")
+
     def stream(ptr):
         return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, ptr)))
 
@@ -368,11 +369,11 @@ def test_a_graph_does_its_work_again(cupy, module):
 
 def test_a_graph_keeps_nothing_alive(cupy, module):
     stream, y = cupy.cuda.Stream(non_blocking=True), cupy.zeros(8, "f4")
-    gone, table, row, own = (cupy.ones(8, "f4") for _ in range(4))
-    table = cupy.asarray(np.array([row.data.ptr], np.uint64))
+    held, own = [cupy.ones(8, "f4") for _ in range(2)], cupy.ones(8, "f4")
+    table = cupy.asarray(np.array([held[1].data.ptr], np.uint64))
     works = {
-        "an argument": lambda: module.get_function("copy")((1,), (8,), (gone, y, 8)),
-        "what is copied": lambda: y.__setitem__(..., gone),
+        "an argument": lambda: module.get_function("copy")((1,), (8,), (held[0], y, 8)),
+        "what is copied": lambda: y.__setitem__(..., held[0]),
         "an address in a table": lambda: module.get_function("follow")((1,), (8,), (table, np.int32(8))),
     }
     graphs = {}
@@ -386,11 +387,12 @@ def test_a_graph_keeps_nothing_alive(cupy, module):
             graph.launch()
             stream.synchronize()
         works.clear()
-        del work, gone, row
+        del work
+        held.clear()
         others = [cupy.zeros(8, "f4") for _ in range(50)]
         for name, graph in graphs.items():
             graph.launch()
-            with pytest.raises((RuntimeError, KernelError), match="has been freed|out of bounds"):
+            with pytest.raises((RuntimeError, KernelError), match=r"has been freed|out of bounds"):
                 stream.synchronize()
             assert name
         assert not any(x.get().any() for x in others)
