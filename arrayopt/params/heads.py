@@ -95,9 +95,14 @@ def _within(counts: Ints) -> Ints:
     return found
 
 
-@cache
 def cupy_words(kind: Any) -> Any:
     """`words`, where arrays of a type have a head as it is known of CuPy's; else None."""
+    return _cupy_words(kind)
+
+
+@cache
+def _cupy_words(kind: Any) -> Any:
+    """See `cupy_words`, which takes a type for a thing of any kind."""
     memory = words()
     if memory is None or not any(x.__module__ == "cupy._core.core" for x in kind.__mro__):
         return None
