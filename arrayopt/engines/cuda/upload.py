@@ -49,7 +49,7 @@ class Upload:
             )
         room, event = self._room()
         room[...] = values
-        self.known = values if isinstance(values, list) else room.copy()
+        self.known = values if isinstance(values, list) else room  # which is written only here
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
