@@ -131,9 +131,9 @@ class Stream(_BaseStream):
         _streams[self.ptr] = self
 
     @staticmethod
-    def from_external(other):
+    def from_external(obj):
         """The stream of another library's object, by CUDA's protocol."""
-        version, ptr = other.__cuda_stream__()
+        version, ptr = obj.__cuda_stream__()
         if version != 0:
             raise ValueError(f"version {version} of the protocol is not known")
         return by_pointer(ptr)
