@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.params.trees import flatten
 from tests.conftest import BACKENDS
 from tests.support.optimizing import EXACT, HALF, Layer, by_witness, drawn, ones
 

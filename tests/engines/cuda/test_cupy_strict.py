@@ -89,6 +89,16 @@ def test_ties_are_rounded_to_even_and_nan_stays_nan(cupy, dtype):
     np.testing.assert_array_equal(x.get().astype("f4"), expected.astype("f4"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["bfloat16", "float16"])
+def test_the_nan_of_a_gpu_stays_nan(cupy, dtype):
+    """All its bits are set: rounded like a number, it would be a zero."""
+    x = cupy.asarray(np.ones(8, dtype))
+    nan = np.full(8, 0x7FFFFFFF, np.uint32).view(np.float32)
+    ao.Optimizer({"w": x}, ao.SGD(lr=1.0), engine="cupy").step({"w": cupy.asarray(nan)})
+    assert np.isnan(x.get().astype("f4")).all()
+
+
 def test_a_joint_norm_of_which_the_square_is_no_number(cupy):
     opts = pair(cupy, ao.SGD(lr=1.0), FULL, "float64", clip_norm=1.0)
     for opt, xp in zip(opts, (np, cupy), strict=True):
