@@ -6,7 +6,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-__all__ = ["PROBLEMS", "Problem", "equal"]
+__all__ = ["LARGE", "PROBLEMS", "Problem", "equal"]
 
 Shape = tuple[int, ...]
 
@@ -77,12 +77,25 @@ def _bert() -> tuple[Shape, ...]:
     return (*embeddings, *_encoder(12), (768, 768), (768,))
 
 
-def _encoder(layers: int) -> tuple[Shape, ...]:
-    """Encoder layers of BERT-base: hidden size 768, inner size 3,072."""
-    d, inner, vector = 768, 3072, (768,)
+def _encoder(layers: int, d: int = 768) -> tuple[Shape, ...]:
+    """Encoder layers of BERT, of a hidden size; the inner size is four times as much."""
+    inner, vector = 4 * d, (d,)
     attention = [(d, d), vector] * 4 + [vector, vector]
     layer = (*attention, (inner, d), (inner,), (d, inner), vector, vector, vector)
     return layer * layers
+
+
+def _bert_large() -> tuple[Shape, ...]:
+    """BERT-large, with a vocabulary of 30,522."""
+    embeddings = [(30522, 1024), (512, 1024), (2, 1024), (1024,), (1024,)]
+    return (*embeddings, *_encoder(24, 1024), (1024, 1024), (1024,))
+
+
+def _llama() -> tuple[Shape, ...]:
+    """Llama-7B: hidden size 4,096, inner size 11,008, 32 layers, a vocabulary of 32,000."""
+    d, inner = 4096, 11008
+    layer = [(d, d)] * 4 + [(inner, d), (inner, d), (d, inner), (d,), (d,)]
+    return ((32000, d), *layer * 32, (d,), (32000, d))
 
 
 def _resnet50(stages: int) -> tuple[Shape, ...]:
@@ -110,3 +123,6 @@ PROBLEMS = {
         Problem("bert-2-layers", "2 layers of BERT-base", _encoder(2)),
     )
 }
+
+LARGE = (Problem("bert-large", "BERT-large", _bert_large()), Problem("llama-7b", "Llama-7B", _llama()))
+"""Models that are only counted with."""

@@ -5,14 +5,13 @@
 // The scalars of a step from the hyper-parameters of the tensor's group; what the plan says; below.
 __device__ void scalars_of(const long long* t, const double* hyper, double count, double factor, double* scalar);
 
-// rows: the tensors that the step updates. factor: what gradients are multiplied by. taken, done: see run().
+// part: for each of the tensors whether the step updates it; null: all. factor: what gradients are multiplied by. taken, done: see run().
 extern "C" __global__ void __launch_bounds__(kThreads)
-prepare(const long long* table, const int* rows, int count, const double* hypers, long long* counts, double* scalars,
+prepare(const long long* table, const bool* part, int tensors, const double* hypers, long long* counts, double* scalars,
         unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip) {
-    const int i = blockIdx.x * kThreads + threadIdx.x;
-    if (i < launches) taken[i] = 0;
-    if (i >= count || (skip != nullptr && *skip != 0)) return;
-    const int tensor = rows[i];
+    const int tensor = blockIdx.x * kThreads + threadIdx.x;
+    if (tensor < launches) taken[tensor] = 0;
+    if (tensor >= tensors || (part != nullptr && !part[tensor]) || (skip != nullptr && *skip != 0)) return;
     const long long* const t = table + (long long)tensor * kColumns;
     done[tensor] = 0;
     const double updates = (double)++counts[t[IN_COUNT]];

@@ -46,9 +46,11 @@ __device__ __forceinline__ void finish(unsigned* done) {
     }
 }
 
-// Tickets [first, last) of the queue. counters: one for each launch of a step, then one for each tensor, all zero at first.
+// Tickets [first, last) of the queue. taken, done: counters, of the launch and of each tensor, all zero at first. part: for each
+// tensor whether the step updates it; null: all. Tickets of the others are passed over.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
-run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, unsigned* done, const int* skip) {
+run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, unsigned* done,
+    const bool* part, const int* skip) {
     __shared__ unsigned next;
     if (skip != nullptr && *skip != 0) return;
     for (;;) {
@@ -56,6 +58,10 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         __syncthreads();
         if (next >= (unsigned)(last - first)) return;
         const Ticket ticket = queue[first + next];
+        if (part != nullptr && !part[ticket.tensor]) {
+            __syncthreads();  // here too
+            continue;
+        }
         if (ticket.wait > 0) wait_for(done + ticket.tensor, (unsigned)ticket.wait);
         for (int stage = ticket.stage; stage < ticket.stop; ++stage) {
             if (stage > ticket.stage) __syncthreads();

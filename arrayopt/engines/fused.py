@@ -1,6 +1,5 @@
 """What the fused engines share: tensors of a bucket sorted by plan, prepared and launched."""
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -15,11 +14,10 @@ from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan, plan_for
+from arrayopt.params.heads import dtypes
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Fused", "Prepared"]
-
-_DTYPE = operator.attrgetter("dtype")
 
 Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
@@ -119,7 +117,8 @@ class Fused(ABC):
             for batch, rows, given in work:
                 batch.launch(rows, given, threads)
                 batch.written(rows)
-            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
+            if not self.counts:
+                self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
             return reports
 
         return launch
@@ -170,10 +169,10 @@ class Fused(ABC):
         grads = asked.grads
         work = []
         try:
-            dtypes, complete = set(map(_DTYPE, grads)), True
+            found, complete = dtypes(grads), True
         except AttributeError:  # of None
-            dtypes, complete = {g.dtype for g in grads if g is not None}, False
-        for batch in self._sorted(bucket, asked, dtypes):
+            found, complete = {g.dtype for g in grads if g is not None}, False
+        for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
             if len(rows.all):

@@ -7,6 +7,7 @@ from typing import Any
 from arrayopt.arrays import Array, look
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
+from arrayopt.params.heads import checker, heads
 from arrayopt.params.kinds import plain
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
@@ -108,6 +109,7 @@ class Parameters:
         self._hold(self._tree)
         self._kind: Any = None
         self._forms: list[Any] = []
+        self._checker: Any = None  # of forms, where there is a quicker way than to ask each gradient
 
     def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
         """The optimizer's rule with a field changed, as it is then for all groups that do not set it for themselves."""
@@ -138,6 +140,8 @@ class Parameters:
 
     def _familiar(self, given: list[Any]) -> bool:
         """Whether gradients look like those of an earlier step, about which everything was checked."""
+        if self._checker is not None and len(given) == len(self._forms):
+            return bool(self._checker(given))
         kinds = set(map(type, given))
         some = type(None) in kinds
         kinds.discard(type(None))
@@ -159,6 +163,7 @@ class Parameters:
         form_of, same = look(kind), dict[Any, Any]()
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
+        self._checker = checker(kind, self._forms)
 
     def begin(self) -> None:
         """There is state from now on that would be lost if slots were made anew."""
@@ -178,6 +183,7 @@ class Parameters:
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
+        self._objects: bytes | None = heads(self._held).tobytes()
         given = (leaf for _, leaf in (flatten(tree) if self._parted else pairs) if leaf is not None)
         mastered = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots]
         self._mastered, self._writes = [x for x, _ in mastered], Writes(leaf for _, leaf in mastered)
@@ -207,7 +213,9 @@ class Parameters:
         if self._lent is not None:
             self._lent = self._lent.follow(self.all)
         now = self._found(self._tree)
-        if len(now) != len(self._held) or not all(map(operator.is_, now, self._held)) or self._watch.changed():
+        if self._objects is None:  # of a copy
+            self._objects = heads(self._held).tobytes()
+        if heads(now).tobytes() != self._objects or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
         written = self._writes.made()
         if written:
@@ -268,4 +276,5 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [x[:2] for x in self._looks]  # dtype and shape: not all libraries can pickle a device
-        return {**self.__dict__, "_lent": None, "_kind": None, "_forms": [], "_looks": looks}
+        anew: dict[str, Any] = {"_lent": None, "_kind": None, "_forms": [], "_checker": None, "_objects": None}
+        return {**self.__dict__, **anew, "_looks": looks}

@@ -30,18 +30,19 @@ def flatten(tree: Any) -> list[tuple[str, Any]]:
     """
     if _children(tree) is None:
         return [(LONE, tree)]
-    leaves: list[tuple[str, Any]] = []
+    found: list[tuple[str, Any]] = []
+    _visit("", _children(tree) or (), found)
+    return found
 
-    def visit(prefix: str, children: Iterable[tuple[str, Any]]) -> None:
-        for key, child in children:
-            below = _children(child)
-            if below is None:
-                leaves.append((f"{prefix}{key}", child))
-            else:
-                visit(f"{prefix}{key}.", below)
 
-    visit("", _children(tree) or ())
-    return leaves
+def _visit(prefix: str, children: Iterable[tuple[Any, Any]], found: list[tuple[str, Any]]) -> None:
+    """Append the leaves below a node. No function within another: it would keep leaves until garbage is collected."""
+    for key, child in children:
+        below = _children(child)
+        if below is None:
+            found.append((f"{prefix}{key}", child))
+        else:
+            _visit(f"{prefix}{key}.", below, found)
 
 
 Template = Any

@@ -170,7 +170,7 @@ class Step:
                 accumulator.clear()
                 self.judging.end(verdict, known)
                 self._run.steps += not counted
-                if verdict.skip is not True:
+                if verdict.skip is not True and team.size > 1:
                     team.gather([x for x in self._parameters.all if grads[x.place] is not None])
                 self._parameters.settle()
             return team.reports(reports) if wanted else reports, verdict.norm

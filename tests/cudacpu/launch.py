@@ -13,7 +13,7 @@ class Options(ctypes.Structure):
     """`Options` of runtime/state.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("residents", "cooperative", "check", "random", "flush")),
+        *((name, ctypes.c_int) for name in ("residents", "cooperative", "check", "random", "flush", "device")),
         ("seed", ctypes.c_uint),
         ("dynamic_bytes", ctypes.c_uint),
         ("shared_count", ctypes.c_size_t),
@@ -44,8 +44,9 @@ class Kernel:
         self.sizes = list(sizes[: getattr(module.library, f"cudacpu_sizes_{number}")(sizes)])
 
     def __call__(
-        self, grid, block, args, shared_mem=0, *, coop=False, workers=4, random=False, seed=0, ftz=True, memory=()
-    ):
+        self, grid, block, args, shared_mem=0, *, coop=False, workers=4, random=False, seed=0, ftz=True, memory=(),
+        device=-1,
+    ):  # fmt: skip
         """Run the grid to its end.
 
         Parameters
@@ -69,6 +70,8 @@ class Kernel:
         memory : sequence
             In check mode: the arrays that pointers in tables point to, each an array, or a tuple of it, its name and
             whether it is uninitialised. Arrays among the arguments need not be named.
+        device : int
+            In check mode: whose memory may be touched; -1 for that of all devices.
 
         Raises
         ------
@@ -85,7 +88,7 @@ class Kernel:
         variables = np.array(self.module.shared_variables() if check else [], np.uintp).reshape(-1)
         dynamic = getattr(library, "cudacpu_dynamic", None)
         options = Options(
-            workers, coop, check, random, ftz, seed, shared_mem, len(variables) // 2, variables.ctypes.data,
+            workers, coop, check, random, ftz, device, seed, shared_mem, len(variables) // 2, variables.ctypes.data,
             ctypes.cast(dynamic, ctypes.c_void_p) if dynamic else None,
             ctypes.cast(library.cudacpu_touch, ctypes.c_void_p),
         )  # fmt: skip

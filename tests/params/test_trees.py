@@ -1,6 +1,8 @@
 """The Optimizer: trees of parameters and their names, gradients, and PyTorch's modules."""
 
 import copy
+import gc
+import weakref
 from collections import OrderedDict, defaultdict
 
 import array_api_compat
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.params.trees import flatten
 from tests.conftest import BACKENDS
 from tests.support.optimizing import EXACT, HALF, Layer, by_witness, drawn, ones
 
@@ -241,3 +244,18 @@ def test_dtypes_and_libraries_may_be_mixed(auto):
         slot = str(opt.state[name]["m"].dtype).rsplit(".", 1)[-1]
         assert slot == {"numpy": "float64", "jax64": "float64", "complex": "complex128"}.get(name, "float32")
     assert set(opt.stats.read()) == set(made)
+
+
+def test_flatten_keeps_no_leaf():
+    class Leaf:
+        pass
+
+    leaf = Leaf()
+    gone = weakref.ref(leaf)
+    gc.disable()
+    try:
+        assert flatten({"a": [leaf]}) == [("a.0", leaf)]
+        del leaf
+        assert gone() is None
+    finally:
+        gc.enable()

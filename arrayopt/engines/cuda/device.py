@@ -1,6 +1,6 @@
 """Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they are worked on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
@@ -8,13 +8,12 @@ from typing import Any
 
 import array_api_compat
 import cupy
+import numpy as np
 
-from arrayopt.arrays import Array, detached
+from arrayopt.arrays import Array, Ints, detached
+from arrayopt.params import heads
 
 __all__ = ["Access", "access", "on_device"]
-
-# CuPy makes a new object for each look at `flags`, which takes longer than all else that is asked of a gradient.
-_CONTIGUOUS = attrgetter("_c_contiguous" if hasattr(cupy.ndarray, "_c_contiguous") else "flags.c_contiguous")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +22,10 @@ class Access:
 
     Attributes
     ----------
-    address : callable
-        Where an array lies.
+    located : callable
+        Where arrays lie; and whether the elements of each lie one after the other.
     contiguous : callable
-        Whether its elements lie one after the other.
+        Whether those of one array do.
     like : callable
         A new array like another, its elements one after the other.
     own : callable
@@ -35,23 +34,42 @@ class Access:
         The library's current stream, as CuPy's, for a ``with`` statement.
     """
 
-    address: Callable[[Array], int]
+    located: Callable[[Sequence[Array]], tuple[Ints, bool]]
     contiguous: Callable[[Array], bool]
     like: Callable[[Array], Array]
     own: Callable[[Any], Array]
     stream: Callable[[], AbstractContextManager[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of CUDA's by its address, by the protocol for such."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
 def _torch() -> Access:
     import torch
 
     def stream() -> AbstractContextManager[Any]:
-        made: AbstractContextManager[Any] = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        pointer = torch.cuda.current_stream().cuda_stream
+        made: AbstractContextManager[Any]
+        if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14, which warns of the other
+            made = cupy.cuda.Stream.from_external(_Stream(pointer))
+        else:
+            made = cupy.cuda.ExternalStream(pointer)
         return made
 
+    def located(several: Sequence[Array]) -> tuple[Ints, bool]:
+        addresses = np.fromiter(map(torch.Tensor.data_ptr, several), np.int64, len(several))
+        return addresses, all(map(torch.Tensor.is_contiguous, several))
+
     return Access(
-        address=lambda x: x.data_ptr(),
-        contiguous=lambda x: x.is_contiguous(),
+        located=located,
+        contiguous=torch.Tensor.is_contiguous,
         like=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
         own=torch.utils.dlpack.from_dlpack,
         stream=stream,
@@ -63,8 +81,8 @@ def access(x: Array) -> tuple[Access, int]:
     if array_api_compat.is_torch_array(x):
         return _torch(), x.device.index or 0
     made = Access(
-        address=attrgetter("data.ptr"),
-        contiguous=_CONTIGUOUS,
+        located=heads.located,
+        contiguous=attrgetter("flags.c_contiguous"),
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,
         stream=nullcontext,
@@ -72,8 +90,14 @@ def access(x: Array) -> tuple[Access, int]:
     return made, detached(x).device.id
 
 
-@contextmanager
-def on_device(reached: Access, device: int) -> Iterator[None]:
+def on_device(reached: Access, device: int) -> AbstractContextManager[Any]:
     """On a device, and the current stream of a library."""
-    with cupy.cuda.Device(device), reached.stream():
+    there = cupy.cuda.Device(device)
+    return there if reached.stream is nullcontext else _both(there, reached.stream())
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    """In both."""
+    with first, second:
         yield

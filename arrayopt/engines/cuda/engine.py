@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -13,13 +14,13 @@ from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
-from arrayopt.engines.cuda.cublas import Blas, blas_of, library
+from arrayopt.engines.cuda.cublas import Blas, Call, blas_of, library
 from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN, emit
 from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.products import calls_of, scratch_starts
-from arrayopt.engines.cuda.queue import tickets
+from arrayopt.engines.cuda.queue import Line, tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS, keys
 from arrayopt.engines.cuda.upload import Upload
@@ -45,6 +46,15 @@ def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], 
     """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
     module = cupy.RawModule(code=emit(plan, dtype, grad_dtype), options=("-std=c++17", *options))
     return module.get_function("prepare"), module.get_function("run")
+
+
+class _Queue(NamedTuple):
+    """What a step launches, with the grids, and all arguments but the last: the factor and what says to skip it."""
+
+    begin: tuple[tuple[int], tuple[Any, ...]]
+    runs: list[tuple[tuple[int], tuple[Any, ...]]]
+    calls: list[list[Call]]
+    held: Any
 
 
 class _Table(Batch):
@@ -84,7 +94,9 @@ class _Table(Batch):
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
             self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, CuPy.options, self.device)
         self.staged: dict[tuple[int, str], Any] = {}
+        self.line: Line | None = None
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
+        self.sent = False  # whether the table in device memory is the host's
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
@@ -128,21 +140,29 @@ class _Table(Batch):
         with on_device(self.access, self.device):
             clip = asked.clip
             self.send(asked.hypers)
-            self.factor = cupy.asarray(clip) if is_array(clip) else self.factor_there.array  # PyTorch's, perhaps
-            if not is_array(clip):
-                self.factor_there.put(np.array([1.0 if clip is None else float(clip)]))
+            if is_array(clip):
+                self.factor = cupy.asarray(clip)  # PyTorch's, perhaps
+            else:
+                self.factor = self.factor_there.array
+                self.factor_there.put([1.0 if clip is None else float(clip)])
             self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
             self.locate()
-            self.alive = self._bind_grads(rows.all, grads)
-            if self.captured and not self.table.holds(self.host):
-                moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
-                names = ", ".join(self.tensors[i].name for i in moved[:5])
-                raise ValueError(
-                    f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
-                    " write into the same arrays, or make a new Optimizer"
-                )
-            self.table.put(self.host)
+            self.alive = self._bind_grads(rows, grads)
+            if not self.sent:
+                self._send_table()
             self.bucket.run.give_to(self.counts)
+
+    def _send_table(self) -> None:
+        """Have the table in device memory as it is here, which it cannot be once a graph has what it was."""
+        if self.captured and not self.table.holds(self.host):
+            moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
+            names = ", ".join(self.tensors[i].name for i in moved[:5])
+            raise ValueError(
+                f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                " write into the same arrays, or make a new Optimizer"
+            )
+        self.table.put(self.host)
+        self.sent = True
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
@@ -152,7 +172,7 @@ class _Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
-        self.hypers_there.put(np.array([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]))
+        self.hypers_there.put([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers])
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -163,22 +183,29 @@ class _Table(Batch):
                 if not self.access.contiguous(x):
                     x = self.staged[row, name] = self.access.like(x)
                 before = 0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
-                self.host[row, self.at[name]] = self.access.address(x) - before
+                self.host[row, self.at[name]] = self.access.located([x])[0][0] - before
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
+        self.sent = False
         self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
         if self.plan.element != "C":
             self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
 
-    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Any]:
+    def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
         """Put the gradients' addresses into the table; what is returned must live until the launch."""
-        address, contiguous = self.access.address, self.access.contiguous
-        given: list[Any] = list(chosen(grads, rows))
-        if not all(map(contiguous, given)):
-            given = [g if contiguous(g) else self._pack(row, g) for row, g in zip(rows.tolist(), given, strict=True)]
-        self.host[rows, self.at["g"]] = np.fromiter(map(address, given), np.int64, len(given))
+        given: list[Any] = list(chosen(grads, rows.all))
+        found, whole = self.access.located(given)
+        if not whole:
+            one = self.access.contiguous
+            given = [g if one(g) else self._pack(row, g) for row, g in zip(rows.all.tolist(), given, strict=True)]
+            found = self.access.located(given)[0]
         if self.cut is not None:
-            self.host[rows, self.at["g"]] -= self.cut.gradients_before(rows, given)
-        self.host[:, COLUMNS.index("ALIGNED")] = self.even & (self.host[:, self.at["g"]] % WORD == 0)
+            found = found - self.cut.gradients_before(rows.all, given)
+        column = self.host[:, self.at["g"]]
+        if not ((column if rows is self.whole else column[rows.all]) == found).all():
+            column[rows.all] = found
+            self.sent = False
+        if not self.sent:
+            self.host[:, COLUMNS.index("ALIGNED")] = self.even & (column % WORD == 0)
         return given
 
     def _pack(self, row: int, g: Array) -> Any:
@@ -188,28 +215,54 @@ class _Table(Batch):
         self.packed[row][...] = detached(g)
         return self.packed[row]
 
-    def queue(self, rows: Rows) -> Any:
-        """Rows, queue, where its launches end, counters, and the calls between launches; kept for the next step."""
+    def queue(self, rows: Rows) -> _Queue:
+        """The launches of a step, and the calls between them; kept for the next step."""
         if rows.kept is None:
-            apart, first = self.plan.multiplies or self.cut is not None, None if self.cut is None else self.cut.first
-            lag = None if apart else self._lag(rows.all)
-            made, ends = tickets(self.stages, self.pieces, rows.all, lag, apart=apart, first=first)
+            n = len(self.tensors)
+            if self.line is None:
+                apart, begun = (
+                    self.plan.multiplies or self.cut is not None,
+                    None if self.cut is None else self.cut.first,
+                )
+                lag = None if apart else self._lag()
+                made = tickets(self.stages, self.pieces, self.whole.all, lag, apart=apart, first=begun)
+                self.line = Line(*made, n)
+                self.line_there = cupy.asarray(self.line.queue.view(np.int32))
+                self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)
+            part, queue, ends = NOTHING, self.line_there, self.line.ends
+            if len(rows.all) < n:
+                some = np.zeros(n, bool)
+                some[rows.all] = True
+                left, ends = self.line.among(some)
+                queue = queue if left is self.line.queue else cupy.asarray(left.view(np.int32))
+                part = cupy.asarray(some)
+            taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
+            counts = self.counts.array if self.own_counts is None else self.own_counts
+            given = (self.table.array, part, np.int32(n), self.hypers_there.array, counts, self.scalars_there)
+            begin = (-(-max(n, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
+            runs: list[tuple[tuple[int], tuple[Any, ...]]] = []
+            for i, (first, last) in enumerate(pairwise([0, *ends])):
+                taking = (self.step_there, queue, np.int32(first), np.int32(last), taken[i:], done, part)
+                runs.append(((min(last - first, _resident()),), taking))
             at = {name: self.host[:, self.at[name]] for name in self.plan.spilled}
             calls, held = calls_of(self.plan, self.work.dtype.name, self.geo, at, rows.full)
-            counters = cupy.empty(len(ends) + len(self.tensors), np.uint32)
-            places = cupy.asarray(rows.all.astype(np.int32))
-            rows.kept = places, cupy.asarray(made.view(np.int32)), ends, counters, held, calls
-        return rows.kept
+            rows.kept = _Queue(begin, runs, calls, held)
+        kept: _Queue = rows.kept
+        return kept
 
-    def _lag(self, rows: Ints) -> int | None:
-        """See `tickets`: one launch, where most elements are of tensors that the L2 cache holds from pass to pass."""
+    def _lag(self) -> int | None:
+        """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache holds less than half.
+
+        What is worked on at once goes through the cache too: the shorter the lag, the more is found again, and the more
+        blocks wait. Half as many tickets as there are blocks is best, or nearly, wherever ``benchmarks/l2.py`` looks.
+        """
         passes = self.plan.passes
         if len(passes) < 2:
             return 0
         shared = self.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
-        sizes = self.geo[rows, GEOMETRY.index("SIZE")]
-        held = sizes * shared <= _cache()
-        return _resident() if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
+        sizes = self.geo[:, GEOMETRY.index("SIZE")]
+        held = sizes * shared <= 2 * _cache()
+        return _resident() // 2 if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +273,7 @@ class _Table(Batch):
                 self.blas.use()
             for k in self.launches(rows):
                 if self.blas is not None:
-                    self.blas.multiply(self.queue(rows)[-1][k])
+                    self.blas.multiply(self.queue(rows).calls[k])
             self._recorded(rows, grads)
         self.alive = []
 
@@ -244,29 +297,18 @@ class _Table(Batch):
         """
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        places, queue, ends, counters, *_ = self.queue(rows)
-        taken, done = counters[: len(ends)], counters[len(ends) :]
-        given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self._counted_up())
-        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
-        self.prepare_kernel((-(-max(len(rows.all), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
-        first = 0
-        for i, last in enumerate(ends):
-            if last > first:
-                part = (queue, np.int32(first), np.int32(last), taken[i:], done, self.skip)
-                self.run_kernel((min(last - first, _resident()),), (THREADS,), (self.step_there, *part))
-            first = last
+        if self.own_counts is not None and self.follows_t:  # what only reports moves copies of the counts on
+            self.own_counts[...] = self.counts.array
+        queue = self.queue(rows)
+        grid, given = queue.begin
+        self.prepare_kernel(grid, (THREADS,), (*given, self.factor, self.skip))
+        for i, (grid, given) in enumerate(queue.runs):
+            if grid[0]:
+                self.run_kernel(grid, (THREADS,), (*given, self.skip))
             yield i
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
                 self.replace(row, name, copy)
-
-    def _counted_up(self) -> Any:
-        """The counts that a step moves on: those of the bucket, or, where it only reports, a copy."""
-        if self.own_counts is None:
-            return self.counts.array
-        if self.follows_t:
-            self.own_counts[...] = self.counts.array
-        return self.own_counts
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""

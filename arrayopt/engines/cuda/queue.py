@@ -7,7 +7,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.cuda.stages import Stage
 
-__all__ = ["TICKET", "tickets"]
+__all__ = ["TICKET", "Line", "tickets"]
 
 TICKET = np.dtype([("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", "i2"), ("wait", "i4")])
 
@@ -89,3 +89,32 @@ def _small(rows: Ints, work: Any, launch: Ints) -> tuple[Any, Ints]:
     made["tensor"] = np.tile(rows, len(spans))
     when, made["stage"], made["stop"] = np.repeat(np.array(spans, np.int64).reshape(-1, 3), len(rows), axis=0).T
     return made, when
+
+
+class Line:
+    """The queue of a step over all tensors, and what is left of it where some take no part.
+
+    Attributes
+    ----------
+    queue : array of TICKET
+        The queue.
+    ends : list of int
+        Where each launch ends in it.
+    """
+
+    def __init__(self, queue: Any, ends: list[int], tensors: int) -> None:
+        self.queue, self.ends = queue, ends
+        self._owner = np.ascontiguousarray(queue["tensor"])
+        self._counts = np.bincount(self._owner, minlength=tensors)
+
+    def among(self, part: Any) -> tuple[Any, list[int]]:
+        """The queue of a step over some tensors, given for each whether it takes part, and where launches end in it.
+
+        Where that is less than half of the whole queue, it is what is left of it; else the whole queue, in which the
+        device passes over the rest: so a set that changes from step to step is cheap.
+        """
+        if 2 * int(self._counts[part].sum()) >= len(self.queue):
+            return self.queue, self.ends
+        left = np.flatnonzero(part[self._owner])
+        words = self.queue.view(np.int32).reshape(len(self.queue), -1)  # which are copied more quickly than records
+        return words.take(left, axis=0).reshape(-1).view(TICKET), np.searchsorted(left, self.ends).tolist()

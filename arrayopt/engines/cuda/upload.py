@@ -23,7 +23,9 @@ class Upload:
         self.rooms: list[tuple[Any, Any]] = []
 
     def holds(self, values: Any) -> bool:
-        """Whether these values are there already."""
+        """Whether these values, always an array or always a list, are there already."""
+        if isinstance(values, list):
+            return bool(self.known == values)
         return self.known is not None and np.array_equal(self.known, values, equal_nan=values.dtype.kind == "f")
 
     def put(self, values: Any) -> None:
@@ -47,7 +49,7 @@ class Upload:
             )
         room, event = self._room()
         room[...] = values
-        self.known = room.copy()
+        self.known = values if isinstance(values, list) else room  # which is written only here
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))

@@ -23,6 +23,7 @@ struct Allocation {
     uint8_t* unwritten;  // per granule, or null: all is written
     bool writable;
     std::string name;
+    int device = -1; // that it is of, if it is of one
 };
 
 struct Report {
@@ -178,6 +179,12 @@ void check_access(uintptr_t address, size_t size, bool reads, bool writes, bool 
         if (address + size > memory->high) report_outside(address + size, size, writes, pc);
         place = {"global", memory->name.c_str(), address - memory->low};
         cell = &memory->shadow[place.offset / kGranule];
+        const int device = launch->options.device;
+        if (device >= 0 && memory->device >= 0 && memory->device != device) {
+            report(Fault::kMemory, pc, 0, "wrong device: %s of %s by device %d; thread %d, block %ld", verb(writes),
+                   place.name, device, fiber->thread, block->number);
+            fail();
+        }
         if (writes && !memory->writable)
             report(Fault::kMemory, pc, 0, "write to read-only memory %s+%zu; thread %d, block %ld", place.name,
                    place.offset, fiber->thread, block->number);
@@ -245,6 +252,11 @@ void cudacpu_memory_add(uintptr_t low, size_t bytes, int written, int writable, 
         memset(memory.unwritten, 1, granules(memory));
     }
     allocations[low] = memory;
+}
+
+void cudacpu_memory_device(uintptr_t low, int device) {
+    auto found = allocations.find(low);
+    if (found != allocations.end()) found->second.device = device;
 }
 
 void cudacpu_memory_remove(uintptr_t low) {

@@ -89,7 +89,7 @@ constexpr int kAllThreads = -1;
 
 // What a launch is given; laid out as in launch.py.
 struct Options {
-    int residents, cooperative, check, random, flush;
+    int residents, cooperative, check, random, flush, device;
     unsigned seed, dynamic_bytes;
     size_t shared_count;
     const size_t* shared_variables; // offset and size of each in thread-local storage

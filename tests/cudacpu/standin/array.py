@@ -1,5 +1,6 @@
 """Arrays in the memory of a device, and NumPy's functions over them."""
 
+import ctypes
 import functools
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.cudacpu.standin.memory import (
     note,
     written,
 )
-from tests.cudacpu.standin.streams import ExternalStream, capturing, current_stream, enqueue, ordered
+from tests.cudacpu.standin.streams import by_pointer, capturing, current_stream, enqueue, ordered, recording
 
 __all__ = ["lifted", "ndarray", "new"]
 
@@ -34,6 +35,26 @@ def _item(a, key):
     """`a[key]`, which in CuPy is an array that shares memory also where NumPy makes a number of it."""
     found = a[key]
     return a[(*(key if isinstance(key, tuple) else (key,)), ...)] if isinstance(found, np.generic) else found
+
+
+def _unowned(a):
+    """The same memory, which may be freed."""
+    if a.size == 0:
+        return a.copy()
+    low, high = np.lib.array_utils.byte_bounds(a)
+    room = (ctypes.c_uint8 * (high - low)).from_address(low)
+    return np.ndarray(a.shape, a.dtype, room, offset=a.ctypes.data - low, strides=a.strides)
+
+
+def _write(a, key, value):
+    """Write to memory of a device, and tell the checks."""
+    a[key] = value
+    part = a[key]
+    if isinstance(part, np.ndarray) and part.size:
+        low, high = np.lib.array_utils.byte_bounds(part)
+        written(low, high - low)
+    else:
+        written(a.ctypes.data, a.nbytes)
 
 
 class ndarray:
@@ -104,16 +125,8 @@ class ndarray:
         if not is_pinned(arr.ctypes.data):
             note("pageable", f"array of shape {self.shape}")
             arr = arr.copy()
-        enqueue(lambda: self._write(..., arr), stream)
-
-    def _write(self, key, value):
-        self._a[key] = value
-        part = self._a[key]
-        if isinstance(part, np.ndarray) and part.size:
-            low, high = np.lib.array_utils.byte_bounds(part)
-            written(low, high - low)
-        else:
-            written(self._a.ctypes.data, self.nbytes)
+        target = _unowned(self._a) if recording(stream) else self._a
+        enqueue(lambda: _write(target, ..., arr), stream, [self._memory])
 
     def item(self):
         return self.get().item()
@@ -157,7 +170,7 @@ class ndarray:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if stream is not None and stream >= 0:
-            ExternalStream(stream).wait_event(current_stream().record())
+            by_pointer(stream).wait_event(current_stream().record())
         return dlpack.export(self._a, self.__dlpack_device__())
 
     def __dlpack_device__(self):
@@ -177,8 +190,12 @@ class ndarray:
     def __setitem__(self, key, value):
         if isinstance(value, np.ndarray):
             raise TypeError(f"Unsupported type {type(value)}")
-        key, values = _bare(key), _bare(value)
-        enqueue(lambda: self._write(key, values))
+        key, values, target, uses = _bare(key), _bare(value), self._a, [self._memory]
+        if isinstance(value, ndarray):
+            uses.append(value._memory)
+        if recording():
+            target, values = _unowned(target), _unowned(values) if isinstance(value, ndarray) else values
+        enqueue(lambda: _write(target, key, values), uses=uses)
 
     def __deepcopy__(self, memo):
         return self.copy()
@@ -229,7 +246,7 @@ def new(values):
     if not isinstance(values, (np.ndarray, np.generic)):
         return values
     result = ndarray(values.shape, values.dtype, order="F" if values.ndim and values.flags.fnc else "C")
-    result._write(..., values)
+    _write(result._a, ..., values)
     return result
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from tests.cudacpu.module import Module
 from tests.cudacpu.standin.array import ndarray
 from tests.cudacpu.standin.memory import CUDARuntimeError, MemoryPointer, current_device, note
-from tests.cudacpu.standin.streams import current_stream, enqueue
+from tests.cudacpu.standin.streams import current_stream, enqueue, recording
 
 __all__ = ["RawKernel", "RawModule", "checking"]
 
@@ -118,7 +118,8 @@ class RawKernel:
             raise CUDARuntimeError("CUDA_ERROR_INVALID_HANDLE: a stream of another device")
         how = dict(_how)
         kernel = self._module._module(how.pop("check")).get_function(self.name)
-        packed, kept = [pack(value) for value in args], list(args)
+        packed, uses = [pack(value) for value in args], [x._memory for x in args if isinstance(x, ndarray)]
+        kept = None if recording(stream) else list(args)
         note("launch", self.name)
-        cooperative = self._module.cooperative
-        enqueue(lambda: (kernel(grid, block, packed, shared_mem, **{"coop": cooperative, **how}), kept)[0], stream)
+        how = {"coop": self._module.cooperative, "device": current_device(), **how}
+        enqueue(lambda: (kernel(grid, block, packed, shared_mem, **how), kept)[0], stream, uses)

@@ -21,6 +21,7 @@ __all__ = [
     "counts",
     "current_device",
     "forbidden",
+    "graphs",
     "is_pinned",
     "live",
     "note",
@@ -37,6 +38,8 @@ pageable (a copy from host memory that is not pinned, which may wait)."""
 
 live = weakref.WeakSet()
 pinned = {}  # sizes by address
+graphs = weakref.WeakSet()
+_gone = []
 _forbidden = []
 _devices = [0]
 
@@ -124,6 +127,15 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
 
+def _freed(address, owner):
+    """Nobody has that memory now. While there is a graph, nobody gets it anew: what the graph does there is a fault."""
+    runtime().cudacpu_memory_remove(ctypes.c_size_t(address))
+    if graphs:
+        _gone.append(owner)
+    else:
+        _gone.clear()
+
+
 class Memory:
     """An allocation: uninitialised, known to checked launches, with room around it that is nobody's."""
 
@@ -140,7 +152,8 @@ class Memory:
         if self.size:
             name = f"array of {self.size} bytes on device {device_id}".encode()
             runtime().cudacpu_memory_add(ctypes.c_size_t(self.ptr), ctypes.c_size_t(self.size), written, 1, name)
-            weakref.finalize(self, runtime().cudacpu_memory_remove, ctypes.c_size_t(self.ptr)).atexit = False
+            runtime().cudacpu_memory_device(ctypes.c_size_t(self.ptr), device_id)
+            weakref.finalize(self, _freed, self.ptr, owner).atexit = False
 
     @property
     def device(self):

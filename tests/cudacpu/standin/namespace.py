@@ -36,7 +36,7 @@ def memcpy_async(dst, src, size, kind, stream):
         memory.note("device-to-host", f"{size} bytes")
     elif kind != COPIES["memcpyDeviceToDevice"]:
         raise memory.CUDARuntimeError("the stand-in wants to be told which way a copy goes")
-    streams.enqueue(lambda: _copy(dst, src, size, kind), streams.ExternalStream(stream))
+    streams.enqueue(lambda: _copy(dst, src, size, kind), streams.by_pointer(stream))
 
 
 def _empty(shape, dtype=float, order="C"):
@@ -84,7 +84,7 @@ def modules():
     )
     device = _module("cupy.cuda.device", Device=memory.Device)
     stream = _module("cupy.cuda.stream", Stream=streams.Stream, Event=streams.Event,
-                     ExternalStream=streams.ExternalStream, get_current_stream=streams.current_stream)  # fmt: skip
+                     ExternalStream=streams.external, get_current_stream=streams.current_stream)  # fmt: skip
     cuda = _module(
         "cupy.cuda",
         __path__=[],
@@ -93,7 +93,7 @@ def modules():
         stream=stream,
         Device=memory.Device,
         Stream=streams.Stream,
-        ExternalStream=streams.ExternalStream,
+        ExternalStream=streams.external,
         Event=streams.Event,
         Graph=streams.Graph,
         MemoryPointer=memory.MemoryPointer,

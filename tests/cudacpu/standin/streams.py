@@ -1,21 +1,24 @@
 """Streams, events and graphs: work waits in its stream until the host waits for it, or for what comes after it."""
 
 import threading
+import warnings
 import weakref
 from contextlib import contextmanager
 
-from tests.cudacpu.standin.memory import CUDARuntimeError, current_device, live, note
+from tests.cudacpu.standin.memory import CUDARuntimeError, current_device, graphs, live, note
 
 __all__ = [
     "Event",
-    "ExternalStream",
     "Graph",
     "Stream",
+    "by_pointer",
     "capturing",
     "current_stream",
     "drain_all",
     "enqueue",
+    "external",
     "ordered",
+    "recording",
 ]
 
 _streams = weakref.WeakValueDictionary()  # by pointer
@@ -30,7 +33,7 @@ class _BaseStream:
     def __init__(self, ptr, device_id):
         self.ptr, self.device_id = ptr, device_id
         self.queue, self.recording, self.non_blocking = [], None, False
-        self.captures = False  # whether its own capture is what it records
+        self._graph = None  # where its own capture is what it records
 
     def __eq__(self, other):
         return isinstance(other, _BaseStream) and other.ptr == self.ptr
@@ -103,7 +106,7 @@ class _BaseStream:
         if stream is not None and stream.recording is not None and self.recording is None:
             self.recording = stream.recording  # it is captured, too, until the other waits for it
         elif stream is not None and stream.recording is not None and stream.recording is self.recording:
-            stream.recording = None if stream is not self and not stream.captures else stream.recording
+            stream.recording = None if stream is not self and stream._graph is None else stream.recording
         elif stream is not None and stream is not self:
             enqueue(stream._drain, self)
 
@@ -112,15 +115,16 @@ class _BaseStream:
             raise RuntimeError("cannot capture on the default (legacy) stream")
         if self.recording is not None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is capturing already")
-        self.recording, self.captures = [], True
+        self.recording, self._graph = [], Graph.__new__(Graph)
+        graphs.add(self._graph)
 
     def end_capture(self):
         if self.recording is None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is not capturing")
-        recording, self.recording, self.captures = self.recording, None, False
+        recording, self.recording = self.recording, None
+        graph, self._graph = self._graph, None
         if any(other.recording is recording for other in list(_streams.values())):
             raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: a stream that was captured too has not come back")
-        graph = Graph.__new__(Graph)
         graph.work = recording
         return graph
 
@@ -136,8 +140,16 @@ class Stream(_BaseStream):
         self.non_blocking = non_blocking
         _streams[self.ptr] = self
 
+    @staticmethod
+    def from_external(obj):
+        """The stream of another library's object, by CUDA's protocol."""
+        version, ptr = obj.__cuda_stream__()
+        if version != 0:
+            raise ValueError(f"version {version} of the protocol is not known")
+        return by_pointer(ptr)
 
-class ExternalStream(_BaseStream):
+
+class _External(_BaseStream):
     """A stream by its pointer: one of ours, the default one (0 and 1), or another library's."""
 
     def __new__(cls, ptr, device_id=-1):
@@ -149,6 +161,17 @@ class ExternalStream(_BaseStream):
         if ptr not in _streams:
             super().__init__(ptr, device_id)
             _streams[ptr] = self
+
+
+def by_pointer(ptr, device_id=-1):
+    """A stream by its pointer."""
+    return _External(ptr, device_id)
+
+
+def external(ptr, device_id=-1):
+    """`cupy.cuda.ExternalStream`, which CuPy 14 warns of."""
+    warnings.warn("ExternalStream is deprecated. Use Stream.from_external", DeprecationWarning, stacklevel=2)
+    return by_pointer(ptr, device_id)
 
 
 class Event:
@@ -199,11 +222,26 @@ def capturing():
     return current_stream().recording is not None
 
 
-def enqueue(work, stream=None):
-    """Have work done after what is in the stream, or recorded."""
+def recording(stream=None):
+    """Whether a stream, the current one by default, records what it is given."""
+    return (stream or current_stream()).recording is not None
+
+
+def enqueue(work, stream=None, uses=()):
+    """Have work done after what is in the stream, or recorded.
+
+    Some memory is used by it, which a graph does not keep alive: work that is to be recorded must not, either.
+    """
     stream = stream or current_stream()
     if stream.recording is not None:
-        stream.recording.append(work)
+        held = [weakref.ref(memory) for memory in uses]
+
+        def again():
+            if any(memory() is None for memory in held):
+                raise CUDARuntimeError("cudaErrorIllegalAddress: a graph uses memory that has been freed")
+            return work()
+
+        stream.recording.append(again)
         return
     stream._wait_for_others()
     kept = list(live)  # memory that is freed now is given to nobody before this is done

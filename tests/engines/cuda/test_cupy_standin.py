@@ -1,6 +1,7 @@
 """The stand-in for CuPy: as strict as CuPy, and as late with its work as a GPU may be."""
 
 import sys
+from types import SimpleNamespace
 
 import array_api_compat
 import ml_dtypes
@@ -267,14 +268,20 @@ def test_work_waits_in_its_stream(cupy, module):
 
 def test_another_library_s_stream_is_one_stream(cupy, module):
     x, y = cupy.ones(8, "f4"), cupy.zeros(8, "f4")
-    with cupy.cuda.ExternalStream(4096):
+
+    def stream(ptr):
+        return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, ptr)))
+
+    with stream(4096):
         module.get_function("scale")((1,), (8,), (x, pair(4, 8)))
-    with cupy.cuda.ExternalStream(4096):
+    with stream(4096):
         module.get_function("copy")((1,), (8,), (x, y, 8))
         assert y.get().tolist() == [4] * 8
-    assert cupy.cuda.ExternalStream(0) == cupy.cuda.Stream.null
+    assert stream(0) == cupy.cuda.Stream.null
     mine = cupy.cuda.Stream()
-    assert cupy.cuda.ExternalStream(mine.ptr) is mine
+    assert stream(mine.ptr) is mine
+    with pytest.warns(DeprecationWarning, match="from_external"):
+        assert cupy.cuda.ExternalStream(mine.ptr) is mine
 
 
 def test_a_stream_that_nobody_holds_does_its_work(cupy, module):
@@ -360,6 +367,38 @@ def test_a_graph_does_its_work_again(cupy, module):
         cupy.cuda.Stream.null.begin_capture()
 
 
+def test_a_graph_keeps_nothing_alive(cupy, module):
+    stream, y = cupy.cuda.Stream(non_blocking=True), cupy.zeros(8, "f4")
+    held, own = [cupy.ones(8, "f4") for _ in range(2)], cupy.ones(8, "f4")
+    table = cupy.asarray(np.array([held[1].data.ptr], np.uint64))
+    works = {
+        "an argument": lambda: module.get_function("copy")((1,), (8,), (held[0], y, 8)),
+        "what is copied": lambda: y.__setitem__(..., held[0]),
+        "an address in a table": lambda: module.get_function("follow")((1,), (8,), (table, np.int32(8))),
+    }
+    graphs = {}
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        for name, work in works.items():
+            stream.begin_capture()
+            work()
+            graphs[name] = stream.end_capture()
+        for graph in graphs.values():
+            graph.launch()
+            stream.synchronize()
+        works.clear()
+        del work
+        held.clear()
+        others = [cupy.zeros(8, "f4") for _ in range(50)]
+        for name, graph in graphs.items():
+            graph.launch()
+            with pytest.raises((RuntimeError, KernelError), match=r"has been freed|out of bounds"):
+                stream.synchronize()
+            assert name
+        assert not any(x.get().any() for x in others)
+    assert own.get().all()
+
+
 # ---- devices --------------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +410,10 @@ def test_arrays_belong_to_devices(cupy, module):
             module.get_function("copy")((1,), (8,), (x, y, 8))
         with pytest.raises(ValueError, match="Array device must be same as the current device"):
             x + y
+        table = cupy.asarray(np.array([x.data.ptr], np.uint64))
+        module.get_function("follow")((1,), (8,), (table, np.int32(8)))
+        with pytest.raises(KernelError, match="wrong device: read of array of 32 bytes on device 0 by device 1"):
+            y.get()
         moved = cupy.asarray(x)
         module.get_function("copy")((1,), (8,), (moved, y, 8))
         assert y.get().tolist() == [0] * 8

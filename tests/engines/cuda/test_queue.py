@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.engines.cuda.queue import tickets
+from arrayopt.engines.cuda.queue import Line, tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.fusion.layout import geometry
 from arrayopt.fusion.plan import plan_for
@@ -43,6 +43,24 @@ def check(rule, shapes, lag, chosen, *, apart=False):
             seen.add((tensor, stage, piece))
         done[tensor] += 1
     assert seen == {(i, j, k) for i in rows.tolist() for j in range(len(made)) for k in range(counts[i, j])}
+
+
+@pytest.mark.parametrize("lag", [None, 3])
+@some
+@given(sizes=SIZES, chosen=st.sets(st.integers(0, 5)))
+def test_what_is_left_of_a_queue(lag, sizes, chosen):
+    plan = plan_for(ao.LANS(), 1, "float32", lean=True)
+    geo = geometry([(n,) for n in sizes], plan.element)
+    tiles(geo, plan.element)
+    made = stages(plan)
+    line = Line(*tickets(made, pieces(made, geo), np.arange(len(sizes)), lag), len(sizes))
+    part = np.array([i in chosen for i in range(len(sizes))])
+    queue, ends = line.among(part)
+    left = [[x for x in q[i:j].tolist() if part[x[0]]] for q, e in ((queue, ends), (line.queue, line.ends))
+            for i, j in zip([0, *e], e, strict=False)]  # fmt: skip
+    assert left[: len(ends)] == left[len(ends) :]
+    taken = sum(map(len, left)) // 2
+    assert len(queue) == (len(line.queue) if 2 * taken >= len(line.queue) else taken)
 
 
 @pytest.mark.parametrize("lag", [None, 0, 3, 1000])
