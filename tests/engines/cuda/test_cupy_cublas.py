@@ -180,3 +180,13 @@ def test_each_optimizer_and_device_has_its_own(cupy):
     assert blas_of(runs[0], 0) is made[0]
     assert made[2].workspace.device.id == 1
     assert made[0].workspace.nbytes == 32 << 20
+
+
+def test_scratch_memory_grows_and_who_has_the_smaller_keeps_it(cupy, blas):
+    small = blas.room("spill0", 10, np.float32)
+    assert blas.room("spill0", 8, np.float32) is small
+    assert blas.room("spill1", 8, np.float32) is not small
+    large = blas.room("spill0", 20, np.float32)
+    assert (small.size, large.size) == (10, 20)
+    assert blas.room("spill0", 10, np.float32) is large
+    assert blas.room("spill0", 10, np.float64).dtype == np.float64
