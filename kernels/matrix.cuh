@@ -4,8 +4,9 @@
 // to places of their own, and are added up in order by the stage after.
 
 struct Tile {
-    long long R, C, TR, TC, G, NR, NC;  // extents; rows and columns of a tile, matrices of a piece; tiles along each
-    long long batches;                  // A x B
+    long long R, C;         // extents
+    int TR, TC, G, NR, NC;  // rows and columns of a tile, matrices of a piece; tiles along each
+    long long batches;      // A x B
 };
 
 // Room for sums over columns, which the passes take one after the other.
@@ -22,15 +23,45 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
         for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
 }
 
+// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... before r1; kRows of them are read before the
+// first is used. Aligned rows are of full vectors.
+template <class Pass, int N, bool kAligned, int kRows>
+__device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, long long batch, long long r, int left, long long c,
+                                             int n, int tile_column, const typename Pass::template Columns<N>& values,
+                                             typename Pass::Sums& sums, W (*columns)[N]) {
+    typename Pass::template Loads<N> loads[kRows];
+    typename Pass::Row rows[kRows];
+    const int some = kAligned ? N : n;
+#pragma unroll
+    for (int u = 0; u < kRows; ++u)
+        if (u * kWarps < left) {
+            const long long row = batch * t.R + r + u * kWarps;
+            rows[u] = pass.row(row, r + u * kWarps);
+            if (n > 0) loads[u] = pass.template load<N, kAligned>(row * t.C + c, some);
+        }
+#pragma unroll
+    for (int u = 0; u < kRows; ++u)
+        if (u * kWarps < left) {
+            const long long row = batch * t.R + r + u * kWarps;
+            if (n > 0) pass.template work<N, kAligned>(row * t.C + c, some, loads[u], rows[u], values, sums, columns);
+            if constexpr (Pass::kRow > 0) {
+#pragma unroll
+                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
+                if (threadIdx.x % 32 == 0) pass.keep_row(row * t.NC + tile_column, sums);
+                start<typename Pass::OfRow>(sums.row);
+            }
+        }
+}
+
 // A warp takes a row of a tile, a lane N neighbouring columns of it.
 template <class Pass, int N, bool kAligned>
 __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int piece) {
     W* const of_warp = column_room();  // [kColumn][kWarps][32 * N]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
-    const long long first = piece / t.NC / t.NR * t.G, stop = first + t.G < t.batches ? first + t.G : t.batches;
-    const long long r0 = tile_row * t.TR, r1 = r0 + t.TR < t.R ? r0 + t.TR : t.R;
-    const long long c = tile_column * t.TC + lane * N;
+    const int tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
+    const long long first = (long long)(piece / t.NC / t.NR) * t.G, stop = first + t.G < t.batches ? first + t.G : t.batches;
+    const long long r0 = (long long)tile_row * t.TR, c = (long long)tile_column * t.TC + lane * N;
+    const int rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR;
     const int n = c >= t.C ? 0 : t.C - c < N ? (int)(t.C - c) : N;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
@@ -38,30 +69,24 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
         W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
-        for (long long r = r0 + warp; r < r1; r += kWarps) {
-            const long long row = batch * t.R + r;
-            pass.enter_row(row, r);
-            if (n > 0) pass.template at<N, kAligned>(row * t.C + c, n, c, sums, columns);
-            if constexpr (Pass::kRow > 0) {
-#pragma unroll
-                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
-                if (lane == 0) pass.keep_row(row * t.NC + tile_column, sums);
-                start<typename Pass::OfRow>(sums.row);
-            }
-        }
+        typename Pass::template Columns<N> values;
+        if (n > 0) values = pass.template columns<N>(c, n);
+        constexpr int kRows = kAligned ? Pass::kAhead : 1;
+        for (int r = warp; r < rows; r += kRows * kWarps)
+            rows_of_tile<Pass, N, kAligned, kRows>(pass, t, batch, r0 + r, rows - r, c, n, tile_column, values, sums, columns);
         if constexpr (Pass::kColumn > 0) {
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
 #pragma unroll
                 for (int j = 0; j < N; ++j) of_warp[(k * kWarps + warp) * 32 * N + lane * N + j] = columns[k][j];
             __syncthreads();
-            for (int at = threadIdx.x; at < 32 * N && tile_column * t.TC + at < t.C; at += kThreads) {
+            for (int at = threadIdx.x; at < 32 * N && (long long)tile_column * t.TC + at < t.C; at += kThreads) {
 #pragma unroll
                 for (int k = 0; k < Pass::kColumn; ++k) {
                     W sum = of_warp[k * kWarps * 32 * N + at];
 #pragma unroll
                     for (int w = 1; w < kWarps; ++w) sum = Pass::OfColumn::fold(k, sum, of_warp[(k * kWarps + w) * 32 * N + at]);
-                    pass.keep_column(k, (batch * t.NR + tile_row) * t.C + tile_column * t.TC + at, sum);
+                    pass.keep_column(k, (batch * t.NR + tile_row) * t.C + (long long)tile_column * t.TC + at, sum);
                 }
             }
             __syncthreads();
@@ -82,7 +107,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
 template <class Pass>
 __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, int piece) {
     W* const column = column_room() + threadIdx.x;  // [kColumn][kSmallColumns][kThreads]
-    const long long batch = piece * t.G + threadIdx.x;
+    const long long batch = (long long)piece * t.G + threadIdx.x;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
     if (threadIdx.x < t.G && batch < t.batches) {
@@ -93,11 +118,12 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
                 for (int c = 0; c < t.C; ++c) column[(k * kSmallColumns + c) * kThreads] = Pass::OfColumn::start(k, (W)0);
         for (long long r = 0; r < t.R; ++r) {
             const long long row = batch * t.R + r;
-            pass.enter_row(row, r);
+            const typename Pass::Row of_row = pass.row(row, r);
             for (int c = 0; c < t.C; ++c) {
                 W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
                 start_columns<typename Pass::OfColumn>(columns);
-                pass.template at<1, false>(row * t.C + c, 1, c, sums, columns);
+                const auto loads = pass.template load<1, false>(row * t.C + c, 1);
+                pass.template work<1, false>(row * t.C + c, 1, loads, of_row, pass.template columns<1>(c, 1), sums, columns);
                 if constexpr (Pass::kColumn > 0)
 #pragma unroll
                     for (int k = 0; k < Pass::kColumn; ++k) {

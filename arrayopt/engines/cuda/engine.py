@@ -32,7 +32,7 @@ THREADS = 256
 WORD = 16
 """Bytes that are read at once, at most."""
 
-STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")])
+STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -52,7 +52,7 @@ class _Table(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.access, self.device = access(self.tensors[0].array)
-        tiles(self.geo, plan.element)
+        tiles(self.geo, plan.element, sums=any(p.reductions for p in plan.passes))
         self.stages = stages(plan)
         self.pieces = pieces(self.stages, self.geo)
         self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
@@ -89,11 +89,12 @@ class _Table(Batch):
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
+        self.working = cupy.empty((n, len(self.plan.scalars) + max(1, self.values.shape[1])), real)
         self.table = Upload(self.host.shape, np.int64)
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
-        there = (self.table.array, self.scalars_there, self.values_there, self.work)
+        there = (self.table.array, self.scalars_there, self.values_there, self.work, self.working)
         for name, x in zip(STEP.names or (), there, strict=True):
             self.step_there[name] = x.data.ptr
 
@@ -202,7 +203,7 @@ class _Table(Batch):
         places, queue, ends, counters = self.queue(rows)
         taken, done = counters[: len(ends)], counters[len(ends) :]
         given = (self.table.array, places, np.int32(len(rows.all)), self.hypers_there.array, self._counted_up())
-        rest = (self.scalars_there, taken, np.int32(len(ends)), done, self.factor, self.skip)
+        rest = (self.scalars_there, self.working, taken, np.int32(len(ends)), done, self.factor, self.skip)
         self.prepare_kernel((-(-max(len(rows.all), len(ends)) // THREADS),), (THREADS,), (*given, *rest))
         first = 0
         for i, last in enumerate(ends):
