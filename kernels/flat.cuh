@@ -17,12 +17,12 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
             for (int u = 0; u < Pass::kAhead; ++u) loads[u] = pass.template load<kVector, true>(i + u * kStride, kVector);
 #pragma unroll
             for (int u = 0; u < Pass::kAhead; ++u)
-                pass.template work<kVector, true>(i + u * kStride, kVector, loads[u], {}, {}, sums, columns);
+                pass.template work<kVector>(i + u * kStride, kVector, true, loads[u], {}, {}, sums, columns);
         }
     }
     for (; i < end; i += kStride) {
         const int n = end - i < kVector ? (int)(end - i) : kVector;
-        pass.template work<kVector, kAligned>(i, n, pass.template load<kVector, kAligned>(i, n), {}, {}, sums, columns);
+        pass.template work<kVector>(i, n, kAligned, pass.template load<kVector, kAligned>(i, n), {}, {}, sums, columns);
     }
 }
 

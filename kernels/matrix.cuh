@@ -23,27 +23,32 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
         for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
 }
 
-// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... before r1; kRows of them are read before the
-// first is used. Aligned rows are of full vectors.
-template <class Pass, int N, bool kAligned, int kRows>
-__device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, long long batch, long long r, int left, long long c,
-                                             int n, int tile_column, const typename Pass::template Columns<N>& values,
-                                             typename Pass::Sums& sums, W (*columns)[N]) {
+// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... of which `left` are left in the tile; kRows of
+// them are read before the first is used.
+template <class Pass, int N, int kRows>
+__device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
+                                             long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
     typename Pass::template Loads<N> loads[kRows];
     typename Pass::Row rows[kRows];
-    const int some = kAligned ? N : n;
+    typename Pass::template Columns<N> values;
+    if (aligned && n == N) {
+#pragma unroll
+        for (int u = 0; u < kRows; ++u)
+            if (u * kWarps < left) loads[u] = pass.template load<N, true>((batch * t.R + r + u * kWarps) * t.C + c, N);
+    } else if (n > 0) {
+#pragma unroll
+        for (int u = 0; u < kRows; ++u)
+            if (u * kWarps < left) loads[u] = pass.template load<N, false>((batch * t.R + r + u * kWarps) * t.C + c, n);
+    }
+#pragma unroll
+    for (int u = 0; u < kRows; ++u)
+        if (u * kWarps < left) rows[u] = pass.row(batch * t.R + r + u * kWarps, r + u * kWarps);
+    if (n > 0) values = pass.template columns<N>(c, n);
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
         if (u * kWarps < left) {
             const long long row = batch * t.R + r + u * kWarps;
-            rows[u] = pass.row(row, r + u * kWarps);
-            if (n > 0) loads[u] = pass.template load<N, kAligned>(row * t.C + c, some);
-        }
-#pragma unroll
-    for (int u = 0; u < kRows; ++u)
-        if (u * kWarps < left) {
-            const long long row = batch * t.R + r + u * kWarps;
-            if (n > 0) pass.template work<N, kAligned>(row * t.C + c, some, loads[u], rows[u], values, sums, columns);
+            if (n > 0) pass.template work<N>(row * t.C + c, n, aligned, loads[u], rows[u], values, sums, columns);
             if constexpr (Pass::kRow > 0) {
 #pragma unroll
                 for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
@@ -54,8 +59,8 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, lo
 }
 
 // A warp takes a row of a tile, a lane N neighbouring columns of it.
-template <class Pass, int N, bool kAligned>
-__device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int piece) {
+template <class Pass, int N, int kRows>
+__device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool aligned, int piece) {
     W* const of_warp = column_room();  // [kColumn][kWarps][32 * N]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
@@ -69,11 +74,8 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
         W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
-        typename Pass::template Columns<N> values;
-        if (n > 0) values = pass.template columns<N>(c, n);
-        constexpr int kRows = kAligned ? Pass::kAhead : 1;
         for (int r = warp; r < rows; r += kRows * kWarps)
-            rows_of_tile<Pass, N, kAligned, kRows>(pass, t, batch, r0 + r, rows - r, c, n, tile_column, values, sums, columns);
+            rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, rows - r, c, n, tile_column, sums, columns);
         if constexpr (Pass::kColumn > 0) {
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
@@ -123,7 +125,7 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
                 W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
                 start_columns<typename Pass::OfColumn>(columns);
                 const auto loads = pass.template load<1, false>(row * t.C + c, 1);
-                pass.template work<1, false>(row * t.C + c, 1, loads, of_row, pass.template columns<1>(c, 1), sums, columns);
+                pass.template work<1>(row * t.C + c, 1, false, loads, of_row, pass.template columns<1>(c, 1), sums, columns);
                 if constexpr (Pass::kColumn > 0)
 #pragma unroll
                     for (int k = 0; k < Pass::kColumn; ++k) {
@@ -151,7 +153,6 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
 template <class Pass>
 __device__ __forceinline__ void matrix_piece(Pass& pass, const Tile& t, bool aligned, int piece) {
     if (t.R * t.C <= kSmallMatrix && t.C <= kSmallColumns) matrices_by_threads(pass, t, piece);
-    else if (t.TC <= 32) tile_by_warps<Pass, 1, false>(pass, t, piece);
-    else if (aligned) tile_by_warps<Pass, 4, true>(pass, t, piece);
-    else tile_by_warps<Pass, 4, false>(pass, t, piece);
+    else if (t.TC <= 32) tile_by_warps<Pass, 1, 1>(pass, t, false, piece);
+    else tile_by_warps<Pass, 4, Pass::kAhead>(pass, t, aligned, piece);
 }

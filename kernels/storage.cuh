@@ -85,15 +85,18 @@ __device__ __forceinline__ Pack<T, N> read(const T* from, int n) {
         }
     } else {
 #pragma unroll
-        for (int j = 0; j < N; ++j) to.value[j] = global(from)[j < n ? j : n - 1];
+        for (int j = 0; j < N; ++j) {
+            if (j < n) to.value[j] = global(from)[j];
+            else to.value[j] = T{};
+        }
     }
     return to;
 }
 
 // Writes values to[0] to to[n - 1]; see read().
-template <int N, bool kAligned, bool kLast, class T>
-__device__ __forceinline__ void write(T* to, const Pack<T, N>& from, int n) {
-    if (kAligned && N > 1 && n == N) {
+template <int N, bool kLast, class T>
+__device__ __forceinline__ void write(T* to, const Pack<T, N>& from, int n, bool aligned) {
+    if (aligned && N > 1 && n == N) {
         if constexpr (Pack<T, N>::kBytes % 16 == 0) {
             uint4* words = reinterpret_cast<uint4*>(global(to));
 #pragma unroll

@@ -124,8 +124,9 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str], by_row: list[Node])
     m.put(2, "Columns<N> of_columns;", "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
     for n in p.using("column"):
         source = f"widen(at_{n.data}[" if n.op == "input" else f"step.work[t[VEC{m.vector[n]}] + "
-        text = f"{source}first_{m.name(n)} + c + (j < n ? j : 0)]{')' if n.op == 'input' else ''}"
-        m.put(3, f"of_columns.{m.name(n)}[j] = {m.typed(n, text)};")
+        text = f"{source}first_{m.name(n)} + c + j]{')' if n.op == 'input' else ''}"
+        m.put(3, f"if (j < n) of_columns.{m.name(n)}[j] = {m.typed(n, text)};")
+        m.put(3, f"else of_columns.{m.name(n)}[j] = 0;")
     m.put(2, "}", "(void)c, (void)n;", "return of_columns;")
     m.put(1, "}")
 
@@ -149,9 +150,9 @@ def _last(again: bool) -> str:
 def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
     """What is done with elements that have been read: operations, sums, stores."""
     later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
-    m.put(1, "template <int N, bool kAligned>", "__device__ __forceinline__ void work(")
-    m.put(2, "long long i, int n, const Loads<N>& loads, const Row& of_row, const Columns<N>& of_columns, Sums& sums,")
-    m.put(2, "W (*columns)[N]) const {")
+    m.put(1, "template <int N>", "__device__ __forceinline__ void work(")
+    m.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row, const Columns<N>& of_columns,")
+    m.put(2, "Sums& sums, W (*columns)[N]) const {")
     m.put(2, *(f"Pack<{m.stored(name)}, N> write_{name};" for name in p.stores))
     m.put(2, *(f"const {m.kind(n)} {m.name(n)} = of_row.{m.name(n)};" for n in p.using("row")))
     m.put(1, "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
@@ -170,8 +171,8 @@ def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
         m.put(3, "}")
     m.put(2, "}")
     for name in p.stores:
-        m.put(2, f"write<N, kAligned, {_last(name in later)}>(at_{name} + i, write_{name}, n);")
-    m.put(2, "(void)i, (void)n, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;")
+        m.put(2, f"write<N, {_last(name in later)}>(at_{name} + i, write_{name}, n, aligned);")
+    m.put(2, "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;")
     m.put(1, "}")
 
 
