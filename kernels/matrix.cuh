@@ -1,5 +1,8 @@
 // A pass over a tensor that is seen as a batch of matrices: A x B of them, with R rows and C columns each.
 //
+// Loops whose length the compiler does not know are not unrolled: there are many of them, and all share the registers of one
+// kernel.
+//
 // A piece is a tile of one matrix, TR rows by TC columns, or G whole matrices. Its sums over rows, columns and matrices go
 // to places of their own, and are added up in order by the stage after.
 
@@ -70,10 +73,12 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
     const int n = c >= t.C ? 0 : t.C - c < N ? (int)(t.C - c) : N;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
+#pragma unroll 1
     for (long long batch = first; batch < stop; ++batch) {
         W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
+#pragma unroll 1
         for (int r = warp; r < rows; r += kRows * kWarps)
             rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, rows - r, c, n, tile_column, sums, columns);
         if constexpr (Pass::kColumn > 0) {
@@ -82,6 +87,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
 #pragma unroll
                 for (int j = 0; j < N; ++j) of_warp[(k * kWarps + warp) * 32 * N + lane * N + j] = columns[k][j];
             __syncthreads();
+#pragma unroll 1
             for (int at = threadIdx.x; at < 32 * N && (long long)tile_column * t.TC + at < t.C; at += kThreads) {
 #pragma unroll
                 for (int k = 0; k < Pass::kColumn; ++k) {
@@ -117,10 +123,13 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
         if constexpr (Pass::kColumn > 0)
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
+#pragma unroll 1
                 for (int c = 0; c < t.C; ++c) column[(k * kSmallColumns + c) * kThreads] = Pass::OfColumn::start(k, (W)0);
+#pragma unroll 1
         for (long long r = 0; r < t.R; ++r) {
             const long long row = batch * t.R + r;
             const typename Pass::Row of_row = pass.row(row, r);
+#pragma unroll 1
             for (int c = 0; c < t.C; ++c) {
                 W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
                 start_columns<typename Pass::OfColumn>(columns);
@@ -141,6 +150,7 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
         if constexpr (Pass::kColumn > 0)
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
+#pragma unroll 1
                 for (int c = 0; c < t.C; ++c) pass.keep_column(k, batch * t.C + c, column[(k * kSmallColumns + c) * kThreads]);
         if constexpr (Pass::kBatch > 0) pass.keep_batch(batch, sums);
     }

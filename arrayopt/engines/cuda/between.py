@@ -49,6 +49,7 @@ def _each(m: CudaText, stage: Stage) -> None:
     count = " * ".join(stage.axes)
     m.put(1, "const long long begin = (long long)piece * kOutputs;")
     m.put(1, f"const long long count = {count}, end = begin + kOutputs < count ? begin + kOutputs : count;")
+    m.put(0, "#pragma unroll 1")
     m.put(1, "for (long long i = begin + threadIdx.x; i < end; i += kThreads) {")
     _indices(m, 2, stage.axes, "i")
     _read(m, 2, stage.nodes, set(stage.nodes))
@@ -68,7 +69,7 @@ def _put_together(m: CudaText, s: Node) -> None:
     """A reduction over elements from its partial results, in their order."""
     base, kind = f"t[PART{m.partial[s]}]", m.where.partials[s]
     batch = "a * B + b" if "B" in s.axes else "a" if "A" in s.axes else "0"
-    m.put(2, f"double sum{s.id} = {REDUCTIONS[s.op].cuda}::start(0, 0.0);")
+    m.put(2, f"double sum{s.id} = {REDUCTIONS[s.op].cuda}::start(0, 0.0);", "#pragma unroll 1")
     if kind == "row":
         m.put(2, "for (long long k = 0; k < t[IN_NC]; ++k)")
         at = f"(({batch}) * R + r) * t[IN_NC] + k"

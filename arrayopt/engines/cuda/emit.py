@@ -74,18 +74,15 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(1, "const Step step;", "const long long* const t;", "long long a, b;")
     for name in dict.fromkeys([*p.arrays, *inputs]):
         m.put(1, f"{m.stored(name)}* const at_{name};")
-    m.put(1, *(f"W* const part{m.partial[s]};" for s in sums["Row"]))
-    m.put(1, *(f"const W* const vec{m.vector[n]};" for n in p.using("row") if n in m.vector))
     m.put(1, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("host", "tensor", "batch")))
     m.put(1, *(f"long long first_{m.name(n)};" for n in p.using("column")), "")
-    _enter(m, k, p, [*p.arrays, *inputs], sums["Row"])
+    _enter(m, k, p, [*p.arrays, *inputs])
     _load(m, k, p)
     _work(m, k, p, sums)
     for kind in ("Whole", "Row", "Batch"):
         m.put(1, f"__device__ void keep_{kind.lower()}(long long i, const Sums& sums) const {{")
         for j, s in enumerate(sums[kind]):
-            place = f"part{m.partial[s]}[i]" if kind == "Row" else f"step.work[t[PART{m.partial[s]}] + i]"
-            m.put(2, f"{place} = sums.{kind.lower()}[{j}];")
+            m.put(2, f"step.work[t[PART{m.partial[s]}] + i] = sums.{kind.lower()}[{j}];")
         m.put(2, "(void)i, (void)sums;")
         m.put(1, "}")
     m.put(1, "__device__ void keep_column(int k, long long i, W sum) const {")
@@ -96,12 +93,9 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(0, "};", "")
 
 
-def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str], by_row: list[Node]) -> None:
+def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row, a column."""
     reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[AT_{name}]))" for name in dict.fromkeys(arrays)]
-    places = {f"part{m.partial[s]}": f"PART{m.partial[s]}" for s in by_row}
-    places |= {f"vec{m.vector[n]}": f"VEC{m.vector[n]}" for n in p.using("row") if n in m.vector}
-    reads += [f"{name}(step.work + t[{place}])" for name, place in places.items()]
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
     m.put(1, f"__device__ Pass{k}(const Step& step, int tensor)", f"    : {', '.join(start)} {{")
     m.put(2, "const W* const working = step.working + (long long)tensor * (kScalars + kValues);")
@@ -115,9 +109,7 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str], by_row: list[Node])
     m.put(2, "(void)A, (void)B, (void)C;")
     m.put(1, "}", "__device__ __forceinline__ Row row(long long row, long long r) const {")
     m.put(2, "const long long B = t[IN_B], R = t[IN_R];", "Row of_row;")
-    for n in p.using("row"):
-        text = m.typed(n, f"vec{m.vector[n]}[{m.index(n.axes)}]") if n in m.vector else m.value(n)
-        m.put(2, f"of_row.{m.name(n)} = {text};")
+    m.put(2, *(f"of_row.{m.name(n)} = {m.value(n)};" for n in p.using("row")))
     m.put(2, "(void)B, (void)R, (void)row, (void)r;", "return of_row;")
     m.put(1, "}", "template <int N>")
     m.put(1, "__device__ __forceinline__ Columns<N> columns(long long c, int n) const {")

@@ -67,8 +67,9 @@ class CudaWords(Lines):
         return known
 
 
-AHEAD = 32 << 10
-"""Bytes that a multiprocessor is to wait for at once, of every pass: what latency times bandwidth asks for, and some."""
+AHEAD, LEAST = 32 << 10, 24 << 10
+"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have fewer
+registers left for them. See "How fast it can be" in ``docs/cuda.md``."""
 
 WIDE = 10
 """With more loads, stores and sums than that, a pass needs more than 80 registers."""
@@ -97,10 +98,11 @@ class CudaText(CudaWords, Written):
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
 
     def ahead(self, p: Sweep) -> int:
-        """How many vectors of each array a thread reads before it uses the first, so that `AHEAD` bytes are awaited."""
-        each = sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
-        rounds = -(-AHEAD // (self.blocks * 256 * each)) if each else 1
-        return min(4, 1 << (rounds - 1).bit_length())
+        """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
+        each = self.blocks * 256 * sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
+        if self.plan.element != "C":
+            return min(8, -(-LEAST // each)) if each else 1
+        return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
