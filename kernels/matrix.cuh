@@ -26,36 +26,34 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
         for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
 }
 
-// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... of which `left` are left in the tile; kRows of
-// them are read before the first is used.
+// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... of which `left` are left in the tile: of kRows,
+// which are read before the first is used; of one, where they are not aligned.
 template <class Pass, int N, int kRows>
 __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
                                              long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
+    const long long row = batch * t.R + r, at = row * t.C + c, stride = kWarps * t.C;
     typename Pass::template Loads<N> loads[kRows];
     typename Pass::Row rows[kRows];
     typename Pass::template Columns<N> values;
     if (aligned && n == N) {
 #pragma unroll
         for (int u = 0; u < kRows; ++u)
-            if (u * kWarps < left) loads[u] = pass.template load<N, true>((batch * t.R + r + u * kWarps) * t.C + c, N);
+            if (u * kWarps < left) loads[u] = pass.template load<N, true>(at + u * stride, N);
     } else if (n > 0) {
-#pragma unroll
-        for (int u = 0; u < kRows; ++u)
-            if (u * kWarps < left) loads[u] = pass.template load<N, false>((batch * t.R + r + u * kWarps) * t.C + c, n);
+        loads[0] = pass.template load<N, false>(at, n);
     }
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
-        if (u * kWarps < left) rows[u] = pass.row(batch * t.R + r + u * kWarps, r + u * kWarps);
+        if (u * kWarps < left) rows[u] = pass.row(row + u * kWarps, r + u * kWarps);
     if (n > 0) values = pass.template columns<N>(c, n);
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
         if (u * kWarps < left) {
-            const long long row = batch * t.R + r + u * kWarps;
-            if (n > 0) pass.template work<N>(row * t.C + c, n, aligned, loads[u], rows[u], values, sums, columns);
+            if (n > 0) pass.template work<N>(at + u * stride, n, aligned, loads[u], rows[u], values, sums, columns);
             if constexpr (Pass::kRow > 0) {
 #pragma unroll
                 for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
-                if (threadIdx.x % 32 == 0) pass.keep_row(row * t.NC + tile_column, sums);
+                if (threadIdx.x % 32 == 0) pass.keep_row((row + u * kWarps) * t.NC + tile_column, sums);
                 start<typename Pass::OfRow>(sums.row);
             }
         }
@@ -79,8 +77,10 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
 #pragma unroll 1
-        for (int r = warp; r < rows; r += kRows * kWarps)
-            rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, rows - r, c, n, tile_column, sums, columns);
+        for (int r = warp; r < rows; r += aligned ? kRows * kWarps : kWarps) {
+            const int left = aligned ? rows - r : 1;
+            rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, left, c, n, tile_column, sums, columns);
+        }
         if constexpr (Pass::kColumn > 0) {
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)

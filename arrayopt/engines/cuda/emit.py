@@ -95,7 +95,7 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
 
 def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row, a column."""
-    reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[AT_{name}]))" for name in dict.fromkeys(arrays)]
+    reads = [f"at_{name}(global(reinterpret_cast<{m.stored(name)}*>(t[AT_{name}])))" for name in dict.fromkeys(arrays)]
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
     m.put(1, f"__device__ Pass{k}(const Step& step, int tensor)", f"    : {', '.join(start)} {{")
     m.put(2, "const W* const working = step.working + (long long)tensor * (kScalars + kValues);")

@@ -154,7 +154,7 @@ class CudaText(CudaWords, Written):
     def pointer(self, name: str) -> str:
         """The definition of where a stored array lies."""
         kind = self.stored(name)
-        return f"{kind}* const at_{name} = reinterpret_cast<{kind}*>(t[AT_{name}]);"
+        return f"{kind}* const at_{name} = global(reinterpret_cast<{kind}*>(t[AT_{name}]));"
 
     def open(self, name: str) -> None:
         """Begin the function of a stage: where the tensor's own values lie."""
