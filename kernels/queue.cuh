@@ -70,7 +70,7 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
         const Ticket ticket = queue[first + next[turn]];
         unsigned ahead = 0;
         if (threadIdx.x == 0) ahead = atomicAdd(taken, 1u);
-        if (ticket.wait > 0) wait_for(done + ticket.tensor, (unsigned)ticket.wait);
+        if (kStages > 1 && ticket.wait > 0) wait_for(done + ticket.tensor, (unsigned)ticket.wait);
         for (int stage = ticket.stage; stage < ticket.stop; ++stage) {
             if (stage > ticket.stage) __syncthreads();
             piece(step, stage, ticket.tensor, ticket.piece);

@@ -38,7 +38,7 @@ def available():
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction: its opcode with what follows it, as ``LDG.E.128``; its operands; the lines of the source it is of.
+    """An instruction: its opcode with what follows it, as ``LDG.E.128``; its operands; the lines of the source.
 
     The first of the lines is the innermost: where a function was inlined, the line that calls it follows.
     """

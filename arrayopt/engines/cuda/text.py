@@ -69,7 +69,7 @@ class CudaWords(Lines):
 
 AHEAD, LEAST = 32 << 10, 24 << 10
 """Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have fewer
-registers left for them. See "How fast it can be" in ``docs/cuda.md``."""
+registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
 """With more loads, stores and sums than that, a pass needs more than 80 registers."""
