@@ -143,8 +143,8 @@ def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
     """What is done with elements that have been read: operations, sums, stores."""
     later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
     m.put(1, "template <int N>", "__device__ __forceinline__ void work(")
-    m.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row, const Columns<N>& of_columns,")
-    m.put(2, "Sums& sums, W (*columns)[N]) const {")
+    m.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row,")
+    m.put(2, "const Columns<N>& of_columns, Sums& sums, W (*columns)[N]) const {")
     m.put(2, *(f"Pack<{m.stored(name)}, N> write_{name};" for name in p.stores))
     m.put(2, *(f"const {m.kind(n)} {m.name(n)} = of_row.{m.name(n)};" for n in p.using("row")))
     m.put(1, "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
@@ -188,4 +188,3 @@ def _piece(m: CudaText, flat: bool) -> None:
         m.put(2, f"case {j}: stage{j}(step, tensor, piece); break;")
     m.put(1, "}")
     m.put(0, "}", "")
-

@@ -19,8 +19,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 __all__ = ["CHUNK", "OUTPUTS", "SMALL_COLUMNS", "SMALL_MATRIX", "SUMS", "Stage", "pieces", "stages", "tiles"]
 
 CHUNK, LONGEST, MANY = 4096, 32768, 2048
-"""Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many, if there are so many
-pieces then."""
+"""Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many, if there are so
+many pieces then."""
 
 OUTPUTS, SUMS = 256, 256
 """Values of a piece of a loop over rows, columns or matrices, and sums of a piece of a loop of sums."""

@@ -68,8 +68,8 @@ class CudaWords(Lines):
 
 
 AHEAD, LEAST = 32 << 10, 24 << 10
-"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have fewer
-registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
+"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have
+fewer registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
 """With more loads, stores and sums than that, a pass needs more than 80 registers."""
@@ -89,7 +89,8 @@ class CudaText(CudaWords, Written):
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
         most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
-        values["kBlocks"] = self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
+        self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
+        values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":
             most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
