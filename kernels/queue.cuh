@@ -68,15 +68,13 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
     __syncthreads();
     for (int turn = 0; next[turn] < (unsigned)(last - first); turn = 1 - turn) {
         const Ticket ticket = queue[first + next[turn]];
-        unsigned ahead = 0;
-        if (threadIdx.x == 0) ahead = atomicAdd(taken, 1u);
+        if (threadIdx.x == 0) next[1 - turn] = atomicAdd(taken, 1u);
         if (kStages > 1 && ticket.wait > 0) wait_for(done + ticket.tensor, (unsigned)ticket.wait);
         for (int stage = ticket.stage; stage < ticket.stop; ++stage) {
             if (stage > ticket.stage) __syncthreads();
             piece(step, stage, ticket.tensor, ticket.piece);
         }
-        if (threadIdx.x == 0) next[1 - turn] = ahead;
         __syncthreads();
-        if (ticket.stop < kStages) finish(done + ticket.tensor);  // nobody waits for a tensor's last stage
+        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);  // nobody waits for a tensor's last stage
     }
 }
