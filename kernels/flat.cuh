@@ -11,6 +11,7 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
     W columns[1][kVector];
     long long i = begin + threadIdx.x * kVector;
     if constexpr (kAligned) {
+#pragma unroll 1
         for (; i + ((Pass::kAhead - 1) * kStride + kVector) <= end; i += Pass::kAhead * kStride) {
             typename Pass::template Loads<kVector> loads[Pass::kAhead];
 #pragma unroll
@@ -20,6 +21,7 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
                 pass.template work<kVector>(i + u * kStride, kVector, true, loads[u], {}, {}, sums, columns);
         }
     }
+#pragma unroll 1
     for (; i < end; i += kStride) {
         const int n = end - i < kVector ? (int)(end - i) : kVector;
         pass.template work<kVector>(i, n, kAligned, pass.template load<kVector, kAligned>(i, n), {}, {}, sums, columns);

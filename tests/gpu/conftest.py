@@ -14,13 +14,13 @@ from tests.support.device import EXACT, STANDIN
 
 
 @pytest.fixture(params=[(), EXACT], ids=["fused", "exact"])
-def options(request):
+def compiling(request):
     """The compiler's options: those of every day, which have a multiplication join an addition, or `EXACT`."""
     return request.param
 
 
 @pytest.fixture
-def cupy(options, monkeypatch):
+def cupy(compiling, monkeypatch):
     """CuPy, and the engine with some options of the compiler until the end of the test."""
     if STANDIN:
         from tests.cudacpu import standin
@@ -30,7 +30,7 @@ def cupy(options, monkeypatch):
     if os.environ.get("ARRAYOPT_TEST_GPU") == "unpooled":
         found.cuda.set_allocator(None)
     engine = importlib.import_module("arrayopt.engines.cuda.engine")
-    monkeypatch.setattr(engine.CuPy, "options", options)
+    monkeypatch.setattr(engine.CuPy, "options", compiling)
     yield found
     if STANDIN:
         standin.uninstall()

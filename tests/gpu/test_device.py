@@ -46,7 +46,7 @@ def main(name):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the kernels for the CPU")
-@pytest.mark.parametrize("options", [EXACT], indirect=True, ids=["exact"])
+@pytest.mark.parametrize("compiling", [EXACT], indirect=True, ids=["exact"])
 @pytest.mark.parametrize("name", RULES)
 def test_the_bits_are_those_of_the_cpu(cupy, name):
     code = f"from tests.gpu.test_device import main; main({name!r})"
@@ -56,10 +56,10 @@ def test_the_bits_are_those_of_the_cpu(cupy, name):
     assert digest(cupy, RULES[name]) == run.stdout
 
 
-def test_options_are_those_of_this_test_alone(cupy, options):
+def test_options_are_those_of_this_test_alone(cupy, compiling):
     from arrayopt.engines.cuda.engine import CuPy
 
-    assert CuPy.options == options
+    assert CuPy.options == compiling
     assert "options" in vars(CuPy)
 
 

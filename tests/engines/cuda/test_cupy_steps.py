@@ -167,6 +167,7 @@ def test_accumulation(cupy):
 
 
 def test_saved_there_loaded_here_and_back(cupy, tmp_path):
+    pytest.importorskip("safetensors")
     opts = pair(cupy, ao.LAMB(), LITTLE)
     step(cupy, opts, LITTLE)
     opts[1].save(tmp_path / "a.safetensors")
