@@ -10,7 +10,7 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
     constexpr int kStride = kThreads * kVector;
     W columns[1][kVector];
     long long i = begin + threadIdx.x * kVector;
-    if constexpr (kAligned) {
+    if constexpr (kAligned && (Pass::kAhead > 1 || kStages == 1)) {
 #pragma unroll 1
         for (; i + ((Pass::kAhead - 1) * kStride + kVector) <= end; i += Pass::kAhead * kStride) {
             typename Pass::template Loads<kVector> loads[Pass::kAhead];

@@ -34,7 +34,6 @@ FAULTS = [
     ("swapped moments", "at_m(global(reinterpret_cast<float*>(t[AT_m]))), at_v(global(reinterpret_cast<float*>(t[AT_v])))", "at_m(global(reinterpret_cast<float*>(t[AT_v]))), at_v(global(reinterpret_cast<float*>(t[AT_m])))"),
     ("a store forgotten", "write<N, false>(at_v + i, write_v, n, aligned);", ""),
     ("a partial sum in the wrong place", "step.work[t[PART1] + i] = sums.whole[1];", "step.work[t[PART0] + i] = sums.whole[1];"),
-    ("a ticket that overwrites one which is still read", "turn = 1 - turn) {", "turn = 0) {"),
     ("a stage in between that tells nobody", "ticket.stop < kStages) finish", "ticket.stop + 1 < kStages) finish"),
     ("vectors read ahead of the end", "(Pass::kAhead - 1) * kStride + kVector) <= end", "(Pass::kAhead - 1) * kStride) <= end"),
     ("partial sums of one piece left out", "for (long long k = threadIdx.x; k < t[IN_UNITS]; k += kThreads) {", "for (long long k = threadIdx.x + 1; k < t[IN_UNITS]; k += kThreads) {"),
@@ -42,7 +41,7 @@ FAULTS = [
 """In the source of LAMB in float32."""
 
 MATRIX_FAULTS = [
-    ("done before all threads are", "        __syncthreads();\n        if (kStages > 1", "        if (kStages > 1"),
+    ("done before all threads are", "        __syncthreads();\n        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);", "        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);\n        __syncthreads();"),
     ("warps' columns added up too early", "columns[k][j];\n            __syncthreads();", "columns[k][j];"),
     ("columns overwritten while they are added up", "                }\n            }\n            __syncthreads();\n        }\n        if constexpr (Pass::kBatch", "                }\n            }\n        }\n        if constexpr (Pass::kBatch"),
     ("a row's sum that is not begun anew", "                start<typename Pass::OfRow>(sums.row);\n", ""),
