@@ -14,7 +14,7 @@ LEAST = 24 << 10
 """Bytes that a multiprocessor is to wait for at once, in each pass."""
 
 SPILLED = {"CAME": 192, "Adafactor": 96}
-"""Bytes that a thread may spill: passes over rows and columns have too few registers."""
+"""Bytes that a thread may spill: the passes over rows and columns share too few registers. All others spill nothing."""
 
 each = pytest.mark.parametrize(
     ("name", "arch"), marked([(n, a) for n in RULES for a in ARCHS], lambda n, a: n in QUICK and a == ARCH)
@@ -81,7 +81,7 @@ def test_the_reader_sees_what_it_looks_for():
             const float4 a = x[i * 256];
             sum += a.x * a.y * a.z * a.w;
         }
-        *y = sum + (float)d[threadIdx.x];
+        asm volatile("st.f32 [%0], %1;" : : "l"(y), "f"(sum + (float)d[threadIdx.x]));
         __threadfence();
     }
     extern "C" __global__ void __launch_bounds__(256) run(const float4* x, float** y, double* d) {
