@@ -26,14 +26,13 @@ test-doors: $(DOORS)/.doors
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
-# On a machine with a CUDA device. CUPY=cupy-cuda13x for CUDA 13. Where there is a compute-sanitizer, all kernels run under it too.
+# On a machine with a CUDA device; `python -m pytest tests/gpu` does it without the network. CUPY=cupy-cuda13x for CUDA 13. Where there is a compute-sanitizer, all kernels run under it too.
 CUPY ?= cupy-cuda12x
 SANITIZER ?= $(shell command -v compute-sanitizer)
-test-gpu: export ARRAYOPT_TEST_GPU = 1
 test-gpu: $(VENV)/.gpu
-	$(BIN)/python -m pytest -q -m '' $(addprefix tests/engines/cuda/,test_gpu.py test_cupy.py test_cupy_steps.py test_cupy_products.py)
-	$(if $(SANITIZER),$(foreach tool,memcheck racecheck synccheck,$(SANITIZER) --tool $(tool) --error-exitcode 1 \
-		$(BIN)/python -m pytest -q -m '' tests/engines/cuda/test_cupy.py -k no_races &&) true)
+	$(BIN)/python -m pytest -q -m '' tests/gpu
+	$(if $(SANITIZER),$(foreach tool,memcheck racecheck synccheck,ARRAYOPT_TEST_GPU=unpooled $(SANITIZER) --tool $(tool) \
+		--error-exitcode 1 $(BIN)/python -m pytest -q -m '' tests/gpu -k no_races &&) true)
 
 bench-gpu: $(VENV)/.gpu
 	$(BIN)/python benchmarks/gpu.py $(BENCH)
@@ -72,7 +71,7 @@ $(DOORS)/.doors: pyproject.toml
 	touch $@
 
 $(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python
-	$(PIP) --editable '.[checkpoint]' '$(CUPY)[ctk]' matplotlib pytest hypothesis ml_dtypes
+	$(PIP) --editable '.[checkpoint]' '$(CUPY)[ctk]' pytest hypothesis
 	touch $@
 
 # timm asks for torchvision, which has to be of the same build as PyTorch and is not used here.

@@ -1,12 +1,20 @@
-"""The benchmark on a GPU: ``python benchmarks/gpu.py --help``. It needs CuPy; peers are optional."""
+"""The benchmark on a GPU: ``python benchmarks/gpu.py --help``. It needs CuPy; PyTorch and apex take part if installed.
+
+All contestants of a rule take turns, and a copy within the device's memory with them, on one stream. The device's time
+is between two events; the host's is until it has handed its work over.
+"""
 
 import argparse
+import json
 import math
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,43 +25,34 @@ if __name__ == "__main__":
 
 import arrayopt as ao  # noqa: E402
 from arrayopt.fusion.plan import plan_for  # noqa: E402
-from benchmarks.contest import Contestant, Race, Running, race  # noqa: E402
 from benchmarks.ours import RULES  # noqa: E402
 
-STEPS = 5
-"""Steps that are timed together, so that the wait at their end does not count."""
+COPY, EAGER, CAPTURED = "copy", "arrayopt eager", "arrayopt captured"
+STEPS, LEAST, MOST = 5, 3, 30
+"""Steps between two events; how many rounds there are at least and at most."""
 
-COPY, OURS = "copy", "arrayopt cupy"
-COPIED = 1 << 30
+HELD = 130.0
+"""Bytes for each parameter that all contestants of a rule hold together, about."""
+
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's tensors.
-
-    Attributes
-    ----------
-    title : str
-        What tables call it.
-    shapes : tuple of tuple of int
-        A shape for each tensor.
-    dtype : str
-        Of parameters and gradients.
-    """
+    """A model's tensors: what tables call it, and a shape for each tensor."""
 
     title: str
     shapes: tuple[tuple[int, ...], ...]
-    dtype: str = "float32"
 
     @property
     def elements(self) -> int:
         return sum(map(math.prod, self.shapes))
 
 
-def _bert_large() -> tuple[tuple[int, ...], ...]:
-    d, inner = 1024, 4096
+def _bert(d: int, layers: int) -> tuple[tuple[int, ...], ...]:
+    inner = 4 * d
     layer = (*((d, d), (d,)) * 4, (d,), (d,), (inner, d), (inner,), (d, inner), (d,), (d,), (d,))
-    return ((30522, d), (512, d), (2, d), (d,), (d,), *layer * 24, (d, d), (d,))
+    return ((30522, d), (512, d), (2, d), (d,), (d,), *layer * layers, (d, d), (d,))
 
 
 def _llama(layers: int = 16, d: int = 2048, inner: int = 5632, words: int = 32000) -> tuple[tuple[int, ...], ...]:
@@ -62,186 +61,236 @@ def _llama(layers: int = 16, d: int = 2048, inner: int = 5632, words: int = 3200
 
 
 CASES = {
-    "bert-large": Case("BERT-large", _bert_large()),
-    "bert-large-mixed": Case("BERT-large, bfloat16 with masters", _bert_large(), "bfloat16"),
+    "many": Case("10,000 tensors of 64", ((64,),) * 10_000),
+    "bert-base": Case("BERT-base", _bert(768, 12)),
+    "bert-large": Case("BERT-large", _bert(1024, 24)),
     "llama": Case("Llama-like, 0.8 B", _llama()),
     "tiny": Case("tiny", ((30, 70), (70,), (5, 4, 3, 3))),
 }
 
 
-def copying() -> Contestant:
-    """A device-to-device copy, which moves twice its bytes."""
-
-    def build() -> Running:
-        import cupy
-
-        source, target = (cupy.zeros(COPIED // 4, cupy.float32) for _ in range(2))
-        return _waiting(lambda: target.__setitem__(..., source))
-
-    return Contestant(COPY, build, held=2.0 * COPIED)
+def chosen(free: float) -> list[str]:
+    """The cases for a device with so many bytes free: many small tensors, and the two largest models that fit."""
+    fit = [name for name in ("bert-base", "bert-large", "llama") if CASES[name].elements * HELD <= free]
+    return ["many", *fit[-2:]]
 
 
-def _waiting(step: Callable[[], object], values: Callable[[], Any] = tuple) -> Running:
-    """Several steps, and then a wait."""
-    import cupy
+@contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    """On a stream of CuPy's, and PyTorch too where it is."""
+    with stream:
+        if not (find_spec("torch") and _torch().cuda.is_available()):
+            yield
+            return
+        with _torch().cuda.stream(_torch().cuda.ExternalStream(stream.ptr)):
+            yield
 
-    def steps() -> None:
-        for _ in range(STEPS):
-            step()
-        cupy.cuda.runtime.deviceSynchronize()
 
-    return Running(steps, values)
+def _torch() -> Any:
+    import torch
+
+    return torch
 
 
-def _arrays(case: Case, scale: float, seed: int) -> list[Any]:
+def _arrays(case: Case, dtype: str, scale: float, seed: int) -> list[Any]:
     """CuPy arrays of a case; PyTorch tensors where CuPy has no such dtype."""
     import cupy
 
     numbers = np.random.default_rng(seed).standard_normal(100_003, np.float32) * np.float32(scale)
     made = [cupy.asarray(np.resize(numbers, shape)) for shape in case.shapes]
-    if case.dtype == "float32":
-        return made
-    import torch
-
-    return [torch.from_dlpack(x).to(getattr(torch, case.dtype)) for x in made]
+    return made if dtype == "float32" else [_torch().from_dlpack(x).to(getattr(_torch(), dtype)) for x in made]
 
 
-def ours(rule: str, case: Case) -> Contestant:
-    """This library."""
+def copying(case: Case) -> tuple[Step, float]:
+    """A copy within the device's memory, of the size of the parameters; and how many bytes it reads and writes."""
+    import cupy
 
-    def build() -> Running:
-        params, grads = _arrays(case, 3e-2, 1), _arrays(case, 1e-2, 2)
-        opt = ao.Optimizer(params, RULES[rule], engine="cupy")
-        return _waiting(lambda: opt.step(grads))
-
-    return Contestant(OURS, build, held=20.0 * case.elements)
+    source, target = (cupy.zeros(max(1 << 16, case.elements), cupy.float32) for _ in range(2))
+    return lambda: target.__setitem__(..., source), 2.0 * source.nbytes
 
 
-def _torch(make: Callable[[list[Any]], Any], case: Case, name: str, module: str) -> Contestant:
-    def build() -> Running:
-        import torch
-
-        tensors = [torch.as_tensor(x, device="cuda").clone() for x in _arrays(case, 3e-2, 1)]
-        grads = [torch.as_tensor(x, device="cuda").clone() for x in _arrays(case, 1e-2, 2)]
-        for p, g in zip(tensors, grads, strict=True):
-            p.requires_grad_().grad = g
-        opt = make(tensors)
-        return _waiting(opt.step)
-
-    missing = "" if find_spec("torch") and find_spec(module) else f"{module} is not installed"
-    return Contestant(name, build, held=24.0 * case.elements, left_out=missing)
+def eager(rule: str, case: Case, dtype: str) -> Step:
+    """This library, a step at a time."""
+    params, grads = _arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2)
+    opt = ao.Optimizer(params, RULES[rule], engine="cupy")
+    return lambda: opt.step(grads)
 
 
-def _compiled(rule: str, case: Case) -> Contestant:
-    """The plain rule under torch.compile."""
+def captured(rule: str, case: Case, dtype: str, stream: Any) -> Step:
+    """This library, as a CUDA graph."""
+    params, grads = _arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2)
+    opt = ao.Optimizer(params, RULES[rule], engine="cupy")
+    opt.step(grads)
+    opt.advance()
+    stream.synchronize()
+    stream.begin_capture()
+    opt.launch(grads)
+    graph = stream.end_capture()
+    graph.launch(stream)
 
-    def build() -> Running:
-        import torch
+    def step() -> None:
+        opt.advance()
+        graph.launch(stream)
 
-        made = RULES[rule]
-        params, grads = ([torch.as_tensor(x, device="cuda") for x in _arrays(case, s, 1)] for s in (3e-2, 1e-2))
-        held = [params, ao.init(made, params)]
-
-        @torch.compile
-        def step(params: Any, state: Any) -> Any:
-            return ao.update(made, params, grads, state)
-
-        def once() -> None:
-            held[:] = step(*held)
-
-        return _waiting(once)
-
-    missing = "" if find_spec("torch") else "torch is not installed"
-    return Contestant("torch.compile of the rule", build, held=32.0 * case.elements, left_out=missing)
+    return step
 
 
-def _optax(case: Case) -> Contestant:
-    def build() -> Running:
-        import jax
-        import optax
-
-        opt = optax.lamb(1e-3, weight_decay=0.01)
-        params, grads = ([jax.dlpack.from_dlpack(x) for x in _arrays(case, s, 1)] for s in (3e-2, 1e-2))
-        held = [params, opt.init(params)]
-
-        def step(params: Any, state: Any) -> Any:
-            updates, state = opt.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
-
-        run = jax.jit(step, donate_argnums=(0, 1))
-
-        def steps() -> None:
-            for _ in range(STEPS):
-                held[:] = run(*held)
-            jax.block_until_ready(held[0])
-
-        return Running(steps)
-
-    missing = "" if find_spec("jax") and find_spec("optax") else "JAX or optax is not installed"
-    return Contestant("optax jit", build, held=32.0 * case.elements, left_out=missing)
+def _peer(make: Callable[[list[Any]], Any], case: Case, dtype: str) -> Step:
+    """An optimizer of PyTorch's kind, over tensors of its own."""
+    kind = getattr(_torch(), dtype)
+    tensors, grads = (
+        [_torch().as_tensor(x, device="cuda").to(kind).clone() for x in _arrays(case, "float32", scale, 1)]
+        for scale in (3e-2, 1e-2)
+    )
+    for p, g in zip(tensors, grads, strict=True):
+        p.requires_grad_().grad = g
+    return make(tensors).step  # type: ignore[no-any-return]
 
 
-def contestants(rule: str, case: Case) -> list[Contestant]:
-    """Who runs: this library first, and everywhere PyTorch's fused AdamW."""
-    from benchmarks.peers_torch import ADAMW, TIMM_LAMB, _of
+ADAMW = {"lr": 1e-3, "weight_decay": 0.01}
 
-    made = [
-        ours(rule, case),
-        _torch(_of("torch.optim", "AdamW", **ADAMW, fused=True), case, "torch fused AdamW", "torch"),
-    ]
-    if rule == "LAMB":
-        made.append(_torch(_of("timm", "Lamb", **TIMM_LAMB, foreach=True), case, "timm foreach", "timm"))
-        if case.dtype == "float32":
-            made += [_optax(case), _compiled(rule, case)]
+
+def peers(rule: str, case: Case, dtype: str) -> dict[str, Callable[[], Step]]:
+    """Who else takes part: PyTorch's AdamW for every rule, as the yardstick; apex for its own."""
+
+    def adamw(**how: bool) -> Callable[[], Step]:
+        return lambda: _peer(lambda p: _torch().optim.AdamW(p, **ADAMW, **how), case, dtype)
+
+    def apex(name: str) -> Callable[[], Step]:
+        def make() -> Step:
+            import apex.optimizers
+
+            return _peer(lambda p: getattr(apex.optimizers, name)(p, **ADAMW), case, dtype)
+
+        return make
+
+    made = {"torch fused AdamW": adamw(fused=True), "torch foreach AdamW": adamw(foreach=True)}
+    if name := {"AdamW": "FusedAdam", "LAMB": "FusedLAMB"}.get(rule):
+        made[f"apex {name}"] = apex(name)
     return made
 
 
-def bytes_per_parameter(rule: str, case: Case) -> float:
+def bytes_per_parameter(rule: str, case: Case, dtype: str) -> float:
     """What the plans move, weighted by size."""
-    moved = sum(math.prod(s) * plan_for(RULES[rule], len(s), case.dtype).bytes_per_parameter() for s in case.shapes)
+    moved = sum(math.prod(s) * plan_for(RULES[rule], len(s), dtype).bytes_per_parameter() for s in case.shapes)
     return moved / case.elements
 
 
-def table(rule: str, case: Case, made: Race) -> list[str]:
-    """One contest in Markdown."""
-    bandwidth = 2.0 * COPIED * STEPS / made.seconds(COPY)
-    lines = [f"### {rule}, {case.title} ({case.elements / 1e6:.0f} M parameters)", ""]
-    lines += ["| contestant | ms | ratio | B/param at copy speed |", "|---|---:|---:|---:|"]
-    for name in made.names:
-        if name != COPY:
-            seconds = made.seconds(name) / STEPS
-            implied = seconds * bandwidth / case.elements
-            lines.append(f"| {name} | {seconds * 1e3:.3f} | {made.ratio(name, OURS):.2f} | {implied:.1f} |")
+def race(rule: str, case: Case, dtype: str, seconds: float) -> dict[str, Any]:
+    """One rule over one case: all contestants in turns for about so many seconds."""
+    import cupy
+
+    stream, until = cupy.cuda.Stream(), time.perf_counter() + seconds
+    left_out: dict[str, str] = {}
+    with _on(stream):
+        copy, copied = copying(case)
+        running = {COPY: copy, EAGER: eager(rule, case, dtype), CAPTURED: captured(rule, case, dtype, stream)}
+        for name, build in peers(rule, case, dtype).items():
+            module = name.split()[0]
+            try:
+                if find_spec(module) is None:
+                    raise ModuleNotFoundError(f"{module} is not installed")
+                running[name] = build()
+            except Exception as error:  # what cannot be built is left out, whatever it says
+                left_out[name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        for step in running.values():
+            step()
+        stream.synchronize()
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
+        for turn in range(MOST):
+            if turn >= LEAST and time.perf_counter() > until:
+                break
+            for name, step in running.items():
+                times[name].append(_timed(step, stream))
+    found = {
+        name: {
+            "ms": median(x for x, _ in each),
+            "least_ms": min(x for x, _ in each),
+            "most_ms": max(x for x, _ in each),
+            "host_ms": median(x for _, x in each),
+        }
+        for name, each in times.items()
+    }
+    return {
+        "rule": rule,
+        "case": case.title,
+        "dtype": dtype,
+        "parameters": case.elements,
+        "rounds": len(times[COPY]),
+        "plan_bytes_per_parameter": bytes_per_parameter(rule, case, dtype),
+        "copy_bytes": copied,
+        "times": found,
+        "left_out": left_out,
+    }
+
+
+def _timed(step: Step, stream: Any) -> tuple[float, float]:
+    """Milliseconds of a step on the device, and on the host."""
+    import cupy
+
+    first, last = cupy.cuda.Event(), cupy.cuda.Event()
+    stream.synchronize()
+    began = time.perf_counter()
+    first.record(stream)
+    for _ in range(STEPS):
+        step()
+    last.record(stream)
+    handed = time.perf_counter() - began
+    last.synchronize()
+    return cupy.cuda.get_elapsed_time(first, last) / STEPS, handed * 1e3 / STEPS
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """One result in Markdown."""
+    n, times = result["parameters"], result["times"]
+    speed = result["copy_bytes"] / max(times[COPY]["ms"], 1e-9) * 1e3
+    lines = [f"### {result['rule']}, {result['case']}, {result['dtype']} ({n / 1e6:.1f} M parameters)", ""]
     lines += [
-        "",
-        f"Copy: {bandwidth / 1e9:.0f} GB/s read and written. The plan moves {bytes_per_parameter(rule, case):.1f}",
+        "| contestant | ms | least to most | host ms | ratio | B/param at copy speed |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
-    lines[-1] += " bytes per parameter."
-    return [*lines, *(f"Left out: {name} ({why})." for name, why in made.left_out.items()), ""]
+    for name, t in times.items():
+        if name != COPY:
+            cells = f"{t['ms']:.3f} | {t['least_ms']:.3f} to {t['most_ms']:.3f} | {t['host_ms']:.3f}"
+            ratio = t["ms"] / max(times[EAGER]["ms"], 1e-9)
+            lines.append(f"| {name} | {cells} | {ratio:.2f} | {t['ms'] / 1e3 * speed / n:.1f} |")
+    plan = result["plan_bytes_per_parameter"]
+    lines += ["", f"Copy: {speed / 1e9:.0f} GB/s read and written. The plan moves {plan:.1f} bytes per parameter."]
+    return [*lines, *(f"Left out: {name} ({why})." for name, why in result["left_out"].items()), ""]
 
 
-def draw(ratios: dict[str, dict[str, float]], path: Path) -> None:
-    """Bars of time as multiples of ours."""
-    from matplotlib.figure import Figure
+def about() -> dict[str, Any]:
+    """What a run was made on."""
+    import cupy
 
-    figure = Figure(figsize=(8, 0.9 + 1.1 * len(ratios)), dpi=150, layout="constrained")
-    for axes, (title, bars) in zip(figure.subplots(len(ratios), 1, squeeze=False)[:, 0], ratios.items(), strict=True):
-        axes.barh(list(bars), list(bars.values()), color=["#0072B2" if x == OURS else "#8C8C8C" for x in bars])
-        axes.axvline(1.0, color="#666666", linewidth=0.8)
-        axes.invert_yaxis()
-        axes.set_title(title, loc="left", fontsize=9)
-    figure.supxlabel(f"time of a step ÷ that of {OURS}")
-    figure.savefig(path)
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    return {
+        "device": properties["name"].decode(),
+        "cupy": cupy.__version__,
+        "runtime": cupy.cuda.runtime.runtimeGetVersion(),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "torch": _torch().__version__ if find_spec("torch") else None,
+        "arrayopt": ao.__version__,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "steps": STEPS,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit status is 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rules", default="LAMB,LANS,CAME,AdamW,SGD")
-    parser.add_argument("--cases", default="bert-large,bert-large-mixed,llama")
-    parser.add_argument("--seconds", type=float, default=12.0, help="for each rule and case (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("gpu"), help="folder of gpu.md and gpu.png")
+    parser.add_argument("--cases", help=f"of {', '.join(CASES)}; those that fit into the device's memory, if not given")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--seconds", type=float, default=200.0, help="for all together (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("gpu"), help="folder of gpu.json and gpu.md")
+    parser.add_argument("--standin", action="store_true", help="try it out without a GPU; its figures mean nothing")
     given = parser.parse_args(arguments)
+    if given.standin:
+        from tests.cudacpu import standin
+
+        standin.install()
+        given.rules, given.cases, given.dtypes, given.seconds = "LAMB,AdamW", "tiny", "float32", 0.0
     try:
         import cupy
     except ImportError:
@@ -250,23 +299,24 @@ def main(arguments: list[str] | None = None) -> int:
     if not cupy.cuda.is_available():
         sys.stderr.write("benchmarks/gpu.py: CuPy finds no CUDA device\n")
         return 2
-    device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    lines, ratios = [f"# On {device}", "", f"CuPy {cupy.__version__}, medians of {STEPS} steps at a time.", ""], {}
-    for case in (CASES[x] for x in given.cases.split(",")):
-        if case.dtype != "float32" and find_spec("torch") is None:
-            lines.append(f"{case.title}: left out, PyTorch is not installed.\n")
+    names = given.cases.split(",") if given.cases else chosen(0.8 * cupy.cuda.Device().mem_info[0])
+    runs = [(r, c, d) for c in names for d in given.dtypes.split(",") for r in given.rules.split(",")]
+    made, lines = about() | {"results": [], "left_out": []}, []
+    for i, (rule, name, dtype) in enumerate(runs):
+        if dtype != "float32" and find_spec("torch") is None:
+            made["left_out"].append(f"{rule}, {CASES[name].title}, {dtype}: PyTorch is not installed")
             continue
-        for rule in given.rules.split(","):
-            sys.stderr.write(f"{rule}, {case.title}\n")
-            made = race(contestants(rule, case), rounds=15, warmup=1, seconds=given.seconds, always=[copying()])
-            lines += table(rule, case, made)
-            ratios[f"{rule}, {case.title}"] = {x: made.ratio(x, OURS) for x in made.names if x != COPY}
-            cupy.get_default_memory_pool().free_all_blocks()
-            sys.stdout.write("\n".join(table(rule, case, made)) + "\n")
+        sys.stderr.write(f"{i + 1}/{len(runs)} {rule}, {CASES[name].title}, {dtype}\n")
+        made["results"].append(race(rule, CASES[name], dtype, given.seconds / len(runs)))
+        lines += table(made["results"][-1])
+        cupy.get_default_memory_pool().free_all_blocks()
+        if find_spec("torch"):
+            _torch().cuda.empty_cache()
+    head = [f"# On {made['device']}", "", f"CuPy {made['cupy']}, PyTorch {made['torch']}, {made['date']}; medians.", ""]
     given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "gpu.md").write_text("\n".join(lines) + "\n", "utf-8")
-    if find_spec("matplotlib"):
-        draw(ratios, given.output / "gpu.png")
+    (given.output / "gpu.json").write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    (given.output / "gpu.md").write_text("\n".join([*head, *lines, *made["left_out"]]) + "\n", "utf-8")
+    sys.stdout.write("\n".join([*head, *lines, *made["left_out"]]) + "\n")
     return 0
 
 

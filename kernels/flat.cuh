@@ -1,21 +1,36 @@
 // A pass over a tensor that is seen as one row of elements.
 //
-// `Pass` is made from the plan: at() does what the pass does with up to N consecutive elements, and adds to its sums.
+// `Pass` is made from the plan: load() reads up to N consecutive elements, work() does what the pass does with them, and adds
+// to its sums. Pass::kAhead vectors are read before the first of them is used, so that enough bytes are on their way.
 
 constexpr int kVector = 4;    // elements of a thread at a time
 
 template <class Pass, bool kAligned>
 __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin, long long end, typename Pass::Sums& sums) {
+    constexpr int kStride = kThreads * kVector;
     W columns[1][kVector];
-    for (long long i = begin + threadIdx.x * kVector; i < end; i += kThreads * kVector) {
+    long long i = begin + threadIdx.x * kVector;
+    if constexpr (kAligned && (Pass::kAhead > 1 || kStages == 1)) {
+#pragma unroll 1
+        for (; i + ((Pass::kAhead - 1) * kStride + kVector) <= end; i += Pass::kAhead * kStride) {
+            typename Pass::template Loads<kVector> loads[Pass::kAhead];
+#pragma unroll
+            for (int u = 0; u < Pass::kAhead; ++u) loads[u] = pass.template load<kVector, true>(i + u * kStride, kVector);
+#pragma unroll
+            for (int u = 0; u < Pass::kAhead; ++u)
+                pass.template work<kVector>(i + u * kStride, kVector, true, loads[u], {}, {}, sums, columns);
+        }
+    }
+#pragma unroll 1
+    for (; i < end; i += kStride) {
         const int n = end - i < kVector ? (int)(end - i) : kVector;
-        pass.template at<kVector, kAligned>(i, n, 0, sums, columns);
+        pass.template work<kVector>(i, n, kAligned, pass.template load<kVector, kAligned>(i, n), {}, {}, sums, columns);
     }
 }
 
 template <class Pass>
-__device__ __forceinline__ void flat_piece(const Pass& pass, long long size, bool aligned, int piece) {
-    const long long begin = (long long)piece * kChunk, end = begin + kChunk < size ? begin + kChunk : size;
+__device__ __forceinline__ void flat_piece(const Pass& pass, long long size, long long chunk, bool aligned, int piece) {
+    const long long begin = (long long)piece * chunk, end = begin + chunk < size ? begin + chunk : size;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole);
     if (aligned) flat_elements<Pass, true>(pass, begin, end, sums);

@@ -1,11 +1,15 @@
 // A pass over a tensor that is seen as a batch of matrices: A x B of them, with R rows and C columns each.
 //
+// Loops whose length the compiler does not know are not unrolled: there are many of them, and all share the registers of one
+// kernel.
+//
 // A piece is a tile of one matrix, TR rows by TC columns, or G whole matrices. Its sums over rows, columns and matrices go
 // to places of their own, and are added up in order by the stage after.
 
 struct Tile {
-    long long R, C, TR, TC, G, NR, NC;  // extents; rows and columns of a tile, matrices of a piece; tiles along each
-    long long batches;                  // A x B
+    long long R, C;         // extents
+    int TR, TC, G, NR, NC;  // rows and columns of a tile, matrices of a piece; tiles along each
+    long long batches;      // A x B
 };
 
 // Room for sums over columns, which the passes take one after the other.
@@ -22,32 +26,60 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
         for (int j = 0; j < N; ++j) columns[k][j] = Of::start(k, (W)0);
 }
 
+// What is done with N neighbouring columns, from c on, of rows r, r + kWarps, ... of which `left` are left in the tile: of kRows,
+// which are read before the first is used; of one, where they are not aligned.
+template <class Pass, int N, int kRows>
+__device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
+                                             long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
+    const long long row = batch * t.R + r, at = row * t.C + c, stride = kWarps * t.C;
+    typename Pass::template Loads<N> loads[kRows];
+    typename Pass::Row rows[kRows];
+    typename Pass::template Columns<N> values;
+    if (aligned && n == N) {
+#pragma unroll
+        for (int u = 0; u < kRows; ++u)
+            if (u * kWarps < left) loads[u] = pass.template load<N, true>(at + u * stride, N);
+    } else if (n > 0) {
+        loads[0] = pass.template load<N, false>(at, n);
+    }
+#pragma unroll
+    for (int u = 0; u < kRows; ++u)
+        if (u * kWarps < left) rows[u] = pass.row(row + u * kWarps, r + u * kWarps);
+    if (n > 0) values = pass.template columns<N>(c, n);
+#pragma unroll
+    for (int u = 0; u < kRows; ++u)
+        if (u * kWarps < left) {
+            if (n > 0) pass.template work<N>(at + u * stride, n, aligned, loads[u], rows[u], values, sums, columns);
+            if constexpr (Pass::kRow > 0) {
+#pragma unroll
+                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
+                if (threadIdx.x % 32 == 0) pass.keep_row((row + u * kWarps) * t.NC + tile_column, sums);
+                start<typename Pass::OfRow>(sums.row);
+            }
+        }
+}
+
 // A warp takes a row of a tile, a lane N neighbouring columns of it.
-template <class Pass, int N, bool kAligned>
-__device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int piece) {
+template <class Pass, int N, int kRows>
+__device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool aligned, int piece) {
     W* const of_warp = column_room();  // [kColumn][kWarps][32 * N]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
-    const long long first = piece / t.NC / t.NR * t.G, stop = first + t.G < t.batches ? first + t.G : t.batches;
-    const long long r0 = tile_row * t.TR, r1 = r0 + t.TR < t.R ? r0 + t.TR : t.R;
-    const long long c = tile_column * t.TC + lane * N;
+    const int tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
+    const long long first = (long long)(piece / t.NC / t.NR) * t.G, stop = first + t.G < t.batches ? first + t.G : t.batches;
+    const long long r0 = (long long)tile_row * t.TR, c = (long long)tile_column * t.TC + lane * N;
+    const int rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR;
     const int n = c >= t.C ? 0 : t.C - c < N ? (int)(t.C - c) : N;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
+#pragma unroll 1
     for (long long batch = first; batch < stop; ++batch) {
         W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][N] = {};
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
-        for (long long r = r0 + warp; r < r1; r += kWarps) {
-            const long long row = batch * t.R + r;
-            pass.enter_row(row, r);
-            if (n > 0) pass.template at<N, kAligned>(row * t.C + c, n, c, sums, columns);
-            if constexpr (Pass::kRow > 0) {
-#pragma unroll
-                for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
-                if (lane == 0) pass.keep_row(row * t.NC + tile_column, sums);
-                start<typename Pass::OfRow>(sums.row);
-            }
+#pragma unroll 1
+        for (int r = warp; r < rows; r += aligned ? kRows * kWarps : kWarps) {
+            const int left = aligned ? rows - r : 1;
+            rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, left, c, n, tile_column, sums, columns);
         }
         if constexpr (Pass::kColumn > 0) {
 #pragma unroll
@@ -55,13 +87,14 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
 #pragma unroll
                 for (int j = 0; j < N; ++j) of_warp[(k * kWarps + warp) * 32 * N + lane * N + j] = columns[k][j];
             __syncthreads();
-            for (int at = threadIdx.x; at < 32 * N && tile_column * t.TC + at < t.C; at += kThreads) {
+#pragma unroll 1
+            for (int at = threadIdx.x; at < 32 * N && (long long)tile_column * t.TC + at < t.C; at += kThreads) {
 #pragma unroll
                 for (int k = 0; k < Pass::kColumn; ++k) {
                     W sum = of_warp[k * kWarps * 32 * N + at];
 #pragma unroll
                     for (int w = 1; w < kWarps; ++w) sum = Pass::OfColumn::fold(k, sum, of_warp[(k * kWarps + w) * 32 * N + at]);
-                    pass.keep_column(k, (batch * t.NR + tile_row) * t.C + tile_column * t.TC + at, sum);
+                    pass.keep_column(k, (batch * t.NR + tile_row) * t.C + (long long)tile_column * t.TC + at, sum);
                 }
             }
             __syncthreads();
@@ -82,7 +115,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, int pie
 template <class Pass>
 __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, int piece) {
     W* const column = column_room() + threadIdx.x;  // [kColumn][kSmallColumns][kThreads]
-    const long long batch = piece * t.G + threadIdx.x;
+    const long long batch = (long long)piece * t.G + threadIdx.x;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
     if (threadIdx.x < t.G && batch < t.batches) {
@@ -90,14 +123,18 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
         if constexpr (Pass::kColumn > 0)
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
+#pragma unroll 1
                 for (int c = 0; c < t.C; ++c) column[(k * kSmallColumns + c) * kThreads] = Pass::OfColumn::start(k, (W)0);
+#pragma unroll 1
         for (long long r = 0; r < t.R; ++r) {
             const long long row = batch * t.R + r;
-            pass.enter_row(row, r);
+            const typename Pass::Row of_row = pass.row(row, r);
+#pragma unroll 1
             for (int c = 0; c < t.C; ++c) {
                 W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
                 start_columns<typename Pass::OfColumn>(columns);
-                pass.template at<1, false>(row * t.C + c, 1, c, sums, columns);
+                const auto loads = pass.template load<1, false>(row * t.C + c, 1);
+                pass.template work<1>(row * t.C + c, 1, false, loads, of_row, pass.template columns<1>(c, 1), sums, columns);
                 if constexpr (Pass::kColumn > 0)
 #pragma unroll
                     for (int k = 0; k < Pass::kColumn; ++k) {
@@ -113,6 +150,7 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
         if constexpr (Pass::kColumn > 0)
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
+#pragma unroll 1
                 for (int c = 0; c < t.C; ++c) pass.keep_column(k, batch * t.C + c, column[(k * kSmallColumns + c) * kThreads]);
         if constexpr (Pass::kBatch > 0) pass.keep_batch(batch, sums);
     }
@@ -125,7 +163,6 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
 template <class Pass>
 __device__ __forceinline__ void matrix_piece(Pass& pass, const Tile& t, bool aligned, int piece) {
     if (t.R * t.C <= kSmallMatrix && t.C <= kSmallColumns) matrices_by_threads(pass, t, piece);
-    else if (t.TC <= 32) tile_by_warps<Pass, 1, false>(pass, t, piece);
-    else if (aligned) tile_by_warps<Pass, 4, true>(pass, t, piece);
-    else tile_by_warps<Pass, 4, false>(pass, t, piece);
+    else if (t.TC <= 32) tile_by_warps<Pass, 1, 1>(pass, t, false, piece);
+    else tile_by_warps<Pass, 4, Pass::kAhead>(pass, t, aligned, piece);
 }

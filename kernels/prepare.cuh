@@ -3,17 +3,19 @@
 // skipped, without the host.
 
 // The scalars of a step from the hyper-parameters of the tensor's group; what the plan says; below.
-__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor, double* scalar);
+__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor, double* scalar,
+                           W* working);
 
 // part: for each of the tensors whether the step updates it; null: all. factor: what gradients are multiplied by. taken, done: see run().
 extern "C" __global__ void __launch_bounds__(kThreads)
 prepare(const long long* table, const bool* part, int tensors, const double* hypers, long long* counts, double* scalars,
-        unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip) {
+        W* working, unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip) {
     const int tensor = blockIdx.x * kThreads + threadIdx.x;
     if (tensor < launches) taken[tensor] = 0;
     if (tensor >= tensors || (part != nullptr && !part[tensor]) || (skip != nullptr && *skip != 0)) return;
     const long long* const t = table + (long long)tensor * kColumns;
     done[tensor] = 0;
     const double updates = (double)++counts[t[IN_COUNT]];
-    scalars_of(t, hypers + t[IN_GROUP] * kHypers, updates, *factor, scalars + (long long)tensor * kScalars);
+    scalars_of(t, hypers + t[IN_GROUP] * kHypers, updates, *factor, scalars + (long long)tensor * kScalars,
+               working + (long long)tensor * (kScalars + kValues));
 }

@@ -1,7 +1,6 @@
 """What all tests share: the backends, and how values go into them and come out."""
 
 import importlib
-import os
 import re
 import signal
 from types import SimpleNamespace
@@ -129,10 +128,7 @@ def auto(request, monkeypatch):
 
 @pytest.fixture
 def cupy():
-    """The stand-in for CuPy, in its place; with ``ARRAYOPT_TEST_GPU=1`` CuPy itself, on a device."""
-    if os.environ.get("ARRAYOPT_TEST_GPU"):
-        yield pytest.importorskip("cupy")
-        return
+    """The stand-in for CuPy, in its place; in `tests/gpu` it is CuPy itself, on a device."""
     from tests.cudacpu import standin
 
     with standin.installed() as cupy:

@@ -13,7 +13,7 @@ __all__ = ["between", "hypers", "scalars"]
 def between(m: CudaText, j: int, stage: Stage) -> None:
     """Stage j, which is a loop, a sum or a store."""
     m.type = "W" if stage.axes else "double"
-    m.open(f"void between{j}(const Step& step, int tensor, int piece)")
+    m.open(f"stage{j}")
     reads = [a for n in stage.nodes for a in n.args if a.op == "input" and not a.on_host]
     names = dict.fromkeys([*(n.data for n in reads if n.axes != m.plan.element), *stage.slots])
     stored = [m.plan.small[name] for name in stage.slots]
@@ -49,6 +49,7 @@ def _each(m: CudaText, stage: Stage) -> None:
     count = " * ".join(stage.axes)
     m.put(1, "const long long begin = (long long)piece * kOutputs;")
     m.put(1, f"const long long count = {count}, end = begin + kOutputs < count ? begin + kOutputs : count;")
+    m.put(0, "#pragma unroll 1")
     m.put(1, "for (long long i = begin + threadIdx.x; i < end; i += kThreads) {")
     _indices(m, 2, stage.axes, "i")
     _read(m, 2, stage.nodes, set(stage.nodes))
@@ -68,7 +69,7 @@ def _put_together(m: CudaText, s: Node) -> None:
     """A reduction over elements from its partial results, in their order."""
     base, kind = f"t[PART{m.partial[s]}]", m.where.partials[s]
     batch = "a * B + b" if "B" in s.axes else "a" if "A" in s.axes else "0"
-    m.put(2, f"double sum{s.id} = {REDUCTIONS[s.op].cuda}::start(0, 0.0);")
+    m.put(2, f"double sum{s.id} = {REDUCTIONS[s.op].cuda}::start(0, 0.0);", "#pragma unroll 1")
     if kind == "row":
         m.put(2, "for (long long k = 0; k < t[IN_NC]; ++k)")
         at = f"(({batch}) * R + r) * t[IN_NC] + k"
@@ -97,8 +98,13 @@ def _whole(m: CudaText, stage: Stage) -> None:
     m.put(1, *(m.declare(s, f"sum[{j}]") for j, s in enumerate(sums)))
     _read(m, 1, stage.nodes, set(stage.nodes))
     m.put(1, *(m.declare(n, m.expression(n)) for n in stage.nodes if not n.reduces))
-    m.put(1, *(f"value[{m.tensor[n]}] = {m.name(n)};" for n in stage.nodes))
+    m.put(1, *(_keep(m, n, m.name(n)) for n in stage.nodes))
     _store(m, 1, stage, "0")
+
+
+def _keep(m: CudaText, n: Node, name: str) -> str:
+    """Leave a value of the tensor for later stages."""
+    return f"working[kScalars + {m.tensor[n]}] = (W)(value[{m.tensor[n]}] = {name});"
 
 
 def _store(m: CudaText, depth: int, stage: Stage, index: str) -> None:
@@ -124,7 +130,7 @@ def _reduce(m: CudaText, n: Node) -> None:
     _indices(m, 2, gone, "j")
     m.put(2, "(void)i;", f"return (double)({m.value(of)});")
     m.put(1, "}, [&](long long i, double sum) {")
-    m.put(2, f"value[{m.tensor[n]}] = sum;" if n.axes == "" else f"step.work[t[VEC{m.vector[n]}] + i] = (W)sum;")
+    m.put(2, _keep(m, n, "sum") if n.axes == "" else f"step.work[t[VEC{m.vector[n]}] + i] = (W)sum;")
     m.put(2, "(void)i;")
     m.put(1, "});")
 
@@ -139,8 +145,8 @@ def scalars(m: CudaText) -> None:
     """The scalars of a step, from hyper-parameters, the tensor's count and its extents."""
     m.type = "double"
     m.put(0, "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,")
-    m.put(0, "                           double* scalar) {")
-    m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar;")
+    m.put(0, "                           double* scalar, W* working) {")
+    m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar, (void)working;")
     table = {UPDATES: "count", CLIP: "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
     table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(m.keys)}
 
@@ -149,6 +155,6 @@ def scalars(m: CudaText) -> None:
         return extents if name.startswith(COUNT) else table[name]
 
     known = m.straight(list(m.plan.scalars), given)
-    m.put(1, *(f"scalar[{i}] = {known[n]};" for n, i in m.scalar.items()))
+    m.put(1, *(f"working[{i}] = (W)(scalar[{i}] = {known[n]});" for n, i in m.scalar.items()))
     m.put(0, "}")
     m.type = "W"

@@ -58,14 +58,23 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     return m.text()
 
 
+RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
+
+
 def _pass(m: CudaText, k: int, p: Sweep) -> None:
     """What pass k does with some elements of a tensor."""
     sums = {kind: p.reducing(name) for kind, name in RESULTS.items()}
     inputs = [n.data for kind in ("tensor", "batch", "row", "column") for n in p.using(kind) if n.op == "input"]
     m.put(0, f"// {str(m.plan).splitlines()[k]}", f"struct Pass{k} {{")
     counts = ", ".join(f"k{kind} = {len(some)}" for kind, some in sums.items())
-    m.put(1, f"static constexpr int {counts};", "struct Sums {")
+    m.put(1, f"static constexpr int {counts}, kAhead = {m.ahead(p)};", "struct Sums {")
     m.put(2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch")))
+    m.put(1, "};", "struct Row {")
+    m.put(2, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("row")))
+    m.put(1, "};", "template <int N>", "struct Columns {")
+    m.put(2, *(f"{m.kind(n)} {m.name(n)}[N];" for n in p.using("column")))
+    m.put(1, "};", "template <int N>", "struct Loads {")
+    m.put(2, *(f"Pack<{m.stored(name)}, N> {name};" for name in p.loads))
     m.put(1, "};")
     for kind, some in sums.items():
         m.fold(1, f"Of{kind}", some)
@@ -73,11 +82,11 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     for name in dict.fromkeys([*p.arrays, *inputs]):
         m.put(1, f"{m.stored(name)}* const at_{name};")
     m.put(1, *(["const long long origin;"] if p.draws else []))
-    for n in [*p.using("host", "tensor"), *p.using("batch"), *p.using("row")]:
-        m.put(1, f"{m.kind(n)} {m.name(n)};")
+    m.put(1, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("host", "tensor", "batch")))
     m.put(1, *(f"long long first_{m.name(n)};" for n in p.using("column")), "")
     _enter(m, k, p, [*p.arrays, *inputs])
-    _at(m, k, p, sums)
+    _load(m, k, p)
+    _work(m, k, p, sums)
     for kind in ("Whole", "Row", "Batch"):
         m.put(1, f"__device__ void keep_{kind.lower()}(long long i, const Sums& sums) const {{")
         for j, s in enumerate(sums[kind]):
@@ -92,20 +101,16 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(0, "};", "")
 
 
-RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
-
-
 def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
-    """Read what is the same for a tensor, a batch, a row."""
+    """Read what is the same for a tensor, a batch, a row, a column."""
     columns = {name: f"column_{name}" if name in m.plan.spilled else f"AT_{name}" for name in dict.fromkeys(arrays)}
-    reads = [f"at_{name}(reinterpret_cast<{m.stored(name)}*>(t[{column}]))" for name, column in columns.items()]
+    reads = [f"at_{name}(global(reinterpret_cast<{m.stored(name)}*>(t[{column}])))" for name, column in columns.items()]
     given = "".join(f", int {column}" for name, column in columns.items() if name in m.plan.spilled)
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
     start += ["origin(t[ORIGIN])"] if p.draws else []
     m.put(1, f"__device__ Pass{k}(const Step& step, int tensor{given})", f"    : {', '.join(start)} {{")
-    m.put(2, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
-    m.put(2, "const double* const value = step.values + (long long)tensor * kValues;")
-    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("host", "tensor")), "(void)scalar, (void)value;")
+    m.put(2, "const W* const working = step.working + (long long)tensor * (kScalars + kValues);")
+    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("host", "tensor")), "(void)working;")
     m.put(1, "}", "__device__ void enter_batch(long long batch) {")
     m.put(2, "const long long A = t[IN_A], B = t[IN_B], C = t[IN_C];", "a = batch / B, b = batch % B;")
     m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("batch")))
@@ -113,29 +118,50 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
         start_of = m.index(n.axes.replace("C", "")) if n.axes != "C" else "0"
         m.put(2, f"first_{m.name(n)} = ({start_of}) * C;")
     m.put(2, "(void)A, (void)B, (void)C;")
-    m.put(1, "}", "__device__ void enter_row(long long row, long long r) {")
-    m.put(2, "const long long B = t[IN_B], R = t[IN_R];")
-    m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("row")), "(void)B, (void)R, (void)row, (void)r;")
+    m.put(1, "}", "__device__ __forceinline__ Row row(long long row, long long r) const {")
+    m.put(2, "const long long B = t[IN_B], R = t[IN_R];", "Row of_row;")
+    m.put(2, *(f"of_row.{m.name(n)} = {m.value(n)};" for n in p.using("row")))
+    m.put(2, "(void)B, (void)R, (void)row, (void)r;", "return of_row;")
+    m.put(1, "}", "template <int N>")
+    m.put(1, "__device__ __forceinline__ Columns<N> columns(long long c, int n) const {")
+    m.put(2, "Columns<N> of_columns;", "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
+    for n in p.using("column"):
+        source = f"widen(at_{n.data}[" if n.op == "input" else f"step.work[t[VEC{m.vector[n]}] + "
+        text = f"{source}first_{m.name(n)} + c + j]{')' if n.op == 'input' else ''}"
+        m.put(3, f"if (j < n) of_columns.{m.name(n)}[j] = {m.typed(n, text)};")
+        m.put(3, f"else of_columns.{m.name(n)}[j] = 0;")
+    m.put(2, "}", "(void)c, (void)n;", "return of_columns;")
     m.put(1, "}")
 
 
-def _at(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
-    """What is done with up to N neighbouring elements: loads, operations, sums, stores."""
+def _load(m: CudaText, k: int, p: Sweep) -> None:
+    """The elements of the arrays, up to N of them that are neighbours."""
     later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
-    flag = {True: "false", False: "true"}
     m.put(1, "template <int N, bool kAligned>")
-    m.put(1, "__device__ __forceinline__ void at(long long i, int n, long long c, Sums& sums, W (*columns)[N]) const {")
+    m.put(1, "__device__ __forceinline__ Loads<N> load(long long i, int n) const {", "    Loads<N> loads;")
     for name in p.loads:
-        stays = flag[name in later or name in p.stores]
-        m.put(2, f"const auto read_{name} = read<N, kAligned, {stays}>(at_{name} + i, n);")
+        m.put(2, f"loads.{name} = read<N, kAligned, {_last(name in later or name in p.stores)}>(at_{name} + i, n);")
+    m.put(2, "(void)i, (void)n;", "return loads;")
+    m.put(1, "}")
+
+
+def _last(again: bool) -> str:
+    """Whether what is read or written is not read again in the step."""
+    return "false" if again else "true"
+
+
+def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
+    """What is done with elements that have been read: operations, sums, stores."""
+    later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
+    m.put(1, "template <int N>", "__device__ __forceinline__ void work(")
+    m.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row,")
+    m.put(2, "const Columns<N>& of_columns, Sums& sums, W (*columns)[N]) const {")
     m.put(2, *(f"Pack<{m.stored(name)}, N> write_{name};" for name in p.stores))
+    m.put(2, *(f"const {m.kind(n)} {m.name(n)} = of_row.{m.name(n)};" for n in p.using("row")))
     m.put(1, "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
     for name, n in p.loads.items():
-        m.put(3, f"const {m.kind(n)} {m.name(n)} = ({m.kind(n)})widen(read_{name}.value[j]);")
-    for n in p.using("column"):
-        source = f"widen(at_{n.data}[" if n.op == "input" else f"step.work[t[VEC{m.vector[n]}] + "
-        text = f"{source}first_{m.name(n)} + c + (j < n ? j : 0)]{')' if n.op == 'input' else ''}"
-        m.put(3, m.declare(n, m.typed(n, text)))
+        m.put(3, f"const {m.kind(n)} {m.name(n)} = ({m.kind(n)})widen(loads.{name}.value[j]);")
+    m.put(3, *(m.declare(n, f"of_columns.{m.name(n)}[j]") for n in p.using("column")))
     m.put(3, *(m.declare(n, m.expression(n)) for n in p.nodes))
     m.put(3, *(f"narrow({m.name(n)}, write_{name}.value[j]);" for name, n in p.stores.items()))
     if p.reductions:
@@ -148,33 +174,36 @@ def _at(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
         m.put(3, "}")
     m.put(2, "}")
     for name in p.stores:
-        m.put(2, f"write<N, kAligned, {flag[name in later]}>(at_{name} + i, write_{name}, n);")
-    m.put(2, "(void)c, (void)columns, (void)sums;")
+        m.put(2, f"write<N, {_last(name in later)}>(at_{name} + i, write_{name}, n, aligned);")
+    m.put(2, "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;")
     m.put(1, "}")
 
 
 def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
-    """One piece of one stage; passes that are alike have one place in it."""
-    m.open("void piece(const Step& step, int stage, int tensor, int piece)")
-    if not flat:
-        extents = ", ".join(f"t[IN_{x}]" for x in ("R", "C", "TR", "TC", "G", "NR", "NC"))
-        m.put(1, f"const Tile tile = {{{extents}, A * B}};")
-    m.put(1, "switch (stage) {")
+    """One piece of one stage; each stage is a function, and passes that are alike have one."""
     made = stages(m.plan)
     at = {stage.index: j for j, stage in enumerate(made) if stage.kind == "pass"}
     for j, stage in enumerate(made):
-        same = next((x for x in alike if stage.kind == "pass" and stage.index in x), [stage.index])
-        if stage.kind == "product" or stage.index != same[0]:
+        same = next((x for x in alike if stage.kind == "pass" and x[0] == stage.index), None)
+        if same is None:
             continue
-        if stage.kind != "pass":
-            m.put(2, f"case {j}: {{", f"    between{j}(step, tensor, piece);")
+        m.open(f"stage{j}", ", int stage" if same[1:] else "")
+        arguments = scratch(m, {at[k]: m.form.passes[k] for k in same})
+        m.put(1, f"Pass{stage.index} pass(step, tensor{arguments});")
+        if stage.square:
+            m.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")
+        elif flat:
+            m.put(1, "flat_piece(pass, t[IN_SIZE], t[IN_TC], t[IN_ALIGNED] != 0, piece);")
         else:
-            m.put(2, f"{' '.join(f'case {at[k]}:' for k in same)} {{")
-            m.put(3, f"Pass{same[0]} pass(step, tensor{scratch(m, {at[k]: m.form.passes[k] for k in same})});")
-            call = "flat_piece(pass, t[IN_SIZE]" if flat else "matrix_piece(pass, tile"
-            call += ", t[IN_ALIGNED] != 0"
-            m.put(3, f"{f'square_piece(pass, {stage.axes[-1].upper()}' if stage.square else call}, piece);")
-        m.put(3, "break;")
-        m.put(2, "}")
+            extents = ", ".join(f"(int)t[IN_{x}]" for x in ("TR", "TC", "G", "NR", "NC"))
+            m.put(1, f"const Tile tile = {{t[IN_R], t[IN_C], {extents}, A * B}};")
+            m.put(1, "matrix_piece(pass, tile, t[IN_ALIGNED] != 0, piece);")
+        m.put(0, "}", "")
+    m.put(0, "__device__ void piece(const Step& step, int stage, int tensor, int piece) {", "    switch (stage) {")
+    for j, stage in enumerate(made):
+        same = next((x for x in alike if stage.kind == "pass" and stage.index in x), [])
+        first, more = at[same[0]] if same else j, ", stage" if same[1:] else ""
+        if stage.kind != "product":
+            m.put(2, f"case {j}: stage{first}(step, tensor, piece{more}); break;")
     m.put(1, "}")
     m.put(0, "}", "")

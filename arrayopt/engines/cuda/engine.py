@@ -36,7 +36,7 @@ THREADS = 256
 WORD = 16
 """Bytes that are read at once, at most."""
 
-STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work")])
+STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
 NOTHING = np.uint64(0)
 """A null pointer, as an argument of a kernel."""
 
@@ -65,7 +65,7 @@ class _Table(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.access, self.device = access(self.tensors[0].array)
-        tiles(self.geo, plan.element)
+        tiles(self.geo, plan.element, sums=any(p.reductions for p in plan.passes))
         self.stages = stages(plan)
         self.pieces = pieces(self.stages, self.geo)
         self.cut = Cut(self) if bucket.kind == "cut" else None
@@ -114,11 +114,12 @@ class _Table(Batch):
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
+        self.working = cupy.empty((n, len(self.plan.scalars) + max(1, self.values.shape[1])), real)
         self.table = Upload(self.host.shape, np.int64)
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
         self.step_there = np.zeros((), STEP)
-        there = (self.table.array, self.scalars_there, self.values_there, self.work)
+        there = (self.table.array, self.scalars_there, self.values_there, self.work, self.working)
         for name, x in zip(STEP.names or (), there, strict=True):
             self.step_there[name] = x.data.ptr
 
@@ -238,7 +239,15 @@ class _Table(Batch):
                 part = cupy.asarray(some)
             taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
             counts = self.counts.array if self.own_counts is None else self.own_counts
-            given = (self.table.array, part, np.int32(n), self.hypers_there.array, counts, self.scalars_there)
+            given = (
+                self.table.array,
+                part,
+                np.int32(n),
+                self.hypers_there.array,
+                counts,
+                self.scalars_there,
+                self.working,
+            )
             begin = (-(-max(n, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
             runs: list[tuple[tuple[int], tuple[Any, ...]]] = []
             for i, (first, last) in enumerate(pairwise([0, *ends])):

@@ -18,13 +18,14 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["CHUNK", "OUTPUTS", "SMALL_COLUMNS", "SMALL_MATRIX", "SQUARE", "SUMS", "Stage", "pieces", "stages", "tiles"]
 
-CHUNK = 4096
-"""Elements of a piece of a tensor that is seen as one row."""
+CHUNK, LONGEST, MANY = 4096, 32768, 2048
+"""Elements of a piece of a tensor that is seen as one row; where nothing is summed, up to how many, if there are so
+many pieces then."""
 
 SQUARE = 4096
 """Values of a piece of what a matrix makes with itself."""
 
-OUTPUTS, SUMS = 2048, 256
+OUTPUTS, SUMS = 256, 256
 """Values of a piece of a loop over rows, columns or matrices, and sums of a piece of a loop of sums."""
 
 SMALL_MATRIX, SMALL_COLUMNS = 64, 8
@@ -78,13 +79,16 @@ def stages(plan: Plan) -> list[Stage]:
     ]
 
 
-def tiles(geo: Ints, element: str) -> None:
-    """Set the tiles, in rows of `GEOMETRY` that hold the extents."""
+def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
+    """Set the tiles, in rows of `GEOMETRY` that hold the extents; those of a plan without sums may have any length."""
     at = {name: i for i, name in enumerate(GEOMETRY)}
     size, a, b, r, c = (geo[:, at[x]] for x in ("SIZE", "A", "B", "R", "C"))
     if element == "C":
-        geo[:, at["TC"]] = CHUNK
-        geo[:, at["NC"]] = geo[:, at["UNITS"]] = -(-size // CHUNK)
+        chunk = CHUNK
+        while not sums and chunk < LONGEST and int(size.sum()) >= 2 * chunk * MANY:
+            chunk *= 2
+        geo[:, at["TC"]] = chunk
+        geo[:, at["NC"]] = geo[:, at["UNITS"]] = -(-size // chunk)
         return
     r, c = np.maximum(r, 1), np.maximum(c, 1)
     small = (r * c <= SMALL_MATRIX) & (c <= SMALL_COLUMNS)

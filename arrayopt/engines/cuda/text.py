@@ -6,12 +6,13 @@ from functools import cache
 from pathlib import Path
 
 from arrayopt.codecs import CODECS
-from arrayopt.engines.cuda.stages import CHUNK, OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS
+from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS, stages
 from arrayopt.engines.written import Lines, Written
 from arrayopt.fusion.graph import KEY, POSITION, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.stages import Sweep
 
 __all__ = ["COLUMNS", "CudaText", "CudaWords", "header", "keys"]
 
@@ -66,6 +67,10 @@ class CudaWords(Lines):
         return known
 
 
+AHEAD, LEAST = 32 << 10, 24 << 10
+"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have
+fewer registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
+
 WIDE = 10
 """With more loads, stores and sums than that, a pass needs more than 80 registers."""
 
@@ -91,14 +96,22 @@ class CudaText(CudaWords, Written):
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
         most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
-        values["kBlocks"] = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
-        if self.plan.element == "C":
-            values["kChunk"] = CHUNK
-        else:
+        most += CODECS[self.storage["p"]].itemsize == 2  # rounding takes one more
+        self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
+        values["kBlocks"] = self.blocks
+        values["kStages"] = len(stages(self.plan))
+        if self.plan.element != "C":
             most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
+
+    def ahead(self, p: Sweep) -> int:
+        """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
+        each = self.blocks * 256 * sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
+        if self.plan.element != "C":
+            return min(8, -(-LEAST // each)) if each else 1
+        return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +144,10 @@ class CudaText(CudaWords, Written):
             return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")
         if place == "stored":
             return self.typed(n, f"widen(at_{n.data}[{self.index(n.axes)}])")
-        return self.typed(n, f"scalar[{self.scalar[n]}]" if place == "scalar" else f"value[{self.tensor[n]}]")
+        if self.type == "double":
+            return self.typed(n, f"scalar[{self.scalar[n]}]" if place == "scalar" else f"value[{self.tensor[n]}]")
+        at = f"{self.scalar[n]}" if place == "scalar" else f"kScalars + {self.tensor[n]}"
+        return self.typed(n, f"working[{at}]")
 
     def fold(self, indent: int, name: str, reductions: Sequence[Node]) -> None:
         """Say how values of some reductions, by number, become one; see ``sums.cuh``."""
@@ -149,13 +165,16 @@ class CudaText(CudaWords, Written):
     def pointer(self, name: str) -> str:
         """The definition of where a stored array lies."""
         kind = self.stored(name)
-        return f"{kind}* const at_{name} = reinterpret_cast<{kind}*>(t[AT_{name}]);"
+        return f"{kind}* const at_{name} = global(reinterpret_cast<{kind}*>(t[AT_{name}]));"
 
-    def open(self, parameters: str) -> None:
-        """Begin a function's body: where the tensor's own values lie."""
-        self.put(0, f"__device__ {parameters} {{")
+    def open(self, name: str, more: str = "") -> None:
+        """Begin the function of a stage, which may take more: where the tensor's own values lie."""
+        self.put(0, f"__device__ __forceinline__ void {name}(const Step& given, int of, int piece{more}) {{")
+        self.put(1, "const int tensor = anew(of);")
+        self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
         self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")
         self.put(1, "double* const value = step.values + (long long)tensor * kValues;")
+        self.put(1, "W* const working = step.working + (long long)tensor * (kScalars + kValues);")
         self.put(1, "const long long A = t[IN_A], B = t[IN_B], R = t[IN_R], C = t[IN_C];")
-        self.put(1, "(void)scalar, (void)value, (void)A, (void)B, (void)R, (void)C;")
+        self.put(1, "(void)scalar, (void)value, (void)working, (void)A, (void)B, (void)R, (void)C;")

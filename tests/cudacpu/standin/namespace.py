@@ -75,6 +75,7 @@ def modules():
         CUDARuntimeError=memory.CUDARuntimeError,
         getDeviceCount=lambda: memory.DEVICES,
         getDevice=memory.current_device,
+        getDeviceProperties=lambda device: {"name": b"a stand-in"},
         deviceSynchronize=lambda: memory.Device().synchronize(),
         memcpyAsync=memcpy_async,
         is_hip=False,
@@ -102,6 +103,7 @@ def modules():
         alloc_pinned_memory=memory.alloc_pinned_memory,
         get_current_stream=streams.current_stream,
         get_device_id=memory.current_device,
+        get_elapsed_time=streams.elapsed,
         is_available=lambda: True,
     )
     linalg = _module("cupy.linalg", **_functions(np.linalg))

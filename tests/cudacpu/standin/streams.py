@@ -1,6 +1,7 @@
 """Streams, events and graphs: work waits in its stream until the host waits for it, or for what comes after it."""
 
 import threading
+import time
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ __all__ = [
     "capturing",
     "current_stream",
     "drain_all",
+    "elapsed",
     "enqueue",
     "external",
     "ordered",
@@ -99,6 +101,8 @@ class _BaseStream:
     def record(self, event=None):
         event = event or Event()
         event._stream = self
+        if event._timing and self.recording is None:
+            enqueue(event._reach, self)
         return event
 
     def wait_event(self, event):
@@ -178,7 +182,10 @@ class Event:
     """A point in a stream; here all that was in it when somebody waits."""
 
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self._stream = None
+        self._stream, self._timing, self._at = None, not disable_timing, None
+
+    def _reach(self):
+        self._at = time.perf_counter()
 
     @property
     def done(self):
@@ -192,6 +199,13 @@ class Event:
         if self._stream is not None:
             self._stream._wait_for_others()
             self._stream._drain()
+
+
+def elapsed(first, last):
+    """`cupy.cuda.get_elapsed_time`: milliseconds, of events that have been reached."""
+    if first._at is None or last._at is None:
+        raise CUDARuntimeError("cudaErrorNotReady: device not ready")
+    return (last._at - first._at) * 1e3
 
 
 class Graph:

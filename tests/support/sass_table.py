@@ -1,0 +1,114 @@
+"""The table of what passes do, as their machine code says: ``python -m tests.support.sass_table`` writes it.
+
+The model is Little's law: a multiprocessor gets at most as many bytes per second as it waits for at once, divided by
+the latency of memory. It knows nothing of the L2 cache, of arithmetic, or of stores: it gives an upper bound.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import arrayopt as ao
+from arrayopt.engines.cuda.emit import emit
+from arrayopt.engines.cuda.stages import stages
+from arrayopt.fusion.plan import plan_for
+from arrayopt.rules.gradients import GradientNorms
+from tests.cudacpu import nvrtc
+from tests.support import sass
+
+__all__ = ["ARCH", "PAGE", "RULES", "compiler", "lines", "look", "table"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "cuda.md"
+BEGIN, END = "<!-- passes -->", "<!-- end of passes -->"
+ARCH = "sm_90"
+
+LATENCY = 700e-9
+"""Seconds from asking for bytes until they are there while memory is busy: an assumption."""
+
+DEVICES = {"H200": (132, 4.8e12), "A100": (108, 2.0e12)}
+"""Multiprocessors, and bytes per second, as the maker gives them."""
+
+RULES = {
+    "AdamW": (ao.AdamW(), 1),
+    "SGD": (ao.SGD(lr=0.1, momentum=0.9), 1),
+    "LAMB": (ao.LAMB(), 1),
+    "LANS": (ao.LANS(), 1),
+    "LARS": (ao.LARS(lr=0.1), 1),
+    "judging": (GradientNorms(master_weights=False), 1),
+    "CAME": (ao.CAME(lr=0.1), 2),
+    "Adafactor": (ao.Adafactor(), 2),
+}
+"""Rules, with the rank of the tensors. `judging` measures gradients, for `clip_norm` and loss scales."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pass: the arrays that it reads and writes, the bytes for each parameter, and what its code does."""
+
+    loads: tuple[str, ...]
+    stores: tuple[str, ...]
+    moved: int
+    facts: sass.PassFacts
+
+
+@cache
+def look(name, arch=ARCH, dtype="float32"):
+    """The compiled kernel of a rule, and its passes."""
+    rule, rank = RULES[name]
+    plan = plan_for(rule, rank, dtype, lean=True, stats=isinstance(rule, GradientNorms))
+    kernel = sass.kernel(emit(plan, dtype), arch)
+    at = [j for j, stage in enumerate(stages(plan)) if stage.kind == "pass"]
+    return kernel, [
+        Row(tuple(p.loads), tuple(p.stores), plan.bytes_of(p), sass.facts(kernel, j))
+        for j, p in zip(at, plan.passes, strict=True)
+    ]
+
+
+def share(in_flight, device):
+    """How much of a device's bandwidth a pass can get, by the model."""
+    multiprocessors, bandwidth = DEVICES[device]
+    return min(1.0, in_flight * multiprocessors / (LATENCY * bandwidth))
+
+
+def bound(passes, device):
+    """The same for a whole rule: each pass takes its bytes' time."""
+    return sum(x.moved for x in passes) / sum(x.moved / share(x.facts.in_flight, device) for x in passes)
+
+
+def lines(name):
+    """The rows of the table for a rule."""
+    kernel, passes = look(name)
+    said = []
+    for k, x in enumerate(passes):
+        first = (
+            f"{name} | {kernel.usage.registers} | {kernel.resident} | {kernel.usage.spill_stores}"
+            if k == 0
+            else "| | |"
+        )
+        shares = " | ".join(f"{100 * bound(passes, device):.0f} %" for device in DEVICES) if k == 0 else "|"
+        arrays = f"{', '.join(x.loads)} → {', '.join(x.stores) or '–'}"
+        said.append(f"| {first} | {arrays} | {x.facts.in_flight >> 10} | {shares} |")
+    return said
+
+
+def compiler():
+    """Which compiler the page says that the table is of."""
+    return f"Compiled by NVRTC {'.'.join(map(str, nvrtc.version()))}."
+
+
+def table():
+    """The whole table, and what it was compiled by."""
+    head = ["rule", "registers", "blocks", "bytes spilled", "pass", "KB in flight", *(f"model: {x}" for x in DEVICES)]
+    rows = [f"| {' | '.join(head)} |", "|---|" + "---:|" * 3 + "---|" + "---:|" * (1 + len(DEVICES))]
+    return [compiler(), "", *rows, *(line for name in RULES for line in lines(name))]
+
+
+def main():
+    """Write the table to its place."""
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text("\n\n".join([before + BEGIN, "\n".join(table()), END + after]), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
