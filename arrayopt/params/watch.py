@@ -12,7 +12,7 @@ import numpy as np
 
 from arrayopt.arrays import Array, kind
 
-__all__ = ["Watch", "Writes"]
+__all__ = ["Watch", "Writes", "head_words"]
 
 _WORD = 8
 _DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 2, 3, 4, 5, 7, 8
@@ -138,7 +138,7 @@ _numpy = _asked("dtype", "shape", "strides", "flags.num", "ctypes.data")
 
 def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
     """What watches arrays of NumPy: all their heads are read at once, which is ten times as quick as asking each."""
-    memory = _memory()
+    memory = head_words()
     if memory is None:
         return _numpy(arrays)
     objects = np.fromiter(map(id, arrays), np.int64, len(arrays))
@@ -164,12 +164,12 @@ def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
 
 
 def _index(addresses: Any) -> Any:
-    """Where in `_memory` words of these addresses are."""
+    """Where in `head_words` words of these addresses are."""
     return addresses // _WORD - 1
 
 
 @cache
-def _memory() -> Any:
+def head_words() -> Any:
     """The memory of this process as words from address 8 on; None where heads of arrays are not as they are known."""
     if sys.implementation.name != "cpython":
         return None
