@@ -18,7 +18,7 @@ from arrayopt.state.tensors import Tensor
 
 __all__ = ["Apart"]
 
-FEW = 32
+FEW = 8
 """Up to so many gradients are looked at one by one, which is quicker than with NumPy."""
 
 SHOWN = 10
@@ -75,7 +75,8 @@ class Apart:
             return
         if self._look is None:
             self._look = _looks(grads)
-            self._bytes = [size(g) * CODECS[dtype_name(g)].itemsize for g in grads if g is not None]
+            sizes = [size(g) * CODECS[dtype_name(g)].itemsize for g in grads if g is not None]
+            self._bytes = sizes if len(sizes) <= FEW else np.array(sizes)
         seen = self._look(grads)
         if seen is None or seen != self._seen:
             near, self._loose = self._near(seen, len(grads))
@@ -89,12 +90,16 @@ class Apart:
         if seen is None:
             return (), range(count)
         (space,) = self._spaces.values()
-        if count <= FEW:
-            starts, dense = seen
-            some = [i for i, (at, n) in enumerate(zip(starts, self._bytes, strict=True)) if space.near(at, at + n)]
-            return some, [i for i, one in enumerate(dense) if not one]
-        at, one = np.frombuffer(seen, np.int64).reshape(2, -1) if isinstance(seen, bytes) else np.array(seen, np.int64)
-        return np.flatnonzero(space.near_all(at, at + self._bytes)).tolist(), np.flatnonzero(one == 0).tolist()
+        if isinstance(seen, bytes):
+            at, flags = np.frombuffer(seen, np.int64).reshape(-1, 2).T
+            dense = flags & WHOLE
+        elif count <= FEW:
+            some = [i for i, (at, n) in enumerate(zip(seen[0], self._bytes, strict=True)) if space.near(at, at + n)]
+            return some, [i for i, one in enumerate(seen[1]) if not one]
+        else:
+            at, dense = np.array(seen, np.int64)
+        near = space.near_all(at, at + self._bytes)
+        return np.flatnonzero(near).tolist(), np.flatnonzero(dense == 0).tolist()
 
     def _compare(self, grads: Sequence[Array | None], places: Sequence[int]) -> None:
         """Raise where one of these gradients has an element in that memory."""
@@ -151,7 +156,7 @@ def _written(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Array]]:
 def _looks(grads: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
     """What takes gradients of this type to where they begin, and whether each lies in one piece from there on.
 
-    Both as lists, or as bytes of both; None where that cannot be asked.
+    Both as lists, or both of each as bytes; None where that cannot be asked.
     """
     first, words = grads[0], head_words()
     if isinstance(first, np.ndarray) and words is not None:
@@ -168,8 +173,11 @@ def _looks(grads: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
     return lambda grads: [list(map(take, grads)) for take in takes]
 
 
-START, FLAGS, WHOLE = 1, 7, 3
-"""In `head_words`, from an eighth of an array's address on: its data's address, its flags; those of one piece."""
+START, FLAGS, ITEMS = 1, 7, 2
+"""Where in `head_words`, from an eighth of an object's address on: an array's data and flags, a list's items."""
+
+WHOLE = 3
+"""The flags of an array that lies in one piece, by rows or by columns."""
 
 
 def _heads_of_few(words: Any) -> Callable[[Sequence[Any]], Any]:
@@ -186,12 +194,12 @@ def _heads_of_few(words: Any) -> Callable[[Sequence[Any]], Any]:
 def _heads_of_many(words: Any) -> Callable[[Sequence[Any]], Any]:
     """See `_looks`; for many arrays of NumPy."""
 
+    offsets, word = np.array([START, FLAGS]), words.item
+
     def look(grads: Sequence[Any]) -> Any:
-        found = np.empty((2, len(grads)), np.int64)
-        at = np.fromiter(map(id, grads), np.int64, len(grads)) >> 3
-        words.take(at + START, out=found[0], mode="wrap")
-        words.take(at + FLAGS, out=found[1], mode="wrap")
-        found[1] &= WHOLE
-        return found.tobytes()
+        own = list(grads)  # whose items nobody moves
+        first = (word((id(own) >> 3) + ITEMS) >> 3) - 1
+        at = words[first : first + len(own)] >> 3
+        return words.take(at[:, None] + offsets).tobytes()
 
     return look

@@ -18,6 +18,9 @@ _WORD = 8
 _DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 2, 3, 4, 5, 7, 8
 """Words in the head of a NumPy array in C, ``PyArrayObject_fields``, from the object's address on."""
 
+_ITEMS = 3
+"""The word in the head of a list, ``PyListObject``, that has the address of its items."""
+
 
 class Watch:
     """Some arrays, and what they were when this was made.
@@ -170,7 +173,7 @@ def _index(addresses: Any) -> Any:
 
 @cache
 def head_words() -> Any:
-    """The memory of this process as words from address 8 on; None where heads of arrays are not as they are known."""
+    """The memory of this process as words from address 8 on; None where objects have other heads than known."""
     if sys.implementation.name != "cpython":
         return None
     try:
@@ -183,6 +186,9 @@ def head_words() -> Any:
             for start, extents in ((head[_SHAPE], probe.shape), (head[_STRIDES], probe.strides)):
                 if tuple(words[_index(start) :][: probe.ndim].tolist()) != extents:
                     return None
+        items = [object(), object()]
+        if words[words.item(_index(id(items)) + _ITEMS) // _WORD - 1 :][:2].tolist() != list(map(id, items)):
+            return None
     except (ValueError, OverflowError, IndexError, MemoryError):
         return None
     return words

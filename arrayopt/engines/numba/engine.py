@@ -4,6 +4,7 @@ import contextlib
 import functools
 import heapq
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -167,7 +168,11 @@ class _Table(Batch):
 
     def _bind_tensors(self, rows: Ints, given: list[Array]) -> list[Array]:
         """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
-        at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
+        tensor = sys.modules["torch"].Tensor
+        if all(map(tensor.is_contiguous, given)):
+            at = np.fromiter(map(tensor.data_ptr, given), np.int64, len(given))
+        else:
+            at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
         at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
         for i in np.flatnonzero(at == 0).tolist():
             given[i] = np.require(memory(given[i]), requirements=["C", "A"])
