@@ -108,6 +108,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+            start_new_session=True,  # Ctrl-C is for this process, which ends the other if it ends its own work
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
         self._thread = threading.Thread(target=self._feed, args=(left,), name="arrayopt", daemon=True)
