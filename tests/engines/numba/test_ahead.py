@@ -110,7 +110,7 @@ def test_another_process_that_is_killed_is_not_missed(folder):
     assert value(*texts(1)[0]) == (1, True)
 
 
-@pytest.mark.parametrize("how", ["parent gone", "Ctrl-C"])
+@pytest.mark.parametrize("how", marked([("parent gone",), ("Ctrl-C",)], lambda how: how == "parent gone"))
 def test_another_process_ends_with_its_parent(how):
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "arrayopt.engines.numba.ahead"],
