@@ -32,12 +32,18 @@ class Apart:
     ----------
     tensors : sequence of Tensor
         The tensors, whose arrays stay where they are.
+
+    Attributes
+    ----------
+    always : bool
+        Whether nothing is ever written there: no library of these arrays tells addresses, or writes in place.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._names = [tensor.name for tensor in tensors]
+        self.always = not any(_tells(tensor.array) for tensor in tensors)
         spaces: dict[Any, list[tuple[Lie, str]]] = {}
-        for what, x in _written(tensors):
+        for what, x in () if self.always else _written(tensors):
             found = lie_of(x)
             if found is not None:
                 spaces.setdefault(found[0], []).append((found[1], what))
@@ -143,6 +149,15 @@ class _Space:
             if self._lies[i][0].high > one.low and meet(self._lies[i][0], one):
                 found.append(self._lies[i][1])
         return found[::-1]
+
+
+def _tells(x: Array) -> bool:
+    """Whether a library tells where its arrays lie; see `lie_of`."""
+    return (
+        isinstance(x, np.ndarray | np.generic)
+        or array_api_compat.is_torch_array(x)
+        or array_api_compat.is_cupy_array(x)
+    )
 
 
 def _written(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Array]]:

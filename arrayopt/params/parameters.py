@@ -135,7 +135,7 @@ class Parameters:
             named = [(tensor.name, tensor.array) for tensor in self.all]
             given = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
         found = plain(given)
-        if self._apart is None or self._apart[0] != self._run.arrays:
+        if self._apart is None or (self._apart[0] != self._run.arrays and not self._apart[1].always):
             self._apart = self._run.arrays, Apart(self.all)
         if not familiar:
             self._apart[1].forget()

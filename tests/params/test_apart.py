@@ -121,7 +121,16 @@ def test_what_is_not_written_may_be_shared():
     assert ao.Optimizer(w, ao.SGD(lr=0.5), engine="array_api").step(w).tolist() == [0.5] * 6
     jnp = pytest.importorskip("jax.numpy")
     x = jnp.ones(6)
-    assert ao.Optimizer(x, ao.SGD(lr=0.5)).step(x).tolist() == [0.5] * 6
+    opt = ao.Optimizer(x, ao.SGD(lr=0.5))
+    assert opt.step(x).tolist() == [0.5] * 6
+    known = opt._parameters._apart
+    assert opt.step(x).tolist() == [0.0] * 6
+    assert opt._parameters._apart is known  # though there are other arrays now
+    w = np.ones(6)
+    w.flags.writeable = False
+    opt = ao.Optimizer(w, ao.SGD(lr=0.5), engine="array_api")
+    w = opt.step(w)
+    raises(lambda: opt.step(w), ValueError, WORDS)
 
 
 def test_libraries_share_memory_too():
