@@ -97,15 +97,15 @@ class Apart:
             return (), range(count)
         (space,) = self._spaces.values()
         if isinstance(seen, bytes):
-            at, flags = np.frombuffer(seen, np.int64).reshape(-1, 2).T
-            dense = flags & WHOLE
+            both = np.frombuffer(seen, np.int64)
+            at, dense = both[::2], both[1::2] & WHOLE
         elif count <= FEW:
             some = [i for i, (at, n) in enumerate(zip(seen[0], self._bytes, strict=True)) if space.near(at, at + n)]
             return some, [i for i, one in enumerate(seen[1]) if not one]
         else:
             at, dense = np.array(seen, np.int64)
         near = space.near_all(at, at + self._bytes)
-        return np.flatnonzero(near).tolist(), np.flatnonzero(dense == 0).tolist()
+        return near.nonzero()[0].tolist(), (dense == 0).nonzero()[0].tolist()
 
     def _compare(self, grads: Sequence[Array | None], places: Sequence[int]) -> None:
         """Raise where one of these gradients has an element in that memory."""
@@ -139,7 +139,7 @@ class _Space:
 
     def near_all(self, lows: Any, highs: Any) -> Any:
         """As `near`, for arrays of addresses."""
-        return self._all_tops[np.searchsorted(self._all_lows, highs)] > lows
+        return self._all_tops[self._all_lows.searchsorted(highs)] > lows
 
     def met(self, one: Lie) -> list[str]:
         """What has an element in common with an array."""
