@@ -1,7 +1,7 @@
 """What the fused engines share: tensors of a bucket sorted by plan, prepared and launched."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,10 @@ __all__ = ["Fused", "Prepared"]
 
 Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
+
+
+Kind = tuple[Plan, Lanes | None, str, str]
+"""What is the same for all tensors of a batch: the plan, in segments or not, and the dtypes of arrays and gradients."""
 
 
 class Fused(ABC):
@@ -104,6 +108,9 @@ class Fused(ABC):
                 )
         return "\n    ".join([self.describe(), *lines])
 
+    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:  # noqa: B027
+        """Before the first steps of these buckets: what takes long may be begun for all of them together."""
+
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
         threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
@@ -186,19 +193,30 @@ class Fused(ABC):
         common = next(iter(dtypes)) if len(dtypes) == 1 else None
 
         def made() -> list[Batch]:
-            found: dict[Any, list[int]] = {}
-            for i, (tensor, g) in enumerate(zip(bucket.tensors, grads, strict=True)):
-                if g is not None or common is not None:
-                    x = tensor.array
-                    plan = plan_for(
-                        bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats, lean=self.lean
-                    )
-                    split = self._split(plan, tensor)
-                    grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
-                    found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
+            found = self._members(bucket, asked, common)
             return [self._batch(kind[0])(*kind, bucket, members) for kind, members in found.items()]
 
         return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
+
+    def _members(self, bucket: Bucket, asked: Asked, common: Any) -> dict[Kind, list[int]]:
+        """For each kind of batch its tensors; `common` is the dtype of all gradients, where they have but one."""
+        found: dict[Kind, list[int]] = {}
+        clip, stats = asked.clip is not None, asked.stats
+        for i, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
+            if g is not None or common is not None:
+                x = tensor.array
+                plan = plan_for(
+                    bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats, lean=self.lean
+                )
+                split = self._split(plan, tensor)
+                grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
+                found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
+        return found
+
+    def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
+        """The kinds of batches that a step takes, with those that report of it."""
+        asks = [asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))]
+        return [kind for one in asks for kind in self._members(bucket, one, None)]
 
     def _batch(self, plan: Plan) -> type[Any]:
         """The kind of batch that runs a plan."""

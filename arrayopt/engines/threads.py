@@ -12,7 +12,7 @@ from typing import Any
 
 from arrayopt.engines.interrupts import uninterrupted
 
-__all__ = ["MOST", "run", "thread_count", "thread_source"]
+__all__ = ["MOST", "process_count", "run", "thread_count", "thread_source"]
 
 MOST = 4 * (os.cpu_count() or 1) + 64
 """So many threads are kept at most, whatever is asked for."""
@@ -33,12 +33,28 @@ def thread_count() -> int:
 
 def thread_source() -> tuple[int, str]:
     """As `thread_count`, and in words where the number comes from."""
-    given = os.environ.get("ARRAYOPT_NUM_THREADS")
+    return _asked("ARRAYOPT_NUM_THREADS") or _granted()
+
+
+def process_count() -> int:
+    """How many processes may compile at once: ``ARRAYOPT_COMPILE_PROCESSES``, or as many as there are threads.
+
+    Raises
+    ------
+    ValueError
+        As `thread_count`.
+    """
+    return (_asked("ARRAYOPT_COMPILE_PROCESSES") or thread_source())[0]
+
+
+def _asked(variable: str) -> tuple[int, str] | None:
+    """The number that a variable of the environment is set to, and in words where it comes from."""
+    given = os.environ.get(variable)
     if given is None:
-        return _granted()
+        return None
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"ARRAYOPT_NUM_THREADS must be a positive integer; got {given!r}")
-    return int(given), "from ARRAYOPT_NUM_THREADS"
+        raise ValueError(f"{variable} must be a positive integer; got {given!r}")
+    return int(given), f"from {variable}"
 
 
 @functools.cache

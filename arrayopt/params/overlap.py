@@ -9,7 +9,7 @@ import numpy as np
 from arrayopt.arrays import Array, dtype_name, size, writable
 from arrayopt.codecs import CODECS
 
-__all__ = ["overlaps_itself", "shared"]
+__all__ = ["Lie", "lie_of", "meet", "overlaps_itself", "shared"]
 
 WORK = 100_000
 """How much is tried to tell apart two arrays whose elements lie among each other, before they count as sharing."""
@@ -18,7 +18,7 @@ ELEMENTS = 1 << 20
 """Up to so many elements of one array are compared, if its strides alone do not tell them apart."""
 
 
-class _Lie(NamedTuple):
+class Lie(NamedTuple):
     """Where an array lies: its first and last byte, and its elements, multiples of `grid` from each other."""
 
     low: int
@@ -30,7 +30,7 @@ class _Lie(NamedTuple):
     grid: int
 
 
-def _lie(x: Array) -> tuple[Any, _Lie] | None:
+def lie_of(x: Array) -> tuple[Any, Lie] | None:
     """The device that an array lies on, and where there; None where that cannot be asked, or nothing is there."""
     if size(x) == 0 or isinstance(x, np.generic):
         return None
@@ -48,10 +48,10 @@ def _lie(x: Array) -> tuple[Any, _Lie] | None:
     spans = [(n - 1) * stride for n, stride in zip(x.shape, strides, strict=True)]
     low, high = address + sum(s for s in spans if s < 0), address + sum(s for s in spans if s > 0) + item
     grid = math.gcd(*(stride for n, stride in zip(x.shape, strides, strict=True) if n > 1))
-    return device, _Lie(low, high, address, tuple(x.shape), tuple(strides), item, grid)
+    return device, Lie(low, high, address, tuple(x.shape), tuple(strides), item, grid)
 
 
-def _view(lie: _Lie) -> "np.ndarray[Any, Any]":
+def _view(lie: Lie) -> "np.ndarray[Any, Any]":
     """An array of NumPy's that lies there; its elements are never looked at, and may be on any device."""
 
     class There:
@@ -68,22 +68,22 @@ def _view(lie: _Lie) -> "np.ndarray[Any, Any]":
 
 def shared(named: list[tuple[str, Array]]) -> list[tuple[str, str]]:
     """Pairs of names whose arrays have an element in common that one of them would write."""
-    spaces: dict[Any, list[tuple[_Lie, str, bool]]] = {}
+    spaces: dict[Any, list[tuple[Lie, str, bool]]] = {}
     for name, x in named:
-        found = _lie(x)
+        found = lie_of(x)
         if found is not None:
             spaces.setdefault(found[0], []).append((found[1], name, writable(x)))
     pairs = []
     for lies in spaces.values():
-        near: list[tuple[_Lie, str, bool]] = []
+        near: list[tuple[Lie, str, bool]] = []
         for lie, name, written in sorted(lies, key=lambda entry: entry[0].low):
             near = [entry for entry in near if entry[0].high > lie.low]
-            pairs += [(other, name) for was, other, too in near if (written or too) and _meet(was, lie)]
+            pairs += [(other, name) for was, other, too in near if (written or too) and meet(was, lie)]
             near.append((lie, name, written))
     return pairs
 
 
-def _meet(a: _Lie, b: _Lie) -> bool:
+def meet(a: Lie, b: Lie) -> bool:
     """Whether two arrays whose ranges overlap have an element in common, or may have."""
     grid = math.gcd(a.grid, b.grid)
     if grid and a.item <= (b.address - a.address) % grid <= grid - b.item:  # as columns of one matrix, which are many
@@ -96,7 +96,7 @@ def _meet(a: _Lie, b: _Lie) -> bool:
 
 def overlaps_itself(x: Array) -> bool:
     """Whether several elements of an array that can be written lie in the same place, as after `expand`."""
-    found = _lie(x) if writable(x) else None
+    found = lie_of(x) if writable(x) else None
     if found is None:
         return False
     lie, reach = found[1], found[1].item

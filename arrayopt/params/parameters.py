@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from arrayopt.arrays import Array, look
+from arrayopt.params.apart import Apart
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.heads import checker, heads
@@ -67,6 +68,7 @@ class Parameters:
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
         self._begun, self.kinds = False, 0
         self._lent: Lent | None = None
+        self._apart: tuple[int, Apart] | None = None
         self._expect()
         self._prepare(self.groups)
         self._join(self.all)
@@ -110,6 +112,7 @@ class Parameters:
         self._kind: Any = None
         self._forms: list[Any] = []
         self._checker: Any = None  # of forms, where there is a quicker way than to ask each gradient
+        self._complete, self._apart = False, None
 
     def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
         """The optimizer's rule with a field changed, as it is then for all groups that do not set it for themselves."""
@@ -130,20 +133,28 @@ class Parameters:
         given = leaves(self._template, grads)
         if given is None:
             given = leaves(self._flat, grads)
-        if given is not None and self._familiar(given):
-            return plain(given)
-        named = [(tensor.name, tensor.array) for tensor in self.all]
-        found = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
-        self.begin()
-        self._remember(found)
-        return plain(found)
+        familiar = given is not None and self._familiar(given)
+        if given is None or not familiar:
+            named = [(tensor.name, tensor.array) for tensor in self.all]
+            given = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+        found = plain(given)
+        if self._apart is None or (self._apart[0] != self._run.arrays and not self._apart[1].always):
+            self._apart = self._run.arrays, Apart(self.all)
+        if not familiar:
+            self._apart[1].forget()
+        self._apart[1].check(found, alike=familiar, complete=self._complete)
+        if not familiar:
+            self.begin()
+            self._remember(given)
+        return found
 
     def _familiar(self, given: list[Any]) -> bool:
         """Whether gradients look like those of an earlier step, about which everything was checked."""
-        if self._checker is not None and len(given) == len(self._forms):
-            return bool(self._checker(given))
         kinds = set(map(type, given))
         some = type(None) in kinds
+        self._complete = not some
+        if self._checker is not None and len(given) == len(self._forms):
+            return bool(self._checker(given))
         kinds.discard(type(None))
         if kinds != {self._kind} or len(given) != len(self._forms):
             return False
@@ -276,5 +287,5 @@ class Parameters:
 
     def __getstate__(self) -> dict[str, Any]:
         looks = [x[:2] for x in self._looks]  # dtype and shape: not all libraries can pickle a device
-        anew: dict[str, Any] = {"_lent": None, "_kind": None, "_forms": [], "_checker": None, "_objects": None}
-        return {**self.__dict__, **anew, "_looks": looks}
+        anew: dict[str, Any] = {"_lent": None, "_apart": None, "_kind": None, "_forms": [], "_checker": None}
+        return {**self.__dict__, **anew, "_objects": None, "_looks": looks}

@@ -11,7 +11,7 @@ import numpy as np
 from arrayopt.arrays import Array, kind
 from arrayopt.params.heads import CUPY_REST, CUPY_SHAPE, cupy_words, extents, heads, index, words
 
-__all__ = ["Watch", "Writes"]
+__all__ = ["Watch", "Writes", "head_words"]
 
 _DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 2, 3, 4, 5, 7, 8
 """Words in the head of a NumPy array in C, ``PyArrayObject_fields``, from the object's address on."""
@@ -142,7 +142,7 @@ def _cupy(arrays: list[Array]) -> Callable[[], list[int]]:
 
 def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
     """What watches arrays of NumPy."""
-    memory = _memory()
+    memory = head_words()
     if memory is None:
         return _numpy(arrays)
     return _read(memory, arrays, (_SHAPE, _STRIDES, _DATA, _NDIM, _DTYPE, _FLAGS), 2)
@@ -178,7 +178,7 @@ def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], starts: in
 
 
 @cache
-def _memory() -> Any:
+def head_words() -> Any:
     """The memory of this process; None where heads of NumPy's arrays are not as they are known."""
     memory = words()
     try:

@@ -26,8 +26,11 @@ class Ready:
         self._reports: dict[str, Report] = {}
         self._launches: list[Callable[[], dict[str, Report]]] = []
         self._cut: list[Iterator[list[Partials]]] = []
-        for bucket, wanted in asked:
-            chosen = select(engine, bucket)[0]
+        work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
+        begins = [(chosen, x, wanted) for chosen, x, wanted in work if not x.batches and isinstance(chosen, Fused)]
+        for kind, one in {type(chosen): chosen for chosen, _, _ in begins}.items():
+            one.foresee((x, wanted) for chosen, x, wanted in begins if type(chosen) is kind)
+        for chosen, bucket, wanted in work:
             if isinstance(chosen, Fused) and bucket.kind == "cut":
                 self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
             else:

@@ -18,9 +18,9 @@ TORCH = ["array_api", "numba"]
 def way(request, monkeypatch):
     """NumPy's arrays watched by their heads, and, where heads are not known, by their attributes."""
     if not request.param:
-        monkeypatch.setattr(watch, "_memory", lambda: None)
+        monkeypatch.setattr(watch, "head_words", lambda: None)
     else:
-        assert watch._memory() is not None
+        assert watch.head_words() is not None
 
 
 def grown(x):

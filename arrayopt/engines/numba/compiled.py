@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +20,9 @@ from numba.core import compiler, serialize
 from numba.core.caching import NullCache
 
 from arrayopt._version import __version__
-from arrayopt.engines.numba.kept import LOG, read, write
+from arrayopt.engines.numba.kept import LOG, read, turn, write
 
-__all__ = ["converts_float16", "load"]
+__all__ = ["converts_float16", "lacks", "load", "ready", "say"]
 
 CHECKS = 128
 """A loop over several arrays is vectorized after a check that they do not overlap, of up to so many pairs of arrays.
@@ -63,6 +63,41 @@ def load(text: str, what: str) -> ModuleType:
     return sys.modules[name]
 
 
+def lacks(module: ModuleType) -> bool:
+    """Whether a module is still to be compiled: neither done in this process nor kept on disk."""
+    return not module.run.overloads and read(*_place(module)) is None
+
+
+def ready(module: ModuleType, *, wait: bool = True) -> None:
+    """Have a module compiled, or read from disk. Only one process at a time compiles it, and the others read that.
+
+    Parameters
+    ----------
+    module : module
+        The module of an emitted text.
+    wait : bool
+        Whether to wait for another process that is compiling it; otherwise it is left to that.
+    """
+    if not module.run.overloads:
+        alone = turn(_place(module)[0], wait=wait) if lacks(module) else nullcontext(True)
+        with alone as mine:
+            if mine:
+                module.run(*_nothing(module))
+
+
+def _nothing(module: ModuleType) -> tuple[Any, ...]:
+    """Arguments of a module's `run` with which it does nothing; they are of the types that all calls have."""
+    rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
+    return rows, 0, 0, 0, 1, table, scalars, scalars, np.zeros(0, module.W), np.zeros(0)
+
+
+def _place(module: ModuleType) -> tuple[str, str]:
+    """See `_Disk.place`; for the types that all calls have."""
+    run = module.run
+    place: tuple[str, str] = run._cache.place(tuple(map(numba.typeof, _nothing(module))), run.targetctx.codegen())
+    return place
+
+
 def converts_float16() -> bool:
     """Whether the processor that Numba compiles for converts float16 by itself; where not, LLVM aborts the process."""
     given = NUMBA.CPU_FEATURES
@@ -80,13 +115,13 @@ class _Disk(NullCache):
     def load_overload(self, signature: Any, target: Any) -> Any:
         """What was kept for some types of arguments; None where there is nothing."""
         target.refresh()
-        kept = read(*self._place(signature, target.codegen()))
+        kept = read(*self.place(signature, target.codegen()))
         if kept is not None:
             try:
                 return REBUILD(target, *pickle.loads(kept))
             except Exception as error:  # it is as we wrote it; still, what cannot be used must not be missed
                 LOG.warning("what was kept of %s cannot be used: %r", self.what, error)
-        _say(self.what)
+        say(self.what)
         self.began = time.perf_counter()
         return None
 
@@ -94,9 +129,9 @@ class _Disk(NullCache):
         """Keep what has been compiled for some types of arguments."""
         _remember(self.what, time.perf_counter() - self.began)
         if not compiled.lifted and not compiled.library.has_dynamic_globals:
-            write(*self._place(signature, compiled.codegen), DUMPS(compiled._reduce()))
+            write(*self.place(signature, compiled.codegen), DUMPS(compiled._reduce()))
 
-    def _place(self, signature: Any, codegen: Any) -> tuple[str, str]:
+    def place(self, signature: Any, codegen: Any) -> tuple[str, str]:
         """The name of a file, and all that its data depends on."""
         depends = [__version__, numba.__version__, llvmlite.__version__, np.__version__, sys.version, str(CHECKS)]
         depends += [repr(codegen.magic_tuple()), str(NUMBA.OPT), str(NUMBA.BOUNDSCHECK), str(signature), self.digest]
@@ -104,7 +139,7 @@ class _Disk(NullCache):
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.code", identity
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
     """Say once that something is being compiled: in the log, and to a user at a terminal, who waits."""
     if what in _said:
         return

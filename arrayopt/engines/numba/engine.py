@@ -4,7 +4,8 @@ import contextlib
 import functools
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.numba.compiled import converts_float16, load
+from arrayopt.engines.numba.ahead import ahead
+from arrayopt.engines.numba.compiled import converts_float16, load, ready
 from arrayopt.engines.numba.cut import Cut, windows_of
 from arrayopt.engines.numba.emit import emit
 from arrayopt.engines.numba.products import blas_address, lacking
@@ -48,7 +50,7 @@ class _Table(Batch):
         self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
     ) -> None:
         super().__init__(plan, split, bucket, members)
-        self.module = load(emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
+        self.module = load(*_text(plan, split, dtype, grad_dtype, bucket))
         windows, every = windows_of(self)
         names = ["p", "g", *plan.slots, *plan.spilled]
         lengths = self.where.lengths(plan, self.geo)
@@ -82,18 +84,14 @@ class _Table(Batch):
         self.staged: list[tuple[int, str]] = []
         count = len(plan.passes if split is None else split.segments)
         self.stages = list(range(2 * count + 1))
+        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
+        self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
         try:
-            self._compile()
+            ready(self.module)
         except NumbaError as error:
             raise ValueError(
                 f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
             ) from error
-        self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
-
-    def _compile(self) -> None:
-        """Have everything compiled, or read from disk, before anything is written."""
-        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
-        self.module.run(np.zeros(0, np.int64), 0, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
 
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any one of these tensors, and for partial sums."""
@@ -175,7 +173,11 @@ class _Table(Batch):
 
     def _bind_tensors(self, rows: Ints, given: list[Array]) -> list[Array]:
         """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
-        at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
+        tensor = sys.modules["torch"].Tensor
+        if all(map(tensor.is_contiguous, given)):
+            at = np.fromiter(map(tensor.data_ptr, given), np.int64, len(given))
+        else:
+            at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
         at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
         for i in np.flatnonzero(at == 0).tolist():
             given[i] = np.require(memory(given[i]), requirements=["C", "A"])
@@ -232,6 +234,11 @@ class _Table(Batch):
             run(tasks)
 
 
+def _text(plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket) -> tuple[str, str]:
+    """The text of a module, and what it is of."""
+    return emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}"
+
+
 def _longest(bucket: Bucket) -> int:
     """The most rows or columns of a tensor, however it is seen."""
     shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
@@ -263,6 +270,11 @@ class Numba(Fused):
     name = "numba"
     batch = products = _Table
     cuts = parts = True
+
+    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
+        """See `Fused.foresee`."""
+        kinds = ((kind, bucket) for bucket, asked in coming for kind in self.kinds(bucket, asked))
+        ahead(list(dict.fromkeys(_text(*kind, bucket) for kind, bucket in kinds if not kind[0].idle)))
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""

@@ -8,7 +8,9 @@ import logging
 import os
 import stat
 import tempfile
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -16,7 +18,12 @@ import numba
 
 from arrayopt._version import __version__
 
-__all__ = ["LOG", "cache_folder", "read", "usable_folder", "write"]
+try:
+    import fcntl
+except ImportError:  # as on Windows: processes do not wait for each other there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["LOG", "cache_folder", "read", "turn", "usable_folder", "write"]
 
 LOG = logging.getLogger("arrayopt")
 
@@ -25,6 +32,9 @@ LARGEST = 1 << 28
 
 CHECKSUM = 32
 """The bytes of a checksum."""
+
+PATIENCE = 120.0
+"""For so many seconds another process that makes a file is waited for, before it is made here too."""
 
 _told: set[str] = set()
 
@@ -103,6 +113,56 @@ def write(name: str, identity: str, data: bytes) -> None:
             raise
     except OSError as error:
         _tell(error)
+
+
+@contextmanager
+def turn(name: str, *, wait: bool) -> Iterator[bool]:
+    """Whether this process is the one to make something; not so while another one is about it.
+
+    Nothing depends on it but the time that is spent: where files cannot be locked, each process makes what it needs.
+
+    Parameters
+    ----------
+    name : str
+        What is made.
+    wait : bool
+        Whether to wait until the other has done it, or has ended.
+    """
+    path, descriptor = None, -1
+    if fcntl is not None:
+        with suppress(OSError):
+            path = usable_folder() / f"{name}.lock"
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o600)
+    if path is None or descriptor < 0:
+        yield True
+        return
+    mine = False
+    try:
+        mine = _lock(descriptor, PATIENCE if wait else 0.0)
+        yield mine
+    finally:
+        if mine:
+            with suppress(OSError):
+                os.unlink(path)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough after a fork
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, patience: float) -> bool:
+    """Lock a file; whether nobody else has it locked, or has had for too long."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return patience > 0.0
+        except OSError:  # files cannot be locked there
+            return True
+        time.sleep(0.02)
 
 
 def _check(path: Path, about: os.stat_result) -> None:

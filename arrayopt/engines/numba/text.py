@@ -24,6 +24,9 @@ values over rows and columns, and partial sums. Columns IN_A_0 to IN_C_T are the
 here, with their first units; OWN is where in `work` the threads' own parts begin; FIRST and LAST are the units to run:
 all, but where several processes share a tensor. Stage -1 puts the address of a gradient's
 elements in the place of that of the NumPy array.
+
+All functions become part of `run`. Otherwise code that has just been compiled would call them as they were compiled by
+themselves, and code that is read from disk as they were compiled within `run`, which may round otherwise.
 """
 import math
 
@@ -36,7 +39,8 @@ from numba.extending import intrinsic
 W = np.{real}
 FAST = {{"contract", "reassoc", "nsz"}}
 jit = nb.njit(error_model="numpy", nogil=True, fastmath=FAST)
-inner = nb.njit(error_model="numpy", nogil=True, fastmath=FAST, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+OWN = {{"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}}
+inner = nb.njit(error_model="numpy", fastmath=FAST, **OWN)
 
 
 @intrinsic
@@ -69,7 +73,7 @@ def select(c, a, b):
     return a if c else b
 
 
-@nb.njit(error_model="numpy", nogil=True, fastmath={{"contract"}}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@nb.njit(error_model="numpy", fastmath={{"contract"}}, **OWN)
 def over(a, scale, reciprocal):
     """A division; in this order, for the product of the latter two may be infinite."""
     return a * scale * reciprocal

@@ -136,7 +136,7 @@ def identity_of(n):
     module = compiled.load(TEXT.format(n=n), "a test")
     module.run(5)
     (found,) = module.run.overloads.values()
-    return module.run._cache._place(found.signature.args, found.codegen)
+    return module.run._cache.place(found.signature.args, found.codegen)
 
 
 @pytest.mark.parametrize("number", marked([(40,), (200,)], lambda number: number == 40))
