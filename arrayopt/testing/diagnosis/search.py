@@ -131,7 +131,8 @@ def search(
                 on_try(hypothesis)
                 tried[hypothesis] = _tried(hypothesis, seen, known, warm)
 
-    first = plain() if near is None else [near.hypothesis]
+    shapes = [x.shape for x in seen.trajectory.params[0].values()]
+    first = plain(shapes) if near is None else [near.hypothesis]
     base = 0 if near is None else near.hypothesis.changes
     if narrow and near is None:
         first += [replace(x, switches=(("master_weights", False),)) for x in first]

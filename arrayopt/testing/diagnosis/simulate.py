@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW, array_namespace
-from arrayopt.fusion.graph import UPDATES, Node, reachable
+from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.ops import OPS, REDUCTIONS
-from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
+from arrayopt.fusion.symbol import NotFlat, NotFolded, NotOriented
+from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.names import Values as Hypers
 from arrayopt.rules.namespace import rule_namespace
@@ -189,8 +190,7 @@ class Simulation:
         """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block."""
         together: dict[Any, list[tuple[int, Trace, list[Node]]]] = {}
         for i, name in enumerate(self.trajectory.names):
-            rank = max(self.trajectory.params[0][name].ndim, 1)
-            made = self._trace(rank)
+            made = self._trace(self.trajectory.params[0][name].shape)
             if made is None:
                 yield self._make([i], None, [], flat=False)
                 continue
@@ -202,17 +202,21 @@ class Simulation:
         for (_, alone), found in together.items():
             yield self._make([i for i, _, _ in found], found[0][1], found[0][2], flat=alone is None)
 
-    def _trace(self, rank: int) -> Trace | None:
+    def _trace(self, shape: tuple[int, ...]) -> Trace | None:
         """The rule's graph, flat where it sees no rows or columns; made once for each structure."""
-        key = (self.rule.structure, rank, self.dtype)
+        ways: list[dict[str, Any]] = [{"flat": True}, {}]
+        if self.rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # one for matrices asks which way these lie
+            ways = [{"tall": _sign(*shape[-2:])}, {"tall": _sign(shape[0], np.prod(shape[1:])), "folded": True}]
+        key = (self.rule.structure, max(len(shape), 1), self.dtype, repr(ways))
         if key not in _TRACES:
             _TRACES[key] = None
-            for flat in (True, False):
+            for way in ways:
                 try:
-                    _TRACES[key] = trace(self.rule, rank, self.dtype, flat=flat, lean=True)
-                    break
-                except (NotFlat, TraceError):
+                    made = trace(self.rule, max(len(shape), 1), self.dtype, lean=True, **way)
+                except (NotFlat, NotFolded, NotOriented, TraceError):
                     continue
+                _TRACES[key] = made if _is_simple(made) else None
+                break
         return _TRACES[key]
 
     def _make(self, index: list[int], made: Trace | None, nodes: list[Node], *, flat: bool) -> _Block:
@@ -224,6 +228,8 @@ class Simulation:
             """A tensor as the graph sees it."""
             if flat:
                 return np.pad(x.ravel(), (0, longest - x.size))
+            if made is not None and made.element == "RC":
+                return x.reshape(x.shape[0], -1)
             if x.ndim > 4 and made is not None:
                 x = x.reshape(x.shape[0], -1, *x.shape[-2:])
             return x.reshape(-1) if x.ndim == 0 else x
@@ -276,6 +282,9 @@ def _evaluated(
     for n in block.nodes:
         if n.op == "input":
             values[n] = given[n.data]
+        elif n.op == PRODUCT:
+            a, b = (np.swapaxes(values[x], -1, -2) if t else values[x] for x, t in zip(n.args, n.data, strict=False))
+            values[n] = np.matmul(a, b)
         elif n.op in REDUCTIONS:
             values[n] = _reduced(block, n, values[n.args[0]])
         else:
@@ -286,6 +295,20 @@ def _evaluated(
         x = x if x.shape == old.shape else np.broadcast_to(x, old.shape)
         kept[name] = rounded(x, made.storage[name]) if made.storage[name] in NARROW else x
     return values[made.outputs["p"]], kept
+
+
+def _sign(rows: int, columns: Any) -> int:
+    return int(np.sign(rows - columns))
+
+
+def _is_simple(made: Trace) -> bool:
+    """Whether a graph with products can be evaluated: matrices over r or c meet no values along one axis alone."""
+    nodes = reachable(made.outputs.values())
+    return not any(
+        set("rc") & set("".join(a.axes for a in n.args)) and any(a.axes and not set("rc") & set(a.axes) for a in n.args)
+        for n in nodes
+        if n.op != PRODUCT
+    ) and not any(n.op in REDUCTIONS and set("rc") & set(n.args[0].axes) for n in nodes)
 
 
 def _reduced(block: _Block, n: Node, x: Values) -> Values:
