@@ -25,6 +25,9 @@ STARTS: Mapping[str, list[float]] = {
     "momentum": [0.9, 0.5],
     "clip_threshold": [1.0, 0.1],
     "decay_rate": [0.8, 0.5],
+    "initial_scale": [1.0, 0.1],
+    "alpha_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
+    "beta3_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
 }
 """Where the search begins for numbers that are switched on, if not at `WIDE`."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW
-from arrayopt.testing.diagnosis.fit import Fit, fit, snapped, tidy
+from arrayopt.testing.diagnosis.fit import Fit, fit, rounder, snapped, tidy
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
@@ -19,7 +19,7 @@ __all__ = ["LIMITS", "Judged", "judge", "search"]
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
 
-SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-11}
+SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-10}
 """Or the share of a tensor's update: 1 - β^t, computed as it stands, loses digits."""
 
 WIDTH = 4
@@ -177,6 +177,9 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
     if found.cost < PROMISING and model.unknown:
         found = snapped(found)
     judged = judge(found)
+    if not judged.passes and found.cost < PROMISING:  # roundings may bring other numbers as near
+        judged = next((x for x in map(judge, rounder(found)) if x.passes), judged)
+        found = judged.fit
     for free, _ in hypothesis.free:
         x = np.asarray(found.values.get(free, 0.0))
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near

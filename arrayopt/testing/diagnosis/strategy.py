@@ -64,9 +64,12 @@ def _from_few(
 ) -> Diagnosis | None:
     """What a few tensors follow, and which others do so too; None where these few follow nothing."""
     few = _few(made)
-    best = search(Seen(made.only(few)), _of(known, made, few), made.subject, depth=depth, on_try=on_try)
-    first = best[0]
-    if not first.passes or any(np.ndim(x) for x in first.fit.values.values()):
+    for names in [few, few[:1]][: len(few)]:  # of few, one may have settings of its own
+        best = search(Seen(made.only(names)), _of(known, made, names), made.subject, depth=depth, on_try=on_try)
+        first = best[0]
+        if first.passes and not any(np.ndim(x) for x in first.fit.values.values()):
+            break
+    else:
         return None
     taken = _taken(made, first.hypothesis)
     if len(taken) == len(made.names):
