@@ -9,7 +9,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis import fit
+from arrayopt.testing.diagnosis import descent
 from arrayopt.testing.diagnosis.hypothesis import plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.probe import gradients, parameters
@@ -324,4 +324,4 @@ def test_used_optimizers_are_refused():
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install 'arrayopt\[diagnose\]'"):
-        fit.least_squares()
+        descent.least_squares()

@@ -11,7 +11,8 @@ import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
-from arrayopt.testing.diagnosis.fit import Fit, simplified
+from arrayopt.testing.diagnosis.descent import Fit
+from arrayopt.testing.diagnosis.fit import simplified
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
 from arrayopt.testing.diagnosis.search import Judged, judge
 from arrayopt.testing.diagnosis.trajectory import Trajectory

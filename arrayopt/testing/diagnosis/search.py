@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW
-from arrayopt.testing.diagnosis.fit import Fit, fit, rounder, snapped, tidy
+from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
+from arrayopt.testing.diagnosis.descent import Fit
+from arrayopt.testing.diagnosis.fit import fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
@@ -28,7 +30,7 @@ WIDTH = 4
 GAIN = 0.7
 """How much nearer one change more must come, or the search ends."""
 
-PROMISING = 0.03
+PROMISING = 0.05
 """The root mean square of errors, in units of the updates, below which numbers are brought to short decimals."""
 
 
@@ -174,12 +176,13 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
-    if found.cost < PROMISING and model.unknown:
-        found = snapped(found)
-    judged = judge(found)
-    if not judged.passes and found.cost < PROMISING:  # roundings may bring other numbers as near
-        judged = next((x for x in map(judge, rounder(found)) if x.passes), judged)
-        found = judged.fit
+    near = found.cost < PROMISING and bool(model.unknown)
+    judged = judge(snapped(found) if near else found)
+    if near and not judged.passes:
+        judged = judge(snapped(moved(found)))
+        if not judged.passes:  # roundings may bring other numbers as near
+            judged = next((x for x in map(judge, rounder(judged.fit)) if x.passes), judged)
+    found = judged.fit
     for free, _ in hypothesis.free:
         x = np.asarray(found.values.get(free, 0.0))
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near

@@ -14,19 +14,16 @@ import numpy as np
 from arrayopt.arrays import NARROW, array_namespace
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.ops import OPS, REDUCTIONS
-from arrayopt.fusion.symbol import NotFlat, NotFolded, NotOriented
-from arrayopt.fusion.trace import Trace, TraceError, trace
+from arrayopt.fusion.trace import Trace
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.names import Values as Hypers
 from arrayopt.rules.namespace import rule_namespace
+from arrayopt.testing.diagnosis.graphs import graph_of
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["Simulation", "rounded"]
 
 Round = Callable[[str, Values], Values]
-
-_TRACES: dict[Any, Trace | None] = {}
-"""What rules were traced as; None for those that cannot be."""
 
 
 def rounded(x: Values, dtype: str) -> Values:
@@ -190,7 +187,7 @@ class Simulation:
         """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block."""
         together: dict[Any, list[tuple[int, Trace, list[Node]]]] = {}
         for i, name in enumerate(self.trajectory.names):
-            made = self._trace(self.trajectory.params[0][name].shape)
+            made = graph_of(self.rule, self.trajectory.params[0][name].shape, self.dtype)
             if made is None:
                 yield self._make([i], None, [], flat=False)
                 continue
@@ -201,23 +198,6 @@ class Simulation:
             together.setdefault((key, None if flat else i), []).append((i, made, nodes))
         for (_, alone), found in together.items():
             yield self._make([i for i, _, _ in found], found[0][1], found[0][2], flat=alone is None)
-
-    def _trace(self, shape: tuple[int, ...]) -> Trace | None:
-        """The rule's graph, flat where it sees no rows or columns; made once for each structure."""
-        ways: list[dict[str, Any]] = [{"flat": True}, {}]
-        if self.rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # one for matrices asks which way these lie
-            ways = [{"tall": _sign(*shape[-2:])}, {"tall": _sign(shape[0], np.prod(shape[1:])), "folded": True}]
-        key = (self.rule.structure, max(len(shape), 1), self.dtype, repr(ways))
-        if key not in _TRACES:
-            _TRACES[key] = None
-            for way in ways:
-                try:
-                    made = trace(self.rule, max(len(shape), 1), self.dtype, lean=True, **way)
-                except (NotFlat, NotFolded, NotOriented, TraceError):
-                    continue
-                _TRACES[key] = made if _is_simple(made) else None
-                break
-        return _TRACES[key]
 
     def _make(self, index: list[int], made: Trace | None, nodes: list[Node], *, flat: bool) -> _Block:
         names = [self.trajectory.names[i] for i in index]
@@ -295,20 +275,6 @@ def _evaluated(
         x = x if x.shape == old.shape else np.broadcast_to(x, old.shape)
         kept[name] = rounded(x, made.storage[name]) if made.storage[name] in NARROW else x
     return values[made.outputs["p"]], kept
-
-
-def _sign(rows: int, columns: Any) -> int:
-    return int(np.sign(rows - columns))
-
-
-def _is_simple(made: Trace) -> bool:
-    """Whether a graph with products can be evaluated: matrices over r or c meet no values along one axis alone."""
-    nodes = reachable(made.outputs.values())
-    return not any(
-        set("rc") & set("".join(a.axes for a in n.args)) and any(a.axes and not set("rc") & set(a.axes) for a in n.args)
-        for n in nodes
-        if n.op != PRODUCT
-    ) and not any(n.op in REDUCTIONS and set("rc") & set(n.args[0].axes) for n in nodes)
 
 
 def _reduced(block: _Block, n: Node, x: Values) -> Values:
