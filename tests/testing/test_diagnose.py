@@ -10,7 +10,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
 from arrayopt.testing.diagnosis import descent
-from arrayopt.testing.diagnosis.hypothesis import plain
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.probe import gradients, parameters
 from arrayopt.testing.diagnosis.simulate import rounded
@@ -219,6 +219,46 @@ def test_simulated_rules_are_the_rules(hypothesis):
     predicted = model.predict(sets)
     assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 16
     assert predicted.shape[0] == 2
+
+
+MATRICES = {"wide": (3, 5), "tall": (5, 3), "square": (3, 3), "kernel": (2, 3, 2, 2), "row": (1, 4)}
+
+
+@pytest.mark.parametrize("matrix", ["flatten", "last"])
+@pytest.mark.parametrize("kind", [ao.Muon, ao.NorMuon, ao.MuonH], ids=lambda kind: kind.__name__)
+def test_products_are_simulated_too(kind, matrix):
+    """Whichever way a matrix lies; none runs as written, which would take long."""
+    rng = np.random.default_rng(2)
+    params = {name: rng.standard_normal(shape) for name, shape in MATRICES.items()}
+    rule = kind(lr=0.1, matrix=matrix)
+    made = run(as_subject(rule, params, "test"), None, 4, "test")
+    model = Model(Hypothesis(kind, (("matrix", matrix),)), Seen(made), {})
+    sets = one_set({name: getattr(rule, name) for name in model.names})
+    predicted = model.predict({k: np.concatenate([x, 0.5 * x]) for k, x in sets.items()})
+    assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 32
+    assert all(block.made is not None for block in model.simulation.blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [False, True])
+def test_matrices_may_follow_another_rule(hidden):
+    muon = {"rule": ao.Muon(lr=0.02)}
+    groups = {"matrix": muon, "small": muon}
+    opt = ao.Optimizer(parameters(), ao.AdamW(lr=0.01), groups=groups, engine="array_api")
+    found = diagnose(recorded(opt) if hidden else opt)
+    assert found.as_documented, str(found)
+    assert {part.name: names for names, part in found.parts} == {
+        "Muon": ("matrix", "small"),
+        "AdamW": ("vector", "zeros"),
+    }
+
+
+@pytest.mark.slow
+def test_a_rule_of_one_kind_for_matrices_is_found():
+    rng = np.random.default_rng(2)
+    params = {name: rng.standard_normal(shape) for name, shape in MATRICES.items()}
+    found = diagnose(ao.NorMuon(lr=0.02, beta2=0.9, matrix="last"), params)
+    assert found.rule == ao.NorMuon(lr=0.02, beta2=0.9, matrix="last"), str(found)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
