@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Time this library's rules and engines beside other libraries' optimizers.",
         epilog="Without options it writes benchmarks.md and its pictures in docs; else only where --output says.",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: about two minutes")
+    parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
     every = (*ours.RULES, *ours.MORE)
     parser.add_argument("--rules", type=_choice(every), metavar="RULE,...", help=f"of {', '.join(every)}")
     parser.add_argument("--shapes", type=_choice(PROBLEMS), metavar="NAME,...", help=f"of {', '.join(PROBLEMS)}")
@@ -227,13 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else FULL
     if given.rules:
-        chosen = {kind: tuple(x for x in given.rules if x in of) for kind, of in (("r", ours.RULES), ("m", ours.MORE))}
-        settings = replace(
-            settings, rules=chosen["r"], scaled=chosen["r"], more=chosen["m"], products=(), doors=(), few=()
-        )
+        own, more = (tuple(x for x in given.rules if x in of) for of in (ours.RULES, ours.MORE))
+        settings = replace(settings, rules=own, scaled=own, more=more, products=(), doors=(), few=())
     if given.shapes:
-        chosen_shapes = tuple(PROBLEMS[name] for name in given.shapes)
-        settings = replace(settings, problems=chosen_shapes, model=chosen_shapes[0], products=(), doors=())
+        shapes = tuple(PROBLEMS[name] for name in given.shapes)
+        settings = replace(settings, problems=shapes, model=shapes[0], products=(), doors=())
     if given.scaling:
         settings = replace(settings, **ONE_PART | {"scaled": settings.scaled})
     if given.small:
