@@ -184,8 +184,8 @@ def load_torch(
         other = [f"{g.label!r} {type(g.rule).__name__}" for g in under.groups if type(g.rule) is not type(under.rule)]
         if other:
             raise TypeError(
-                f"load_torch: all groups must be under {type(under.rule).__name__}, as in one optimizer of PyTorch; group"
-                f" {', group '.join(other)}"
+                f"load_torch: all groups must be under {type(under.rule).__name__}, as in one optimizer of PyTorch;"
+                f" group {', group '.join(other)}"
             )
         saved = _read(under, source, state, _in_order(opt, under, state) if names is None else names)
     under._restore(saved, "load_torch")

@@ -39,8 +39,8 @@ STEPPED: Mapping[str, Mapping[str, Sequence[float]]] = {
 RETRIED = 3
 """Of how many numbers another value is tried at a time."""
 
-CLOSE = 0.05
-"""The cost below which numbers that do nothing where they are are tried elsewhere."""
+CLOSE = (1e-3, 0.05)
+"""The cost below which numbers are tried elsewhere that do nothing where they are; and that for the rules above."""
 
 
 def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) -> Fit:
@@ -93,14 +93,15 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
 
 def moved(found: Fit) -> Fit:
     """The same with numbers set elsewhere, one by one, where that comes nearer: least squares cannot jump."""
-    if not LEAST < found.cost < CLOSE:
+    close = CLOSE[found.model.hypothesis.kind.__name__ in STEPPED]
+    if not LEAST < found.cost < close:
         return found
     found = _usual_trust(refined(found))
     unknown = found.model.unknown
     for _ in range(4):
         tried = [(name, x) for name, xs in ELSEWHERE.items() if name in unknown for x in xs]
         tried = [(name, x) for name, x in tried if not np.ndim(found.values[name])]
-        if not tried or not LEAST < found.cost < CLOSE:
+        if not tried or not LEAST < found.cost < close:
             break
         bases = [found, *rounder(found)]
         sets = {
@@ -113,11 +114,11 @@ def moved(found: Fit) -> Fit:
         for i, (name, x) in enumerate(tried):
             sets[name][i * len(bases) : (i + 1) * len(bases)] = x
         costs = cost(found.model.errors(sets)).reshape(len(tried), len(bases))
-        near = {}
-        for i in np.argsort(costs.min(axis=1), kind="stable")[::-1]:
-            near[tried[i][0]] = int(i) * len(bases) + int(costs[i].argmin())
+        best: dict[str, int] = {}  # of each name, the nearest first
+        for i in map(int, np.argsort(costs.min(axis=1), kind="stable")):
+            best.setdefault(tried[i][0], i * len(bases) + int(costs[i].argmin()))
         better = found
-        for i in list(near.values())[: -RETRIED - 1 : -1]:
+        for i in list(best.values())[:RETRIED]:
             values = {name: x[i] for name, x in sets.items()}
             least = float(costs.ravel()[i])
             one = refined(Fit(found.model, of_set(found.model, values), least), 12 if least > LEAST else 1)
