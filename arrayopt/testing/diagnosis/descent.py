@@ -21,7 +21,8 @@ REACH = 100.0
 """How far MINPACK's first step from zero may go: numbers are taken times this, so that they move by a factor of e."""
 
 HOLD = 1e-5
-"""How much numbers that do nothing are held where they are; where all is near, by this share of what is left."""
+"""How much numbers that do nothing are held where they are; in float64, where they may do little, by this share of
+what is left."""
 
 FAINT = 1e-5
 """The cost below which numbers are moved that hardly do anything."""
@@ -99,7 +100,8 @@ def _descend(
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
     start = np.concatenate([into(kinds[name], signs[name] * values[name]).ravel() for name in tried])
     last: list[Any] = [None, None, None]
-    hold = HOLD * min(1.0, max(least, 1e-15))
+    exact = "float64" in model.seen.trajectory.dtypes.values()
+    hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)

@@ -103,6 +103,7 @@ def search(
     depth: int = 3,
     tried: dict[Hypothesis, Judged] | None = None,
     near: Judged | None = None,
+    among: Sequence[Hypothesis] | None = None,
     on_try: Callable[[Hypothesis], object] = lambda hypothesis: None,
 ) -> list[Judged]:
     """What fits, the simplest first; or the nearest alone.
@@ -121,6 +122,8 @@ def search(
         What an earlier search has tried, which this one goes on from.
     near : Judged, optional
         Where to begin, in place of all plain rules.
+    among : sequence of Hypothesis, optional
+        The plain rules, if not all.
     on_try : callable
         Called with each hypothesis.
     """
@@ -134,7 +137,7 @@ def search(
                 tried[hypothesis] = _tried(hypothesis, seen, known, warm)
 
     shapes = [x.shape for x in seen.trajectory.params[0].values()]
-    first = plain(shapes) if near is None else [near.hypothesis]
+    first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
     base = 0 if near is None else near.hypothesis.changes
     if narrow and near is None:
         first += [replace(x, switches=(("master_weights", False),)) for x in first]

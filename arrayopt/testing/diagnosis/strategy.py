@@ -11,7 +11,7 @@ from arrayopt.testing.diagnosis.decimals import snapped
 from arrayopt.testing.diagnosis.descent import Fit
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of
 from arrayopt.testing.diagnosis.fit import fit
-from arrayopt.testing.diagnosis.hypothesis import Hypothesis
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.search import Judged, judge, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
@@ -20,6 +20,9 @@ __all__ = ["examine"]
 
 MANY = 6
 """With more tensors than these, a few are searched first."""
+
+FAR = 0.5
+"""The cost up to which a rule may be meant."""
 
 FEW = 3
 LARGE = 400
@@ -50,12 +53,13 @@ def examine(
         if found is not None:
             return found
     seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
-    for deep in dict.fromkeys((min(depth, 1), depth)):
+    mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
+    for deep in dict.fromkeys((0, min(depth, 1), depth)):
         best = search(seen, known, made.subject, depth=deep, tried=tried, on_try=on_try)
         if best[0].passes:
             break
-        if deep and len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2:
-            found = _from_few(made, known, said, deep, on_try)  # one rule for matrices, and another for the rest
+        if mixed and (deep == 1 if deep else _is_for_matrices(made, known, on_try)):
+            found = _from_few(made, known, said, min(depth, 1), on_try)  # one rule for matrices, another for the rest
             if found is not None and found.matches:
                 return found
     return made_of(best, made, said)
@@ -75,8 +79,8 @@ def _from_few(
         return None
     taken = _taken(made, first.hypothesis)
     if len(taken) == len(made.names):
-        plain = [x for x in best if not any(np.ndim(y) for y in x.fit.values.values())]
-        whole = [_on(made, x.hypothesis, x.fit.values) for x in plain]
+        steady = [x for x in best if not any(np.ndim(y) for y in x.fit.values.values())]
+        whole = [_on(made, x.hypothesis, x.fit.values) for x in steady]
         if any(x.passes for x in whole):
             return made_of([x for x in whole if x.passes], made, said)
         again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
@@ -102,6 +106,14 @@ def _from_few(
         other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, on_try=on_try)
         parts += other.parts or [(tuple(rest), other)]
     return _joined(parts)
+
+
+def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], on_try: Tell) -> bool:
+    """Whether a rule that is for matrices alone is not far from what these do."""
+    names = [name for name, x in made.params[0].items() if x.ndim > 1]
+    part = made.only(names)
+    among = [h for h in plain(x.shape for x in part.params[0].values()) if not h.takes([np.zeros(1)])]
+    return search(Seen(part), _of(known, made, names), depth=0, among=among, on_try=on_try)[0].fit.cost < FAR
 
 
 def _joined(parts: Sequence[tuple[tuple[str, ...], Diagnosis]]) -> Diagnosis:
