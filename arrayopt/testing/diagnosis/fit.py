@@ -30,12 +30,6 @@ STEPPED: Mapping[str, Mapping[str, Sequence[float]]] = {
 }
 """Where it begins for numbers whose small changes tell nothing, as below a sign: all of these together."""
 
-STEPPED: Mapping[str, Mapping[str, Sequence[float]]] = {
-    "Lion": {"beta1": USUAL, "beta2": USUAL, "weight_decay": (0.0, 1e-3, 0.01, 0.1, 1.0)},
-    "ScheduleFreeAdamW": {"warmup_steps": (0.0, 3.0, 5.0, 10.0, 100.0, 1000.0), "r": (0.0, 1.0)},
-}
-"""Where it begins for numbers whose small changes tell nothing, as below a sign: all of these together."""
-
 RETRIED = 3
 """Of how many numbers another value is tried at a time."""
 

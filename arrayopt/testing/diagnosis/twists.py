@@ -271,7 +271,6 @@ TWISTS: dict[str, Twist] = {
     "added up": Twist(words="gradients add up from step to step: they are not set to zero", grads=_added_up),
     "late": Twist(words="each step uses the gradient of the step before", grads=_late),
     "uphill": Twist(words="the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
-    "idle": Twist(words="gradients do nothing", applies=_has("weight_decay"), grads=_each(np.zeros_like)),
     "sign": Twist(words="only the sign of the gradient is used", grads=_each(np.sign)),
     # precision
     "float16 state": Twist(
