@@ -183,8 +183,9 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
     judged = judge(snapped(found) if near else found)
     if near and not judged.passes:
         judged = judge(snapped(moved(found)))
-        if not judged.passes:  # roundings may bring other numbers as near
-            judged = next((x for x in map(judge, rounder(judged.fit)) if x.passes), judged)
+    if near:  # roundings may bring other numbers as near, or nearer
+        limit = 1.01 * judged.ulps if judged.passes else math.inf
+        judged = next((x for x in map(judge, rounder(judged.fit)) if x.passes and x.ulps <= limit), judged)
     found = judged.fit
     for free, _ in hypothesis.free:
         x = np.asarray(found.values.get(free, 0.0))
