@@ -239,13 +239,12 @@ def test_products_are_simulated_too(kind, matrix):
     assert all(block.made is not None for block in model.simulation.blocks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hidden", [False, True])
-def test_matrices_may_follow_another_rule(hidden):
+@pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_matrices_may_follow_another_rule(depth):
     muon = {"rule": ao.Muon(lr=0.02)}
     groups = {"matrix": muon, "small": muon}
     opt = ao.Optimizer(parameters(), ao.AdamW(lr=0.01), groups=groups, engine="array_api")
-    found = diagnose(recorded(opt) if hidden else opt)
+    found = diagnose(recorded(opt) if depth else opt, depth=depth)
     assert found.as_documented, str(found)
     assert {part.name: names for names, part in found.parts} == {
         "Muon": ("matrix", "small"),
@@ -253,12 +252,13 @@ def test_matrices_may_follow_another_rule(hidden):
     }
 
 
-@pytest.mark.slow
-def test_a_rule_of_one_kind_for_matrices_is_found():
+@pytest.mark.parametrize("depth", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_rules_for_matrices_are_found(depth):
     rng = np.random.default_rng(2)
     params = {name: rng.standard_normal(shape) for name, shape in MATRICES.items()}
-    found = diagnose(ao.NorMuon(lr=0.02, beta2=0.9, matrix="last"), params)
-    assert found.rule == ao.NorMuon(lr=0.02, beta2=0.9, matrix="last"), str(found)
+    rule = ao.NorMuon(lr=0.02, beta2=0.9, **({"matrix": "last"} if depth else {}))
+    found = diagnose(run(as_subject(rule, params, "test"), None, 6, "test") if depth else rule, params, depth=depth)
+    assert found.rule == rule, str(found)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
