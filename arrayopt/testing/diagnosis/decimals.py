@@ -56,13 +56,13 @@ def snapped(found: Fit) -> Fit:
 
 
 def rounder(found: Fit) -> Iterator[Fit]:
-    """The same with usual numbers where these are near; with numbers of one digit, of two, of three."""
+    """The same with numbers of one digit, of two, of three; and with usual numbers where these are near."""
     values = {name: x for name, x in found.values.items() if name in found.model.unknown}
     usual = {f.name: f.default for f in fields(found.model.hypothesis.kind)}
     often = {name: (usual.get(name), *ELSEWHERE.get(name, ())) for name in values}
-    yield changed(found, {name: _often(x, often[name]) for name, x in values.items()})
     for digits in (1, 2, 3):
         yield changed(found, {name: _short_all(name, x, digits) for name, x in values.items()})
+    yield changed(found, {name: _often(x, often[name]) for name, x in values.items()})
 
 
 def _often(x: Any, often: Sequence[Any]) -> Any:
