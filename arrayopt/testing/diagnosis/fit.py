@@ -33,7 +33,7 @@ STEPPED: Mapping[str, Mapping[str, Sequence[float]]] = {
 RETRIED = 3
 """Of how many numbers another value is tried at a time."""
 
-CLOSE = (1e-3, 0.05)
+CLOSE = (5e-3, 0.05)
 """The cost below which numbers are tried elsewhere that do nothing where they are; and that for the rules above."""
 
 
