@@ -62,16 +62,16 @@ def rounder(found: Fit) -> Iterator[Fit]:
     often = {name: (usual.get(name), *ELSEWHERE.get(name, ())) for name in values}
     for digits in (1, 2, 3):
         yield changed(found, {name: _short_all(name, x, digits) for name, x in values.items()})
-    yield changed(found, {name: _often(x, often[name]) for name, x in values.items()})
+    yield changed(found, {name: _often(name, x, often[name]) for name, x in values.items()})
 
 
-def _often(x: Any, often: Sequence[Any]) -> Any:
-    """A number that is often used, where it is within a tenth; one near 1 by its distance from 1."""
+def _often(name: str, x: Any, often: Sequence[Any]) -> Any:
+    """A number that is often used, where it is within a tenth (eps: a half); one near 1 by its distance from 1."""
     if np.ndim(x):
         return x
     for usual in (y for y in often if isinstance(y, float)):
         a, b = (1.0 - z if 0.5 < usual < 1 else z for z in (x, usual))
-        if math.isclose(a, b, rel_tol=0.1, abs_tol=1e-9):
+        if math.isclose(a, b, rel_tol=0.5 if name.startswith("eps") else 0.1, abs_tol=1e-30 if usual else 1e-9):
             return usual
     return x
 

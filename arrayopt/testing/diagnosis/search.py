@@ -21,7 +21,7 @@ __all__ = ["LIMITS", "Judged", "judge", "search"]
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
 
-SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-10}
+SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-11}
 """Or the share of a tensor's update: 1 - β^t, computed as it stands, loses digits."""
 
 WIDTH = 4
