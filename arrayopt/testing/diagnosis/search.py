@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW
+from arrayopt.rules.ademamix import AdEMAMix
 from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
 from arrayopt.testing.diagnosis.descent import Fit
 from arrayopt.testing.diagnosis.fit import fit, moved
@@ -191,6 +192,8 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
         x = np.asarray(found.values.get(free, 0.0))
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
             return replace(judged, refused=True)
+    if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-6):  # then it is AdamW
+        return replace(judged, refused=True)
     if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
         return replace(judged, refused=True)
     return judged
