@@ -40,7 +40,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     longest = 1.6 * max(row.ratio for row in rows)
     shortest = min([0.7, *(0.9 * row.ratio for row in rows)])
     wide = max(2.9 * len(problems), 5.0)
-    pad = 56 if max(map(len, rules)) < 9 else 110
+    pad = 56 if max(map(len, rules)) < 9 else 160
     with matplotlib.rc_context(STYLE):
         made = Figure(figsize=(1.8 + wide, 0.9 + 0.19 * sum(heights)), dpi=150, layout="constrained")
         grid = made.subplots(

@@ -21,6 +21,7 @@ WORDS = {
     "ms_momentum/default": "weight_decay is not the same for all tensors",
     "ms_adam/default": "eps is added to √v before the bias correction of v",
     "ms_adam/groups": "eps is added to √v before the bias correction of v",
+    "ms_momentum/nesterov_is_ignored_on_cpu": "follows SGD as documented",
     "optax_radam/nesterov": "eps is added to √v after the bias correction of v",
     "optax_lars/nesterov": "the norm of the decayed gradient",
     "came_ms/beta1_zero": "gradients do nothing",
