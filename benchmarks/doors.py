@@ -15,16 +15,14 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch
-
-import arrayopt.torch as door
 from arrayopt import Optimizer
 from arrayopt.params.groups import fields_of
 from benchmarks import ours
 from benchmarks.contest import Contestant, Race, Running, race
 from benchmarks.problems import Problem, equal
+from benchmarks.results import Row
 
-__all__ = ["BELOW", "DOOR", "SCHEDULED", "SHAPES", "beside", "main"]
+__all__ = ["BELOW", "DOOR", "SCHEDULED", "SHAPES", "beside", "main", "through_doors"]
 
 BELOW, DOOR, SCHEDULED = "arrayopt.Optimizer", "arrayopt.torch", ", lr set in each step"
 
@@ -33,6 +31,8 @@ SHAPES = ((64,), (64, 64), (256, 256))
 
 def tensors(problem: Problem) -> list[Any]:
     """The parameters as PyTorch's, with their gradients."""
+    import torch
+
     params = [torch.nn.Parameter(torch.from_numpy(p)) for p in problem.params()]
     for p, g in zip(params, problem.grads, strict=True):
         p.grad = torch.from_numpy(g)
@@ -56,6 +56,8 @@ def below(rule: str, problem: Problem, steps: int, engine: str, *, scheduled: bo
 
 def through(rule: str, problem: Problem, steps: int, engine: str, *, scheduled: bool) -> Running:
     """The optimizer of PyTorch."""
+    import arrayopt.torch as door
+
     own = ours.RULES[rule]
     fields = {name: getattr(own, name) for name in fields_of(type(own))}
     opt = getattr(door, rule)(tensors(problem), **fields, engine=engine)
@@ -80,6 +82,21 @@ def beside(rule: str, problem: Problem, steps: int, engine: str = "auto", **pace
         for name, make in ((BELOW, below), (DOOR, through))
     ]
     return race(entered, **pace)
+
+
+def through_doors(
+    shapes: Sequence[tuple[int, ...]], rules: Sequence[str] = ("AdamW", "LAMB"), **pace: Any
+) -> list[Row]:
+    """A row for each contestant, rule and shape of 200 tensors; times are of one step of twenty."""
+    made, steps = [], 20
+    for rule in rules:
+        for shape in shapes:
+            problem = equal(200, shape)
+            times = beside(rule, problem, steps, **pace)
+            for name in times.names:
+                ms, ratio = 1e3 * times.seconds(name) / steps, times.ratio(name, name.replace(DOOR, BELOW))
+                made.append(Row(rule, f"200 of {' × '.join(map(str, shape))}", name, ms, ratio))
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,6 +18,7 @@ __all__ = ["COPY", "LIBRARIES", "Machine", "copying", "look"]
 
 COPY = "copy"
 LIBRARIES = ("arrayopt", "numpy", "numba", "torch", "jax", "optax", "timm", "pytorch_optimizer", "came-pytorch")
+LIBRARIES += ("schedulefree",)
 
 
 def copying(size: int) -> Contestant:

@@ -9,7 +9,17 @@ from arrayopt.fusion.plan import plan_for
 from benchmarks.contest import Contestant, Running
 from benchmarks.problems import Problem
 
-__all__ = ["ENGINES", "FUSED", "REFERENCE", "RULES", "bytes_per_parameter", "contestants", "running", "step_memory"]
+__all__ = [
+    "ENGINES",
+    "FUSED",
+    "MORE",
+    "REFERENCE",
+    "RULES",
+    "bytes_per_parameter",
+    "contestants",
+    "running",
+    "step_memory",
+]
 
 RULES: dict[str, ao.Rule] = {
     "LAMB": ao.LAMB(lr=1e-3, weight_decay=0.01),
@@ -21,7 +31,22 @@ RULES: dict[str, ao.Rule] = {
 }
 """Every contestant of a rule has these options."""
 
+MORE: dict[str, ao.Rule] = {
+    "Lion": ao.Lion(lr=1e-4, weight_decay=0.01),
+    "RMSprop": ao.RMSprop(lr=1e-3),
+    "NAdam": ao.NAdam(lr=2e-3),
+    "RAdam": ao.RAdam(lr=1e-3),
+    "Adan": ao.Adan(lr=1e-3, weight_decay=0.01),
+    "AdEMAMix": ao.AdEMAMix(lr=1e-3, weight_decay=0.01),
+    "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(lr=2.5e-3, weight_decay=0.01),
+    "AdamH": ao.AdamH(lr=0.01),
+    "FISTA": ao.FISTA(lr=0.01),
+}
+"""Rules that have one contest only, over one model's shapes. Those for matrices are in `benchmarks.products`."""
+
 STATE = {"LAMB": 2, "LANS": 2, "CAME": 1, "LARS": 1, "AdamW": 2, "SGD": 1}
+STATE |= {"Lion": 1, "RMSprop": 1, "NAdam": 2, "RAdam": 2, "Adan": 4, "AdEMAMix": 3, "ScheduleFreeAdamW": 2}
+STATE |= {"AdamH": 2, "FISTA": 2}
 """Arrays of state for each parameter array; CAME's rows and columns are few beside its one."""
 
 FUSED = tuple(name for name in ("numba", "numpy") if name != "numba" or find_spec("numba"))
@@ -51,7 +76,7 @@ def optimizer(rule: str, problem: Problem, engine: str) -> tuple[ao.Optimizer, d
     """An optimizer over a problem, and the gradients to give it."""
     names = [str(i) for i in range(len(problem.shapes))]
     params = dict(zip(names, problem.params(), strict=True))
-    return ao.Optimizer(params, RULES[rule], engine=engine), dict(zip(names, problem.grads, strict=True))
+    return ao.Optimizer(params, (RULES | MORE)[rule], engine=engine), dict(zip(names, problem.grads, strict=True))
 
 
 def running(rule: str, problem: Problem, engine: str) -> Running:
@@ -65,7 +90,9 @@ def bytes_per_parameter(rule: str, problem: Problem) -> float:
     by_rank: dict[int, int] = {}
     for shape in problem.shapes:
         by_rank[len(shape)] = by_rank.get(len(shape), 0) + math.prod(shape)
-    moved = sum(n * plan_for(RULES[rule], rank, "float32").bytes_per_parameter() for rank, n in by_rank.items())
+    moved = sum(
+        n * plan_for((RULES | MORE)[rule], rank, "float32").bytes_per_parameter() for rank, n in by_rank.items()
+    )
     return moved / problem.elements
 
 

@@ -32,6 +32,8 @@ def _figures(results: Results) -> str:
     parts = ["## The machine", _table(Sheet("", ("", ""), list(machine.items()), names=2)), "## Figures"]
     if results.rows:
         parts.append("![Time of each contestant as a multiple of ours, by rule and shapes](benchmarks.png)")
+    if results.more:
+        parts.append(f"![The same of more rules, over {results.more[0].problem}](benchmarks-more.png)")
     for sheet in sheets(results):
         parts += [f"### {sheet.title}", _table(sheet)]
     return "\n\n".join(parts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "LARS": {"learning_rate": 0.1, "weight_decay": 1e-4},
     "AdamW": {"learning_rate": 1e-3, "weight_decay": 0.01},
     "SGD": {"learning_rate": 0.01, "momentum": 0.9},
+    "Lion": {"learning_rate": 1e-4, "weight_decay": 0.01},
+    "RMSprop": {"learning_rate": 1e-3, "decay": 0.99, "eps_in_sqrt": False},
+    "NAdam": {"learning_rate": 2e-3},
+    "RAdam": {"learning_rate": 1e-3},
+    "Adan": {"learning_rate": 1e-3, "weight_decay": 0.01},
+    "AdEMAMix": {"learning_rate": 1e-3, "weight_decay": 0.01},
+    "ScheduleFreeAdamW": {"learning_rate": 2.5e-3, "weight_decay": 0.01},
 }
 
+NAMES = {"AdEMAMix": "contrib.ademamix", "ScheduleFreeAdamW": "contrib.schedule_free_adamw"}
+"""What optax calls them, if not as we do in small letters."""
+
 COMPILING = {"LAMB": 40.0, "LARS": 32.0, "AdamW": 8.5, "SGD": 0.8}
+USUAL = 20.0
 """Seconds to compile a step over 1,000 tensors on one core; it grows about as the power 3/2 of their number."""
 
 
@@ -28,7 +40,7 @@ def contestants(rule: str, problem: Problem, patience: float = 60.0) -> list[Con
     if rule not in OPTIONS:
         return []
     size, left_out = 4.0 * problem.elements, ""
-    compiling = COMPILING[rule] * (len(problem.shapes) / 1000) ** 1.5
+    compiling = COMPILING.get(rule, USUAL) * (len(problem.shapes) / 1000) ** 1.5
     if missing := [name for name in ("jax", "optax") if not find_spec(name)]:
         left_out = f"{missing[0]} is not installed"
     elif compiling > patience:
@@ -41,8 +53,9 @@ def contestants(rule: str, problem: Problem, patience: float = 60.0) -> list[Con
 def _running(rule: str, problem: Problem) -> Running:
     import jax
     import optax
+    import optax.contrib
 
-    transform = getattr(optax, rule.lower())(**OPTIONS[rule])
+    transform = attrgetter(NAMES.get(rule, rule.lower()))(optax)(**OPTIONS[rule])
     params = [jax.numpy.array(x) for x in problem.params()]
     grads = [jax.dlpack.from_dlpack(x) for x in problem.grads]
     held = [params, jax.jit(transform.init)(params)]

@@ -17,6 +17,8 @@ __all__ = ["contestants"]
 
 DISTRIBUTIONS = {"torch": "PyTorch", "came_pytorch": "came-pytorch"}
 
+Make = Callable[[list[Any]], Any]
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -41,16 +43,27 @@ class Peer:
     rule: str
     name: str
     module: str
-    make: Callable[[list[Any]], Any]
+    make: Make
     extra: float = 1.0
     spoils_grads: bool = False
 
 
-def _of(module: str, name: str, **options: Any) -> Callable[[list[Any]], Any]:
+def _of(module: str, name: str, **options: Any) -> Make:
     """Makes an optimizer of that class, which is imported when it is first wanted."""
     if module == "timm":
         return lambda params: getattr(_timm(name.lower()), name)(params, **options)
     return lambda params: getattr(importlib.import_module(module), name)(params, **options)
+
+
+def _training(make: Make) -> Make:
+    """The same, told that it is to train."""
+
+    def build(params: list[Any]) -> Any:
+        opt = make(params)
+        opt.train()
+        return opt
+
+    return build
 
 
 def _timm(module: str) -> ModuleType:
@@ -69,6 +82,8 @@ PO_LAMB = {"lr": 1e-3, "weight_decay": 0.01, "weight_decouple": False}
 LARS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 ADAMW = {"lr": 1e-3, "weight_decay": 0.01}
 SGD = {"lr": 0.01, "momentum": 0.9}
+LION = {"lr": 1e-4, "weight_decay": 0.01}
+FREE = {"lr": 2.5e-3, "weight_decay": 0.01}
 
 PEERS = [
     Peer("LAMB", "timm", "timm", _of("timm", "Lamb", **TIMM_LAMB, foreach=False), 0.8),
@@ -83,6 +98,27 @@ PEERS = [
     Peer("AdamW", "torch foreach", "torch", _of("torch.optim", "AdamW", **ADAMW, foreach=True), 2),
     Peer("SGD", "torch fused", "torch", _of("torch.optim", "SGD", **SGD, fused=True), 0),
     Peer("SGD", "torch foreach", "torch", _of("torch.optim", "SGD", **SGD, foreach=True), 1),
+    Peer("Lion", "timm foreach", "timm", _of("timm", "Lion", **LION, foreach=True), 2),
+    Peer("Lion", "pytorch_optimizer", "pytorch_optimizer", _of("pytorch_optimizer", "Lion", **LION), 1),
+    Peer("RMSprop", "torch foreach", "torch", _of("torch.optim", "RMSprop", lr=1e-3, foreach=True), 2),
+    Peer("NAdam", "torch foreach", "torch", _of("torch.optim", "NAdam", lr=2e-3, foreach=True), 2),
+    Peer("RAdam", "torch foreach", "torch", _of("torch.optim", "RAdam", lr=1e-3, foreach=True), 2),
+    Peer("Adan", "timm foreach", "timm", _of("timm", "Adan", **ADAMW, foreach=True), 2),
+    Peer("Adan", "pytorch_optimizer", "pytorch_optimizer", _of("pytorch_optimizer", "Adan", **ADAMW), 2),
+    Peer(
+        "AdEMAMix",
+        "pytorch_optimizer",
+        "pytorch_optimizer",
+        _of("pytorch_optimizer", "AdEMAMix", **ADAMW, weight_decouple=True),
+        2,
+    ),
+    Peer(
+        "ScheduleFreeAdamW",
+        "schedulefree",
+        "schedulefree",
+        _training(_of("schedulefree", "AdamWScheduleFree", **FREE, foreach=True)),
+        2,
+    ),
 ]
 
 

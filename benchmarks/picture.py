@@ -1,5 +1,6 @@
 """The picture of a run: for each rule and problem, bars of time as multiples of ours."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.ours import REFERENCE
-from benchmarks.results import Results
+from benchmarks.results import Row, find
 
 __all__ = ["draw"]
 
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 COLOURS = {"arrayopt": "#0072B2", "torch": "#D55E00", "timm": "#E69F00", "pytorch_optimizer": "#CC79A7"}
-COLOURS |= {"came-pytorch": "#F0A87A", "optax": "#009E73", "NumPy": "#8C8C8C"}
+COLOURS |= {"came-pytorch": "#F0A87A", "schedulefree": "#F0A87A", "optax": "#009E73", "NumPy": "#8C8C8C"}
 STYLE: Any = {
     "font.size": 8.5,
     "axes.titlesize": 10,
@@ -29,35 +30,35 @@ STYLE: Any = {
 }
 
 
-def draw(results: Results, path: Path) -> None:
-    """Draw the contest to `path`, whose suffix says in which format; nothing if there was none."""
-    rules = list(dict.fromkeys(row.rule for row in results.rows))
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw a contest to `path`, whose suffix says in which format; nothing if there was none."""
+    rules, problems = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("rule", "problem"))
     if not rules:
         return
-    names = {rule: list(dict.fromkeys(row.name for row in results.rows if row.rule == rule)) for rule in rules}
+    names = {rule: list(dict.fromkeys(row.name for row in rows if row.rule == rule)) for rule in rules}
     heights = [len(names[rule]) + 1.2 for rule in rules]
-    longest = 1.6 * max(row.ratio for row in results.rows)
-    shortest = min(0.7, *(0.9 * row.ratio for row in results.rows))
+    longest = 1.6 * max(row.ratio for row in rows)
+    shortest = min([0.7, *(0.9 * row.ratio for row in rows)])
+    wide = max(2.9 * len(problems), 5.0)
+    pad = 56 if max(map(len, rules)) < 9 else 160
     with matplotlib.rc_context(STYLE):
-        made = Figure(
-            figsize=(1.8 + 2.9 * len(results.problems), 0.9 + 0.19 * sum(heights)), dpi=150, layout="constrained"
-        )
+        made = Figure(figsize=(1.8 + wide, 0.9 + 0.19 * sum(heights)), dpi=150, layout="constrained")
         grid = made.subplots(
-            len(rules), len(results.problems), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+            len(rules), len(problems), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
         )
         for rule, line in zip(rules, grid, strict=True):
-            for problem, axes in zip(results.problems, line, strict=True):
-                _bars(axes, results, rule, problem, names[rule])
+            for problem, axes in zip(problems, line, strict=True):
+                _bars(axes, rows, rule, problem, names[rule])
                 axes.set_xlim(shortest, longest)
             line[0].set_yticks(range(len(names[rule])), names[rule])
-            line[0].set_ylabel(rule, rotation=0, ha="left", va="center", weight="bold", fontsize=11, labelpad=56)
-        for problem, axes in zip(results.problems, grid[0], strict=True):
+            line[0].set_ylabel(rule, rotation=0, ha="left", va="center", weight="bold", fontsize=11, labelpad=pad)
+        for problem, axes in zip(problems, grid[0], strict=True):
             axes.set_title(problem, pad=10)
         made.supxlabel(f"time of a step ÷ that of {REFERENCE}, log scale: shorter is faster", fontsize=9)
         made.savefig(path)
 
 
-def _bars(axes: Axes, results: Results, rule: str, problem: str, names: list[str]) -> None:
+def _bars(axes: Axes, rows: Sequence[Row], rule: str, problem: str, names: list[str]) -> None:
     """One panel, from top to bottom in the order of the names."""
     axes.set_xscale("log")
     axes.set_yticks([])
@@ -70,7 +71,7 @@ def _bars(axes: Axes, results: Results, rule: str, problem: str, names: list[str
     axes.set_axisbelow(True)
     axes.axvline(1.0, color="#666666", linewidth=0.8, zorder=0)
     for i, name in enumerate(names):
-        row = results.row(rule, problem, name)
+        row = find(rows, rule, problem, name)
         if row is None:
             axes.annotate("not measured", (1.0, i), (4, 0), textcoords="offset points", va="center", color="#999999")
             continue

@@ -1,13 +1,16 @@
-"""Muon beside PyTorch's and optax's, in float32, in turns: ``python -m benchmarks.products``.
+"""Rules for matrices, Muon beside PyTorch's and optax's, in float32, in turns: ``python -m benchmarks.products``.
 
-PyTorch's Muon multiplies in bfloat16. It takes part twice: as it is, and with its products in float32.
+PyTorch's Muon multiplies in bfloat16. It takes part twice: as it is, and with its products in float32. The NorMuon of
+pytorch_optimizer multiplies in bfloat16, too. MuonH has no peer.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +18,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before any library starts
 
 import arrayopt as ao
 from benchmarks.contest import Contestant, Running, race
+from benchmarks.ours import FUSED, REFERENCE
 from benchmarks.problems import Problem, equal
 
-__all__ = ["PROBLEMS", "contestants", "main"]
+__all__ = ["PROBLEMS", "RULES", "contestants", "main"]
 
 LR, MOMENTUM, EPS = 0.02, 0.95, 1e-7
 """Every contestant's; no weight decay."""
 
-COMPILING = 300.0
-"""Seconds for which XLA may compile: it takes about 0.1 s for each matrix up to 100, and 20 minutes for 1,000."""
+RULES: dict[str, ao.Rule] = {
+    "Muon": ao.Muon(lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0),
+    "NorMuon": ao.NorMuon(lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0),
+    "MuonH": ao.MuonH(lr=LR, momentum=MOMENTUM, eps=EPS),
+}
 
 
 def _mixed() -> tuple[tuple[int, int], ...]:
@@ -39,39 +46,59 @@ PROBLEMS = {
 }
 
 
-def contestants(problem: Problem) -> list[Contestant]:
-    """All of them; `numba` first, whom the others are compared with."""
-    made = [
-        Contestant(f"arrayopt {engine}", lambda engine=engine: _ours(problem, engine)) for engine in ("numba", "numpy")
-    ]
-    kinds: list[tuple[str, str, Callable[[], Running]]] = [
-        ("torch", "torch", lambda: _torch(problem, float32=False)),
-        ("torch float32", "torch", lambda: _torch(problem, float32=True)),
-        ("optax", "optax", lambda: _optax(problem)),
-    ]
-    slow = "" if len(problem.shapes) < 500 else f"XLA takes more than {COMPILING:.0f} s to compile"
-    for name, module, build in kinds:
-        missing = "" if find_spec(module) else f"{module} is not installed"
-        made.append(Contestant(name, build, left_out=missing or (slow if name == "optax" else "")))
+def contestants(rule: str, problem: Problem, patience: float = 300.0) -> list[Contestant]:
+    """All of a rule; ours first. XLA may compile for `patience` seconds."""
+    made = [Contestant(f"arrayopt {engine}", partial(_ours, rule, problem, engine)) for engine in FUSED]
+    kinds: dict[str, list[tuple[str, str, Callable[[], Running]]]] = {
+        "Muon": [
+            ("torch", "torch", partial(_torch, problem, float32=False)),
+            ("torch float32", "torch", partial(_torch, problem, float32=True)),
+            ("optax", "optax", partial(_optax, problem)),
+        ],
+        "NorMuon": [("pytorch_optimizer", "pytorch_optimizer", partial(_pytorch_optimizer, problem))],
+    }
+    count = len(problem.shapes)
+    compiling = 0.1 * count * max(1.0, count / 100)  # seconds: 13 for 126 matrices, and 20 minutes for 1,000
+    for name, module, build in kinds.get(rule, []):
+        left_out = "" if find_spec(module) else f"{module} is not installed"
+        if name == "optax" and not left_out and compiling > patience:
+            left_out = f"XLA takes about {compiling:,.0f} s to compile a step over {count:,} matrices"
+        made.append(Contestant(name, build, left_out=left_out))
     return made
 
 
-def _ours(problem: Problem, engine: str) -> Running:
+def _ours(rule: str, problem: Problem, engine: str) -> Running:
     """An engine of this library."""
     names = [str(i) for i in range(len(problem.shapes))]
     params, grads = (dict(zip(names, x, strict=True)) for x in (problem.params(), problem.grads))
-    rule = ao.Muon(lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0)
-    opt = ao.Optimizer(params, rule, engine=engine)
+    opt = ao.Optimizer(params, RULES[rule], engine=engine)
     return Running(lambda: opt.step(grads), lambda: list(opt.params.values()))
+
+
+def _parameters(problem: Problem) -> list[Any]:
+    """PyTorch's, with their gradients."""
+    import torch
+
+    params = [torch.nn.Parameter(torch.tensor(x)) for x in problem.params()]
+    for p, g in zip(params, problem.grads, strict=True):
+        p.grad = torch.tensor(g)
+    return params
+
+
+def _pytorch_optimizer(problem: Problem) -> Running:
+    import pytorch_optimizer
+
+    params = _parameters(problem)
+    groups = [{"params": params, "use_muon": True}]
+    opt = pytorch_optimizer.NorMuon(groups, lr=LR, momentum=MOMENTUM, weight_decay=0.0)
+    return Running(opt.step, lambda: [p.detach().numpy() for p in params])
 
 
 def _torch(problem: Problem, *, float32: bool) -> Running:
     """`torch.optim.Muon`; with `float32`, what it casts to bfloat16 it copies."""
     import torch
 
-    params = [torch.nn.Parameter(torch.tensor(x)) for x in problem.params()]
-    for p, g in zip(params, problem.grads, strict=True):
-        p.grad = torch.tensor(g)
+    params = _parameters(problem)
     opt = torch.optim.Muon(params, lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0)
 
     def step() -> None:
@@ -112,13 +139,14 @@ def _optax(problem: Problem) -> Running:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rule", default="Muon", choices=list(RULES))
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS), help=f"some of {', '.join(PROBLEMS)}")
     parser.add_argument("--rounds", type=int, default=15, help="how often each is timed")
     given = parser.parse_args()
     for name in given.problems:
-        times = race(contestants(PROBLEMS[name]), rounds=given.rounds)
-        lines = ["", PROBLEMS[name].title, "", "| contestant | ms | times as long as numba |", "|---|---|---|"]
-        own = ((who, times.seconds(who), times.ratio(who, "arrayopt numba")) for who in times.names)
+        times = race(contestants(given.rule, PROBLEMS[name]), rounds=given.rounds)
+        lines = ["", PROBLEMS[name].title, "", f"| contestant | ms | times as long as {REFERENCE} |", "|---|---|---|"]
+        own = ((who, times.seconds(who), times.ratio(who, REFERENCE)) for who in times.names)
         lines += [f"| {who} | {1e3 * seconds:.4g} | {ratio:.3g} |" for who, seconds, ratio in own]
         lines += [f"| {who} | | {why} |" for who, why in times.left_out.items()]
         sys.stdout.write("\n".join([*lines, ""]))

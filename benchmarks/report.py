@@ -14,9 +14,12 @@ __all__ = [
     "bandwidth",
     "beside",
     "contest",
+    "doors",
     "engines",
     "left_out",
     "memory",
+    "more",
+    "products",
     "scaling",
     "sheets",
     "show",
@@ -74,6 +77,25 @@ def beside(results: Results) -> Sheet:
     return Sheet("Rules side by side", ("shapes", "rule", "ms", "ratio", "B/param", "of copy"), lines, names=2)
 
 
+def more(results: Results) -> Sheet:
+    """The other rules, each with its own peers."""
+    lines = [(row.rule, row.name, _ms(row.ms), f"{row.ratio:.2f}", *_moved(row)) for row in results.more]
+    title = f"More rules: {results.more[0].problem}" if lines else ""
+    return Sheet(title, ("rule", "contestant", "ms", "ratio", "B/param", "of copy"), lines, names=2)
+
+
+def products(results: Results) -> Sheet:
+    """The rules for matrices."""
+    lines = [(f"{row.rule}, {row.problem}", row.name, _ms(row.ms), f"{row.ratio:.2f}") for row in results.products]
+    return Sheet("Products of matrices", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
+
+
+def doors(results: Results) -> Sheet:
+    """What `arrayopt.torch` costs."""
+    lines = [(f"{row.rule}, {row.problem}", row.name, f"{row.ms:.3f}", f"{row.ratio:.2f}") for row in results.doors]
+    return Sheet("Steps through arrayopt.torch", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
+
+
 def small(results: Results) -> Sheet:
     """Steps over a few small tensors."""
     lines = [(row.problem, row.name, f"{1e3 * row.ms:.1f}", f"{row.ratio:.2f}") for row in results.small]
@@ -129,7 +151,10 @@ def sheets(results: Results) -> Iterator[Sheet]:
     yield from (contest(results, problem) for problem in results.problems)
     made = [
         beside(results),
+        more(results),
+        products(results),
         small(results),
+        doors(results),
         engines(results),
         *(scaling(results, series) for series in results.points),
         memory(results),

@@ -1,13 +1,13 @@
 """What a run finds, as data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.contest import Race
 from benchmarks.machine import COPY, Machine
 from benchmarks.problems import Problem
 
-__all__ = ["Memory", "Point", "Results", "Row", "rows"]
+__all__ = ["Memory", "Point", "Results", "Row", "find", "rows"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ class Results:
         What steps allocate.
     small : list of Row
         Small steps.
+    more : list of Row
+        The contest of the other rules, over one model's shapes.
+    products : list of Row
+        The contest of the rules for matrices.
+    doors : list of Row
+        Steps through `arrayopt.torch`, beside those of `arrayopt.Optimizer`.
     """
 
     machine: Machine
@@ -99,6 +105,9 @@ class Results:
     points: dict[str, list[Point]] = field(default_factory=dict)
     memory: list[Memory] = field(default_factory=list)
     small: list[Row] = field(default_factory=list)
+    more: list[Row] = field(default_factory=list)
+    products: list[Row] = field(default_factory=list)
+    doors: list[Row] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
@@ -107,11 +116,22 @@ class Results:
 
     def row(self, rule: str, problem: str, name: str) -> Row | None:
         """A row of the contest."""
-        return next((x for x in self.rows if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
+        return find(self.rows, rule, problem, name)
+
+
+def find(rows: Sequence[Row], rule: str, problem: str, name: str) -> Row | None:
+    """The row of a contestant, if there is one."""
+    return next((x for x in rows if (x.rule, x.problem, x.name) == (rule, problem, name)), None)
 
 
 def rows(
-    race: Race, problem: Problem, moved: Mapping[str, float], copied: float, *, to: str, rule: str | None = None
+    race: Race,
+    problem: Problem,
+    moved: Mapping[str, float],
+    copied: float = 0.0,
+    *,
+    to: str,
+    rule: str | None = None,
 ) -> list[Row]:
     """The rows that a race gives.
 

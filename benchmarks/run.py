@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from rich.console import Console  # noqa: E402
 
 from arrayopt.engines.threads import thread_count  # noqa: E402
-from benchmarks import loops, ours, page, peers_jax, peers_torch, picture, report, scaling  # noqa: E402
-from benchmarks.contest import race  # noqa: E402
+from benchmarks import doors, loops, ours, page, peers_jax, peers_torch, picture, products, report, scaling  # noqa: E402
+from benchmarks.contest import Contestant, race  # noqa: E402
 from benchmarks.machine import COPY, copying, look  # noqa: E402
 from benchmarks.problems import PROBLEMS, Problem  # noqa: E402
-from benchmarks.results import Memory, Results, rows  # noqa: E402
+from benchmarks.results import Memory, Results, Row, rows  # noqa: E402
 from benchmarks.rules import side_by_side  # noqa: E402
 from benchmarks.small import small_steps  # noqa: E402
 
@@ -62,6 +63,16 @@ class Settings:
         What memory is measured over.
     few : tuple of int
         Tensors of small steps.
+    more : tuple of str
+        The rules that have one contest only.
+    model : Problem
+        What that is over.
+    products : tuple of Problem
+        The matrices that the rules for these are run over.
+    doors : tuple of tuple of int
+        The shapes of the tensors that are updated through `arrayopt.torch`.
+    little : float
+        As `seconds`, in these three contests.
     """
 
     rules: tuple[str, ...] = tuple(ours.RULES)
@@ -69,7 +80,7 @@ class Settings:
     rounds: int = 15
     least: int = 3
     warmup: int = 2
-    seconds: float = 40.0
+    seconds: float = 15.0
     patience: float = 60.0
     copied: int = 1 << 28
     scaled: tuple[str, ...] = tuple(ours.RULES)
@@ -79,11 +90,21 @@ class Settings:
     weighed: tuple[Problem, ...] = tuple(PROBLEMS[x] for x in ("resnet-50", "10000x64"))
 
     few: tuple[int, ...] = (2, 20, 200)
+    more: tuple[str, ...] = tuple(ours.MORE)
+    model: Problem = PROBLEMS["resnet-50"]
+    products: tuple[Problem, ...] = tuple(products.PROBLEMS.values())
+    doors: tuple[tuple[int, ...], ...] = doors.SHAPES
+    little: float = 5.0
 
     @property
     def pace(self) -> dict[str, Any]:
         """What a race is to be told."""
         return {"rounds": self.rounds, "least": self.least, "warmup": self.warmup, "seconds": self.seconds}
+
+    @property
+    def quickly(self) -> dict[str, Any]:
+        """What a race is to be told that is one of many."""
+        return self.pace | {"seconds": self.little}
 
 
 FULL = Settings()
@@ -98,7 +119,20 @@ QUICK = Settings(
     sizes=(10_000_000, 40_000_000),
     total=10_000_000,
     weighed=tuple(PROBLEMS[x] for x in ("bert-2-layers", "2000x64")),
+    model=PROBLEMS["resnet-3-stages"],
+    products=(products.PROBLEMS["mixed"],),
+    doors=doors.SHAPES[:1],
+    little=0.7,
 )
+ONE_PART: dict[str, Any] = {
+    "problems": (),
+    "weighed": (),
+    "few": (),
+    "scaled": (),
+    "more": (),
+    "products": (),
+    "doors": (),
+}
 
 
 def measure(settings: Settings, command: str, say: Callable[[str], object] = lambda line: None) -> Results:
@@ -114,13 +148,29 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
         Is told what is being measured.
     """
     results = Results(look(command))
-    for problem in settings.problems:
+    for problem in settings.problems if settings.rules else ():
         for rule in settings.rules:
             say(f"{rule} over {problem.title}")
-            _contest(rule, problem, settings, results)
+            own = [*ours.contestants(rule, problem), *loops.contestants(rule, problem)]
+            results.rows += _raced(rule, problem, own, settings, results, **settings.pace)
         say(f"rules side by side over {problem.title}")
         results.beside += side_by_side(settings.rules, problem, settings.copied, **settings.pace)
         problem.__dict__.pop("grads", None)
+    for rule in settings.more:
+        say(f"{rule} over {settings.model.title}")
+        fused = [c for c in ours.contestants(rule, settings.model) if c.name != "arrayopt array_api"]
+        results.more += _raced(rule, settings.model, fused, settings, results, **settings.quickly)
+    settings.model.__dict__.pop("grads", None)
+    for problem in settings.products:
+        for rule in products.RULES:
+            say(f"{rule} over {problem.title}")
+            entered = products.contestants(rule, problem, settings.patience)
+            times = race(entered, **settings.quickly)
+            results.products += rows(times, problem, {}, to=ours.REFERENCE, rule=rule)
+            results.left_out |= {(rule, problem.title, name): why for name, why in times.left_out.items()}
+    if settings.doors and find_spec("torch"):
+        say("steps through arrayopt.torch")
+        results.doors += doors.through_doors(settings.doors, **settings.quickly)
     if settings.few:
         say("small steps")
         results.small += small_steps(settings.few, **settings.pace)
@@ -142,21 +192,22 @@ def measure(settings: Settings, command: str, say: Callable[[str], object] = lam
     return results
 
 
-def _contest(rule: str, problem: Problem, settings: Settings, results: Results) -> None:
-    """One rule over one problem."""
+def _raced(
+    rule: str, problem: Problem, own: Sequence[Contestant], settings: Settings, results: Results, **pace: Any
+) -> list[Row]:
+    """One rule over one problem: some of ours, and all peers."""
     contestants = [
-        *ours.contestants(rule, problem),
-        *loops.contestants(rule, problem),
+        *own,
         *peers_torch.contestants(rule, problem),
         *peers_jax.contestants(rule, problem, settings.patience),
     ]
     copy = copying(settings.copied)
-    times = race(contestants, always=[copy], **settings.pace)
+    times = race(contestants, always=[copy], **pace)
     copied, moved = 2 * settings.copied, ours.bytes_per_parameter(rule, problem)
     results.copies.append(copied / times.seconds(COPY))
     fused = {f"arrayopt {engine}": moved for engine in ours.FUSED}
-    results.rows += rows(times, problem, fused, copied, to=ours.REFERENCE, rule=rule)
     results.left_out |= {(rule, problem.title, name): why for name, why in times.left_out.items()}
+    return rows(times, problem, fused, copied, to=ours.REFERENCE, rule=rule)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,24 +215,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py",
         description="Time this library's rules and engines beside other libraries' optimizers.",
-        epilog="Without options it writes benchmarks.md and benchmarks.png in docs; else only where --output says.",
+        epilog="Without options it writes benchmarks.md and its pictures in docs; else only where --output says.",
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: about two minutes")
-    parser.add_argument("--rules", type=_choice(ours.RULES), metavar="RULE,...", help=f"of {', '.join(ours.RULES)}")
+    parser.add_argument("--quick", action="store_true", help="less of everything: a few minutes")
+    every = (*ours.RULES, *ours.MORE)
+    parser.add_argument("--rules", type=_choice(every), metavar="RULE,...", help=f"of {', '.join(every)}")
     parser.add_argument("--shapes", type=_choice(PROBLEMS), metavar="NAME,...", help=f"of {', '.join(PROBLEMS)}")
     parser.add_argument("--scaling", action="store_true", help="only whether the cost of a parameter stays the same")
     parser.add_argument("--small", action="store_true", help="only small steps, where the time is the host's")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and benchmarks.png")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and its pictures")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else FULL
     if given.rules:
-        settings = replace(settings, rules=given.rules, scaled=given.rules)
+        own, more = (tuple(x for x in given.rules if x in of) for of in (ours.RULES, ours.MORE))
+        settings = replace(settings, rules=own, scaled=own, more=more, products=(), doors=(), few=())
     if given.shapes:
-        settings = replace(settings, problems=tuple(PROBLEMS[name] for name in given.shapes))
+        shapes = tuple(PROBLEMS[name] for name in given.shapes)
+        settings = replace(settings, problems=shapes, model=shapes[0], products=(), doors=())
     if given.scaling:
-        settings = replace(settings, problems=(), weighed=(), few=())
+        settings = replace(settings, **ONE_PART | {"scaled": settings.scaled})
     if given.small:
-        settings = replace(settings, problems=(), weighed=(), scaled=())
+        settings = replace(settings, **ONE_PART | {"few": settings.few})
     _use_all_threads()
     shown = " ".join(["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)])
     console = Console(highlight=False)
@@ -192,8 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         page.write(results, template=ROOT / "docs" / "benchmarks.md", path=output / "benchmarks.md")
-        picture.draw(results, output / "benchmarks.png")
-        console.print(f"written: {output / 'benchmarks.md'}, {output / 'benchmarks.png'}", soft_wrap=True)
+        picture.draw(results.rows, output / "benchmarks.png")
+        picture.draw(results.more, output / "benchmarks-more.png")
+        console.print(f"written: {output / 'benchmarks.md'} and its pictures", soft_wrap=True)
     return 0
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
 from arrayopt.exchange.given import below, put_fields, said
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
 from arrayopt.state.tensors import new_slots
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["load_torch"]
 
@@ -125,7 +128,9 @@ _KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is comp
 """Switches that are translated, or that change no result."""
 
 
-def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str] | None = None) -> None:
+def load_torch(
+    opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None
+) -> None:
     """Go on from the state of ``torch.optim``'s AdamW, Adam, SGD, RMSprop, NAdam or RAdam, or of their like elsewhere.
 
     Parameters
@@ -170,21 +175,21 @@ def load_torch(opt: Optimizer, state: Mapping[str, Any], *, names: Sequence[str]
     >>> opt.lr, opt.step_count, opt.state["w"]["t"]
     (0.1, 1, 1)
     """
-    outer, opt = opt, below(opt)
-    source = _SOURCES.get(type(opt.rule)) if isinstance(opt, Optimizer) else None
+    under = below(opt)
+    source = _SOURCES.get(type(under.rule)) if isinstance(under, Optimizer) else None
     if source is None:
         named = ", ".join(kind.__name__ for kind in _SOURCES)
-        raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {said(opt)}")
-    with opt._team.warned("load_torch"):
-        other = [f"{g.label!r} {type(g.rule).__name__}" for g in opt.groups if type(g.rule) is not type(opt.rule)]
+        raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {said(under)}")
+    with under._team.warned("load_torch"):
+        other = [f"{g.label!r} {type(g.rule).__name__}" for g in under.groups if type(g.rule) is not type(under.rule)]
         if other:
             raise TypeError(
-                f"load_torch: all groups must be under {type(opt.rule).__name__}, as in one optimizer of PyTorch; group"
-                f" {', group '.join(other)}"
+                f"load_torch: all groups must be under {type(under.rule).__name__}, as in one optimizer of PyTorch;"
+                f" group {', group '.join(other)}"
             )
-        saved = _read(opt, source, state, _in_order(outer, opt, state) if names is None else names)
-    opt._restore(saved, "load_torch")
-    below(outer)  # its groups say so, too
+        saved = _read(under, source, state, _in_order(opt, under, state) if names is None else names)
+    under._restore(saved, "load_torch")
+    below(opt)  # its groups say so, too
 
 
 def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:

@@ -1,13 +1,16 @@
 """The state of an `Optimizer`, as PyTorch's optimizer of the same rule writes it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import dtype_name, is_array, to_host
 from arrayopt.exchange.given import below, said
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adam, AdamW, Rule
 from arrayopt.rules.names import AROUND
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["to_torch"]
 
@@ -34,7 +37,7 @@ _COMMON = {"grad_centralization": False, "stacked": False, "state_dtype": None, 
 _COMMON |= dict.fromkeys(("clip_value", "clip_tensor_norm", "clip_unit_ratio", "lookahead_steps", "project"))
 
 
-def to_torch(opt: Optimizer) -> dict[str, Any]:
+def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     """The state of an optimizer, for ``load_state_dict`` of ``torch.optim``'s AdamW, Adam or SGD.
 
     Parameters

@@ -192,7 +192,7 @@ class NorMuon(_Muon):
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MuonH(_Muon):
-    r"""Muon on a sphere: the norm of each matrix stays what it is, and no decay is needed (Hyperball).
+    r"""Muon on a sphere: the norm of each matrix stays what it is, and no decay is needed (Hyperball; Wen et al. 2026).
 
     .. math::
 
@@ -218,7 +218,7 @@ class MuonH(_Muon):
 
     References
     ----------
-    "Hyperball optimization", arXiv:2606.16899.
+    Wen et al., "Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball Optimization", arXiv:2606.16899.
 
     Examples
     --------

@@ -9,8 +9,8 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis import fit
-from arrayopt.testing.diagnosis.hypothesis import plain
+from arrayopt.testing.diagnosis import descent
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.probe import gradients, parameters
 from arrayopt.testing.diagnosis.simulate import rounded
@@ -221,6 +221,46 @@ def test_simulated_rules_are_the_rules(hypothesis):
     assert predicted.shape[0] == 2
 
 
+MATRICES = {"wide": (3, 5), "tall": (5, 3), "square": (3, 3), "kernel": (2, 3, 2, 2), "row": (1, 4)}
+
+
+@pytest.mark.parametrize("matrix", ["flatten", "last"])
+@pytest.mark.parametrize("kind", [ao.Muon, ao.NorMuon, ao.MuonH], ids=lambda kind: kind.__name__)
+def test_products_are_simulated_too(kind, matrix):
+    """Whichever way a matrix lies; none runs as written, which would take long."""
+    rng = np.random.default_rng(2)
+    params = {name: rng.standard_normal(shape) for name, shape in MATRICES.items()}
+    rule = kind(lr=0.1, matrix=matrix)
+    made = run(as_subject(rule, params, "test"), None, 4, "test")
+    model = Model(Hypothesis(kind, (("matrix", matrix),)), Seen(made), {})
+    sets = one_set({name: getattr(rule, name) for name in model.names})
+    predicted = model.predict({k: np.concatenate([x, 0.5 * x]) for k, x in sets.items()})
+    assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 32
+    assert all(block.made is not None for block in model.simulation.blocks)
+
+
+@pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_matrices_may_follow_another_rule(depth):
+    muon = {"rule": ao.Muon(lr=0.02)}
+    groups = {"matrix": muon, "small": muon}
+    opt = ao.Optimizer(parameters(), ao.AdamW(lr=0.01), groups=groups, engine="array_api")
+    found = diagnose(recorded(opt) if depth else opt, depth=depth)
+    assert found.as_documented, str(found)
+    assert {part.name: names for names, part in found.parts} == {
+        "Muon": ("matrix", "small"),
+        "AdamW": ("vector", "zeros"),
+    }
+
+
+@pytest.mark.parametrize("depth", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_rules_for_matrices_are_found(depth):
+    rng = np.random.default_rng(2)
+    params = {name: rng.standard_normal(shape) for name, shape in MATRICES.items()}
+    rule = ao.NorMuon(lr=0.02, beta2=0.9, **({"matrix": "last"} if depth else {}))
+    found = diagnose(run(as_subject(rule, params, "test"), None, 6, "test") if depth else rule, params, depth=depth)
+    assert found.rule == rule, str(found)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_rounding_is_that_of_the_dtype(dtype):
     x = np.random.default_rng(0).standard_normal(500) * 10.0 ** np.linspace(-7, 4, 500)
@@ -324,4 +364,4 @@ def test_used_optimizers_are_refused():
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install 'arrayopt\[diagnose\]'"):
-        fit.least_squares()
+        descent.least_squares()

@@ -6,14 +6,17 @@ import numpy as np
 
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["bounded", "coordinate", "into", "out_of"]
+__all__ = ["LINEAR", "bounded", "coordinate", "into", "out_of"]
+
+LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")
+"""Numbers that may be zero, and are not far from it."""
 
 
 def coordinate(name: str, interval: str | None) -> str:
     """What least squares moves: a number itself, its logarithm, or that of its distance from one."""
     if interval == "[0, 1)" and name != "momentum":
         return "below one"
-    if name in ("weight_decay", "momentum", "dampening") or interval in ("[0, 1]", "[0, 1)"):
+    if name in LINEAR or interval in ("[0, 1]", "[0, 1)"):
         return "itself"
     return "logarithm"
 

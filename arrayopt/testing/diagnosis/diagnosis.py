@@ -11,7 +11,8 @@ import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
-from arrayopt.testing.diagnosis.fit import Fit, simplified
+from arrayopt.testing.diagnosis.descent import Fit
+from arrayopt.testing.diagnosis.fit import simplified
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
 from arrayopt.testing.diagnosis.search import Judged, judge
 from arrayopt.testing.diagnosis.trajectory import Trajectory
@@ -257,7 +258,26 @@ def _lost(made: Trajectory) -> list[str]:
         if odd:
             said.append(f"from step {s} on, {', '.join(odd)} holds values that are no finite numbers")
     still = all(np.array_equal(a[n], b[n]) for a, b in zip(made.params, made.params[1:], strict=False) for n in a)
-    return [*said[:2], *(["the parameters never move"] if still else [])]
+    if still:
+        return [*said[:2], "the parameters never move"]
+    factor = _factor(made)
+    idle = [] if factor is None else [f"gradients do nothing: each step multiplies the parameters by {factor:.6g}"]
+    return [*said[:2], *idle]
+
+
+def _factor(made: Trajectory) -> float | None:
+    """What all parameters are multiplied by in each step, if that is all."""
+    first: float | None = None
+    for before, after in zip(made.params, made.params[1:], strict=False):
+        pairs = [(np.ravel(before[n]), np.ravel(after[n])) for n in made.names]
+        a, b = (np.concatenate(x) for x in zip(*pairs, strict=True))
+        if not np.isfinite(b).all() or not np.any(a) or np.any(b[a == 0]):
+            return None
+        now = b[a != 0] / a[a != 0]
+        first = float(now[0]) if first is None else first
+        if not np.allclose(now, first, rtol=3e-6, atol=0.0):
+            return None
+    return first
 
 
 def _plain(x: Any) -> Any:

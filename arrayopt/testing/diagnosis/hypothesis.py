@@ -1,7 +1,7 @@
 """What an optimizer may be: a rule, with switches, and at most one twist; and which of these are near to another."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,26 @@ STARTS: Mapping[str, list[float]] = {
     "momentum": [0.9, 0.5],
     "clip_threshold": [1.0, 0.1],
     "decay_rate": [0.8, 0.5],
+    "initial_scale": [1.0, 0.1],
+    "alpha_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
+    "beta3_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
 }
 """Where the search begins for numbers that are switched on, if not at `WIDE`."""
+
+PUBLISHED: Mapping[str, list[Any]] = {
+    "ns_steps": [3, 4, 6, 8, 10],
+    "ns_coefficients": [
+        (2.0, -1.5, 0.5),
+        (
+            (4.0848, -6.8946, 2.9270),
+            (3.9505, -6.3029, 2.6377),
+            (3.7418, -5.5913, 2.3037),
+            (2.8769, -3.1427, 1.2046),
+            (2.8366, -3.0525, 1.2012),
+        ),
+    ],
+}
+"""What fields are set to that are neither numbers to be found nor choices: in published code."""
 
 WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
 BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
@@ -118,6 +136,11 @@ class Hypothesis:
                 if twist.applies(rule) and not (twist.known and not known) and not (twist.wide and narrow):
                     yield replace(self, twist=key)
 
+    def takes(self, tensors: Iterable[Any]) -> bool:
+        """Whether the rule is one for all these tensors."""
+        rule = self.rule()
+        return not any(rule.refuses(np, x) for x in tensors)
+
     def is_possible(self) -> bool:
         """Whether the switches go together."""
         try:
@@ -127,11 +150,12 @@ class Hypothesis:
         return True
 
 
-def plain() -> list[Hypothesis]:
-    """Every rule as it is by default, but for those that are for matrices alone."""
+def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
+    """Every rule as it is by default that takes tensors of these shapes."""
+    tensors = [np.zeros(shape) for shape in set(shapes)]
     kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
     found = [Hypothesis(kind) for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
-    found = [one for one in found if not one.rule().refuses(np, np.zeros(1))]
+    found = [one for one in found if one.takes(tensors)]
     for name in ("momentum", "nesterov"):
         for one in list(found):
             for f in dataclasses.fields(one.kind):
@@ -166,9 +190,11 @@ def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> list[A
     if f.metadata.get("function"):
         return []
     if f.metadata.get("options"):
-        if f.name == "master_weights":
-            return [False]
+        if f.name in ("master_weights", "ns_dtype"):
+            return [False] if f.name == "master_weights" else []
         return [x for x in f.metadata["options"] if x is not value and x != value]
+    if f.name in PUBLISHED:
+        return [x for x in PUBLISHED[f.name] if x != value]
     if is_flag(f):
         return [not value] if isinstance(value, bool) else []
     if not _is_number(kind, f.name):

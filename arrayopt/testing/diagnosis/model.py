@@ -178,5 +178,8 @@ class Model:
                     for x, y in ((ours, theirs), (ours, ours))
                 ]
                 factor = np.stack(dots[0], axis=1) / np.stack(dots[1], axis=1)
-        factor = np.where(np.isfinite(factor) & (factor != 0), factor, 1.0)
+        still = (
+            np.all(theirs == 0, axis=tuple(a - 1 for a in over)) if self.shape("lr")[1] == 1 else False
+        )  # there the rate is zero
+        factor = np.where(np.isfinite(factor) & ((factor != 0) | still), factor, 1.0)
         return {**sets, "lr": sets["lr"] * factor.reshape(-1, *self.shape("lr"))}

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW
-from arrayopt.testing.diagnosis.fit import Fit, fit, snapped, tidy
+from arrayopt.rules.ademamix import AdEMAMix
+from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
+from arrayopt.testing.diagnosis.descent import Fit
+from arrayopt.testing.diagnosis.fit import fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.simulate import rounded
@@ -28,7 +31,7 @@ WIDTH = 4
 GAIN = 0.7
 """How much nearer one change more must come, or the search ends."""
 
-PROMISING = 0.03
+PROMISING = 0.05
 """The root mean square of errors, in units of the updates, below which numbers are brought to short decimals."""
 
 
@@ -101,6 +104,7 @@ def search(
     depth: int = 3,
     tried: dict[Hypothesis, Judged] | None = None,
     near: Judged | None = None,
+    among: Sequence[Hypothesis] | None = None,
     on_try: Callable[[Hypothesis], object] = lambda hypothesis: None,
 ) -> list[Judged]:
     """What fits, the simplest first; or the nearest alone.
@@ -119,6 +123,8 @@ def search(
         What an earlier search has tried, which this one goes on from.
     near : Judged, optional
         Where to begin, in place of all plain rules.
+    among : sequence of Hypothesis, optional
+        The plain rules, if not all.
     on_try : callable
         Called with each hypothesis.
     """
@@ -131,7 +137,8 @@ def search(
                 on_try(hypothesis)
                 tried[hypothesis] = _tried(hypothesis, seen, known, warm)
 
-    first = plain() if near is None else [near.hypothesis]
+    shapes = [x.shape for x in seen.trajectory.params[0].values()]
+    first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
     base = 0 if near is None else near.hypothesis.changes
     if narrow and near is None:
         first += [replace(x, switches=(("master_weights", False),)) for x in first]
@@ -173,13 +180,20 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
-    if found.cost < PROMISING and model.unknown:
-        found = snapped(found)
-    judged = judge(found)
+    near = found.cost < PROMISING and bool(model.unknown)
+    judged = judge(snapped(found) if near else found)
+    if near and not judged.passes:
+        judged = judge(snapped(moved(found)))
+    if near:  # roundings may bring other numbers as near, or nearer
+        limit = 1.01 * judged.ulps if judged.passes else math.inf
+        judged = next((x for x in map(judge, rounder(judged.fit)) if x.passes and x.ulps <= limit), judged)
+    found = judged.fit
     for free, _ in hypothesis.free:
         x = np.asarray(found.values.get(free, 0.0))
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
             return replace(judged, refused=True)
+    if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-6):  # then it is AdamW
+        return replace(judged, refused=True)
     if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
         return replace(judged, refused=True)
     return judged

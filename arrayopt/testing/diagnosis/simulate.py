@@ -12,20 +12,18 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW, array_namespace
-from arrayopt.fusion.graph import UPDATES, Node, reachable
+from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.ops import OPS, REDUCTIONS
-from arrayopt.fusion.trace import NotFlat, Trace, TraceError, trace
+from arrayopt.fusion.trace import Trace
 from arrayopt.rules.base import Rule, hypers
 from arrayopt.rules.names import Values as Hypers
 from arrayopt.rules.namespace import rule_namespace
+from arrayopt.testing.diagnosis.graphs import graph_of
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["Simulation", "rounded"]
 
 Round = Callable[[str, Values], Values]
-
-_TRACES: dict[Any, Trace | None] = {}
-"""What rules were traced as; None for those that cannot be."""
 
 
 def rounded(x: Values, dtype: str) -> Values:
@@ -189,8 +187,7 @@ class Simulation:
         """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block."""
         together: dict[Any, list[tuple[int, Trace, list[Node]]]] = {}
         for i, name in enumerate(self.trajectory.names):
-            rank = max(self.trajectory.params[0][name].ndim, 1)
-            made = self._trace(rank)
+            made = graph_of(self.rule, self.trajectory.params[0][name].shape, self.dtype)
             if made is None:
                 yield self._make([i], None, [], flat=False)
                 continue
@@ -202,19 +199,6 @@ class Simulation:
         for (_, alone), found in together.items():
             yield self._make([i for i, _, _ in found], found[0][1], found[0][2], flat=alone is None)
 
-    def _trace(self, rank: int) -> Trace | None:
-        """The rule's graph, flat where it sees no rows or columns; made once for each structure."""
-        key = (self.rule.structure, rank, self.dtype)
-        if key not in _TRACES:
-            _TRACES[key] = None
-            for flat in (True, False):
-                try:
-                    _TRACES[key] = trace(self.rule, rank, self.dtype, flat=flat, lean=True)
-                    break
-                except (NotFlat, TraceError):
-                    continue
-        return _TRACES[key]
-
     def _make(self, index: list[int], made: Trace | None, nodes: list[Node], *, flat: bool) -> _Block:
         names = [self.trajectory.names[i] for i in index]
         first = self.trajectory.params[0]
@@ -224,6 +208,8 @@ class Simulation:
             """A tensor as the graph sees it."""
             if flat:
                 return np.pad(x.ravel(), (0, longest - x.size))
+            if made is not None and made.element == "RC":
+                return x.reshape(x.shape[0], -1)
             if x.ndim > 4 and made is not None:
                 x = x.reshape(x.shape[0], -1, *x.shape[-2:])
             return x.reshape(-1) if x.ndim == 0 else x
@@ -276,6 +262,9 @@ def _evaluated(
     for n in block.nodes:
         if n.op == "input":
             values[n] = given[n.data]
+        elif n.op == PRODUCT:
+            a, b = (np.swapaxes(values[x], -1, -2) if t else values[x] for x, t in zip(n.args, n.data, strict=False))
+            values[n] = np.matmul(a, b)
         elif n.op in REDUCTIONS:
             values[n] = _reduced(block, n, values[n.args[0]])
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.rules.base import Rule
+from arrayopt.rules.radam import RAdam
 from arrayopt.testing.diagnosis.kinds import coupled, eps_in_root, forgetful, inverted, no_root
 from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
@@ -211,6 +212,11 @@ TWISTS: dict[str, Twist] = {
     "eps early": Twist(
         words="eps is added to √v before the bias correction of v", applies=_corrects, hypers=_early_eps
     ),
+    "eps late": Twist(
+        words="eps is added to √v after the bias correction of v",
+        applies=lambda rule: isinstance(rule, RAdam),
+        hypers=lambda h, t: {**h, "eps": h["eps"] * np.sqrt(_c(h["beta2"], t))},
+    ),
     "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=no_root),
     "swapped": Twist(words="β1 and β2 are swapped", applies=_has("beta1", "beta2"), hypers=_swapped, known=True),
     # the decay
@@ -243,7 +249,11 @@ TWISTS: dict[str, Twist] = {
     ),
     "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=_uphill_decay),
     # norms and ratios
-    "joined": Twist(words="all tensors are taken as one: norms are over all of them at once", grads=Trajectory.joined),
+    "joined": Twist(
+        words="all tensors are taken as one: norms are over all of them at once",
+        applies=lambda rule: not rule.refuses(np, np.zeros(1)),
+        grads=Trajectory.joined,
+    ),
     "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=inverted),
     "ratio without decay": Twist(words="the trust ratio forgets the weight decay", applies=_adapts, kind=forgetful),
     # gradients
