@@ -1,6 +1,7 @@
 """Hyper-parameters: numbers in an interval, schedules of the step, and sequences indexed by it."""
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field
@@ -132,9 +133,12 @@ def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
 
 def whole(where: str, value: Any) -> int:
     """A whole number of up to 64 bits; else TypeError or ValueError."""
-    if isinstance(value, bool | np.bool_) or not hasattr(type(value), "__index__"):
+    try:
+        number = None if isinstance(value, bool | np.bool_) else int(operator.index(value))
+    except TypeError:
+        number = None
+    if number is None:
         raise TypeError(f"{where} must be a whole number; got {value!r}")
-    number = int(value.__index__())
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{where} must be in [0, 2**64); got {number}")
     return number

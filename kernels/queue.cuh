@@ -59,6 +59,13 @@ __device__ __forceinline__ void finish(unsigned* done) {
     }
 }
 
+// The place in the queue, from its launch's first ticket on, of the next ticket whose tensor takes part.
+__device__ __forceinline__ unsigned take(const Ticket* queue, unsigned count, unsigned* taken, const bool* part) {
+    unsigned next = atomicAdd(taken, 1u);
+    while (part != nullptr && next < count && !part[queue[next].tensor]) next = atomicAdd(taken, 1u);
+    return next;
+}
+
 // Tickets [first, last) of the queue. taken, done: counters, of the launch and of each tensor, all zero at first. part: for each
 // tensor whether the step updates it; null: all. Tickets of the others are passed over.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -66,15 +73,11 @@ run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, 
     const bool* part, const int* skip) {
     __shared__ unsigned next[2];  // taken in turns: one is written while the other may still be read
     if (skip != nullptr && *skip != 0) return;
-    if (threadIdx.x == 0) next[0] = atomicAdd(taken, 1u);
+    if (threadIdx.x == 0) next[0] = take(queue + first, (unsigned)(last - first), taken, part);
     __syncthreads();
     for (int turn = 0; next[turn] < (unsigned)(last - first); turn = 1 - turn) {
         const Ticket ticket = queue[first + next[turn]];
-        if (threadIdx.x == 0) next[1 - turn] = atomicAdd(taken, 1u);
-        if (part != nullptr && !part[ticket.tensor]) {
-            __syncthreads();  // here too
-            continue;
-        }
+        if (threadIdx.x == 0) next[1 - turn] = take(queue + first, (unsigned)(last - first), taken, part);
         if (kStages > 1 && ticket.wait > 0) wait_for(done + ticket.tensor, (unsigned)ticket.wait);
         for (int stage = ticket.stage; stage < ticket.stop; ++stage) {
             if (stage > ticket.stage) __syncthreads();

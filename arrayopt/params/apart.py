@@ -118,12 +118,17 @@ class Apart:
         return where[space.near_all(at, at + sizes)].tolist(), where[dense == 0].tolist()
 
     def _compare(self, grads: Sequence[Array | None], places: Sequence[int]) -> None:
-        """Raise where one of these gradients has an element in that memory."""
+        """Raise where one of these gradients has an element in that memory.
+
+        A gradient may be its own parameter, as that of p² / 2 is: an element is written after all passes have read it.
+        """
         pairs = []
         for i in places:
             found = None if grads[i] is None else lie_of(grads[i])
             if found is not None and found[0] in self._spaces:
-                pairs += [(self._names[i], what) for what in self._spaces[found[0]].met(found[1])]
+                own = f"{self._names[i]!r}", found[1]
+                met = self._spaces[found[0]].met(found[1])
+                pairs += [(self._names[i], what) for what, lie in met if (what, lie) != own]
         if pairs:
             listed = ", ".join(f"the gradient of {name!r} does with {what}" for name, what in pairs[:SHOWN])
             more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
@@ -151,13 +156,13 @@ class _Space:
         """As `near`, for arrays of addresses."""
         return self._all_tops[self._all_lows.searchsorted(highs)] > lows
 
-    def met(self, one: Lie) -> list[str]:
-        """What has an element in common with an array."""
-        found, i = list[str](), bisect_left(self._lows, one.high)
+    def met(self, one: Lie) -> list[tuple[str, Lie]]:
+        """What has an element in common with an array, and where it lies."""
+        found, i = list[tuple[str, Lie]](), bisect_left(self._lows, one.high)
         while i > 0 and self._tops[i - 1] > one.low:
             i -= 1
             if self._lies[i][0].high > one.low and meet(self._lies[i][0], one):
-                found.append(self._lies[i][1])
+                found.append((self._lies[i][1], self._lies[i][0]))
         return found[::-1]
 
 

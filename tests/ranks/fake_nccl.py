@@ -26,9 +26,9 @@ def groupEnd():
     if begun:
         calls, (stream, *others) = [call for call, _ in begun], {stream for _, stream in begun}
         assert not others
-        streams.enqueue(lambda: MPI.Request.Waitall([call() for call in calls]), streams.ExternalStream(stream))
-        if streams.ExternalStream(stream).recording is None:
-            streams.ExternalStream(stream).synchronize()  # a device works on, whether somebody waits for it or not
+        streams.enqueue(lambda: MPI.Request.Waitall([call() for call in calls]), streams.by_pointer(stream))
+        if streams.by_pointer(stream).recording is None:
+            streams.by_pointer(stream).synchronize()  # a device works on, whether somebody waits for it or not
 
 
 def memory(address, count):

@@ -59,6 +59,7 @@ OTHER = {
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
 ELSEWHERE |= {"project", "stacked"}  # tests/test_projections.py, tests/engines/test_stacked.py
+ELSEWHERE |= {"rounding", "seed"}  # tests/rules/test_rounding.py, tests/rules/test_draws.py
 BASE = {
     "LAMB": {"lr": 0.1},
     "LANS": {"lr": 0.5, "weight_decay": 0.5},

@@ -88,7 +88,14 @@ INTERVALS = {
     "weight_lr_power": ("[0, inf)", [-1e-9], [0, 2]),
     "radius": ("(0, inf)", [0, -1.0], [1e-300, 1, None]),
 }
-OPTIONS = {"master_weights": "'auto', True or False", "state_dtype": "None, 'float16' or 'bfloat16'"}
+OPTIONS = {
+    "master_weights": "'auto', True or False",
+    "rounding": "'nearest' or 'stochastic'",
+    "state_dtype": "None, 'float16' or 'bfloat16'",
+}
+STRUCTURAL = ("project", "seed")
+"""Fields that are neither numbers nor switches."""
+
 OPEN_END = {("SGD", "momentum"): ("[0, 1]", [-0.1, 1.1], [0, 0.9, 1]), ("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
 OPEN_END |= {("AdEMAMix", "alpha"): ("[0, inf)", [-1e-9], [0, 5])}
 OPEN_END |= {("ScheduleFreeAdamW", "beta1"): ("(0, 1)", [0, 1.0], [1e-9, math.nextafter(1, 0)])}
@@ -106,7 +113,7 @@ RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFree
 def fields(rule, *, switches):
     """The names of a rule's numbers, or of its switches."""
     made = getattr(ao, rule)(**REQUIRED.get(rule, {}))
-    plain = [f.name for f in dataclasses.fields(made) if f.name not in OPTIONS and f.name != "project"]
+    plain = [f.name for f in dataclasses.fields(made) if f.name not in (*OPTIONS, *STRUCTURAL)]
     return [name for name in plain if isinstance(getattr(made, name), bool) == switches]
 
 

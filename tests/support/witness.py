@@ -18,6 +18,7 @@ CONSTANT_LR = {"scale_parameter": False, "relative_step": False, "warmup_init": 
 RELATIVE_LR = {"scale_parameter": True, "relative_step": True, "warmup_init": False}
 AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": None, "clip_unit_ratio": None}
 AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "project": None}
+AROUND |= {"rounding": "nearest", "seed": 0}  # of the one this is the witness, and the other changes nothing then
 MUON = {"momentum": 0.95, "nesterov": True, "bias_correction": False, "weight_decay": 0.1, "ns_steps": 5, "eps": 1e-7}
 MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten"}
 ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}

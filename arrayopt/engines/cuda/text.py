@@ -96,7 +96,7 @@ class CudaText(CudaWords, Written):
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
         most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
-        most += CODECS[self.storage["p"]].itemsize == 2  # rounding takes one more
+        most += 4 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
         self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
@@ -109,6 +109,8 @@ class CudaText(CudaWords, Written):
     def ahead(self, p: Sweep) -> int:
         """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
         each = self.blocks * 256 * sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
+        if self.plan.multiplies:  # many passes share the registers, and products take the time
+            return 1
         if self.plan.element != "C":
             return min(8, -(-LEAST // each)) if each else 1
         return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four

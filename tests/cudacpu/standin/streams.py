@@ -201,11 +201,11 @@ class Event:
             self._stream._drain()
 
 
-def elapsed(first, last):
+def elapsed(start_event, end_event):
     """`cupy.cuda.get_elapsed_time`: milliseconds, of events that have been reached."""
-    if first._at is None or last._at is None:
+    if start_event._at is None or end_event._at is None:
         raise CUDARuntimeError("cudaErrorNotReady: device not ready")
-    return (last._at - first._at) * 1e3
+    return (end_event._at - start_event._at) * 1e3
 
 
 class Graph:
