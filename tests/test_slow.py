@@ -4,7 +4,7 @@ from tests.support.slow import COSTLY
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):
-    """Of each test at least one case is quick; of those that cost too much for that, another test or another page."""
+    """Of each test at least one case is quick; of those that cost too much, one of another test of its folder."""
     quick = {_group(test) for test, slow in cases.items() if not all(slow)}
     without = [test for test, slow in cases.items() if all(slow) and not (_costs(test) and _group(test) in quick)]
     assert not without, f"only `make test-all` runs {', '.join(without)}"
@@ -19,8 +19,8 @@ def test_what_costs_is_there(cases):
 
 
 def _group(test):
-    """Its file; of a page, all pages."""
-    return _file(test) if _file(test).endswith(".py") else "pages"
+    """Its folder."""
+    return _file(test).rpartition("/")[0]
 
 
 def _file(test):
