@@ -169,9 +169,9 @@ class Optimizer(Saved):
         RuntimeError
             If another thread is using the Optimizer.
         ValueError
-            If gradients do not match the parameters (the message lists every mismatch) or share memory with them or
-            with slots, a schedule's value is out of range, a sequence has run out, or `loss_scale` is given twice; or
-            if ranks do not agree about the step. Nothing has changed then.
+            If gradients do not match the parameters (the message lists every mismatch) or share memory with slots or
+            other parameters, a schedule's value is out of range, a sequence has run out, or `loss_scale` is given
+            twice; or if ranks do not agree about the step. Nothing has changed then.
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
