@@ -8,5 +8,4 @@ if why := needs_a_device():
     pytest.skip(why, allow_module_level=True)
 
 from tests.engines.cuda.test_cupy import *  # noqa: F403
-from tests.engines.cuda.test_cupy_products import *  # noqa: F403
 from tests.engines.cuda.test_cupy_steps import *  # noqa: F403

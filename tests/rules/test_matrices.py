@@ -8,10 +8,9 @@ import pytest
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support import witness
-from tests.support.cases import MATRICES, make
+from tests.support.cases import FAR, LARGE, MATRICES, ROWS, make
 from tests.support.slow import marked
 
-ROWS = [(name, i) for name, rows in MATRICES.items() for i in range(len(rows))]
 FUSED = ("numpy", "numba")
 SHAPES = {
     "square": (4, 4),
@@ -28,12 +27,10 @@ SHAPES = {
     "tiny": (5, 3),
     "dead": (2, 3),
 }
-LARGE = {"bands": (300, 200), "wide bands": (140, 260), "small": (5, 6), "many": (70, 9, 8), "rank 4": (2, 3, 40, 30)}
 MAGNITUDES = {"still": 0.0, "huge": 1e6, "tiny": 1e-8}
 STEPS = 4
 
 # The steps multiply small singular values of d by 3.4445 five times, and with them the roundings of d: by up to 485.
-FAR = {"float64": 5e-13, "float32": 2e-4, "bfloat16": 2.0**-7, "float16": 2.0**-9}
 every_row = pytest.mark.parametrize(("name", "row"), ROWS)
 each_engine = pytest.mark.parametrize(
     ("engine", "name", "row"),

@@ -161,3 +161,11 @@ def each_run(library, row, dtype):
 def make(name, options):
     """The rule of a row."""
     return getattr(ao, name)(**options)
+
+
+ROWS = [(name, i) for name, rows in MATRICES.items() for i in range(len(rows))]
+"""Each row of `MATRICES`."""
+
+LARGE = {"bands": (300, 200), "wide bands": (140, 260), "small": (5, 6), "many": (70, 9, 8), "rank 4": (2, 3, 40, 30)}
+
+FAR = {"float64": 5e-13, "float32": 2e-4, "bfloat16": 2.0**-7, "float16": 2.0**-9}

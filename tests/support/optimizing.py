@@ -85,6 +85,13 @@ NOT_SEEN = {  # alone
     ("RAdam", "threshold"),  # in so few steps; as `eps` and `beta2`
     ("RAdam", "beta2"),
     ("RAdam", "eps"),
+    ("RMSprop", "eps_in_sqrt"),  # in so few steps; tests/rules/test_goldens.py has these
+    ("RMSprop", "bias_correction"),
+    ("AdEMAMix", "beta3_warmup"),
+    ("AdEMAMix", "decoupled"),
+    ("ScheduleFreeAdamW", "weight_lr_power"),
+    ("AdamH", "bias_correction"),
+    ("FISTA", "restart"),
 }
 FIELDS = [
     (rule, {f.name: OTHER[f.name]})

@@ -98,6 +98,7 @@ class CudaText(CudaWords, Written):
         most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
         most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
         self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
+        self.blocks = 1 if self.plan.multiplies else self.blocks  # many passes in one kernel; products take the time
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":

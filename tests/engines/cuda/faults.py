@@ -20,7 +20,7 @@ FAULTS = [
     ("a ticket that waits for one piece too few", "(unsigned)ticket.wait);", "(unsigned)ticket.wait - 1u);"),
     ("a fence dropped by who writes", "        __threadfence();\n        atomicAdd(done, 1u);", "        atomicAdd(done, 1u);"),
     ("a fence dropped by who reads", "__nanosleep(100);\n        __threadfence();\n    }", "__nanosleep(100);\n    }"),
-    ("tickets taken without an atomic", "next[1 - turn] = atomicAdd(taken, 1u);", "next[1 - turn] = (*taken)++;"),
+    ("tickets taken without an atomic", "unsigned next = atomicAdd(taken, 1u);", "unsigned next = (*taken)++;"),
     ("counters that are not begun anew", "    done[tensor] = 0;\n", ""),
     ("counts that do not go up", "++counts[t[IN_COUNT]]", "counts[t[IN_COUNT]]"),
     ("a shuffle over half a warp", "int distance = 16;", "int distance = 8;"),
@@ -35,7 +35,6 @@ FAULTS = [
     ("a store forgotten", "write<N, false>(at_v + i, write_v, n, aligned);", ""),
     ("a partial sum in the wrong place", "step.work[t[PART1] + i] = sums.whole[1];", "step.work[t[PART0] + i] = sums.whole[1];"),
     ("a stage in between that tells nobody", "ticket.stop < kStages) finish", "ticket.stop + 1 < kStages) finish"),
-    ("vectors read ahead of the end", "(Pass::kAhead - 1) * kStride + kVector) <= end", "(Pass::kAhead - 1) * kStride) <= end"),
     ("partial sums of one piece left out", "for (long long k = threadIdx.x; k < t[IN_UNITS]; k += kThreads) {", "for (long long k = threadIdx.x + 1; k < t[IN_UNITS]; k += kThreads) {"),
 ]  # fmt: skip
 """In the source of LAMB in float32."""

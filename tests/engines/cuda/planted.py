@@ -22,7 +22,7 @@ MISSED = [
     ("8-byte alignment taken for 16", ENGINE, "WORD = 16\n", "WORD = 8\n", ALIGNED),
     ("all arrays on device 0", DEVICE, "return made, detached(x).device.id", "return made, 0", DEVICES),
     ("ties of bfloat16 rounded up", "kernels/storage.cuh", "0x7fffu + (bits >> 16 & 1u)", "0x8000u", ROUNDED),
-    ("a 32-bit offset of a piece", "kernels/flat.cuh", "(long long)piece * kChunk", "(long long)(piece * kChunk)", f"{STRICT}::test_a_row_of_more_elements_than_32_bits_count"),
+    ("a 32-bit offset of a piece", "kernels/flat.cuh", "(long long)piece * chunk", "(long long)(piece * (int)chunk)", f"{STRICT}::test_a_row_of_more_elements_than_32_bits_count"),
     ("counts not fetched", COUNTS, "updates[self.places] = self.array.get()", "pass", f"{STRICT}::test_counts_that_a_replay_has_moved_on_are_fetched"),
     ("the guard against overflow of squares", "kernels/judge.cuh", "sum[1] += shrunk * shrunk;", "sum[1] += norm * norm;", f"{STRICT}::test_a_joint_norm_of_which_the_square_is_no_number"),
     ("the queue kept by the number of rows", "arrayopt/engines/batch.py", "key = some.tobytes()", "key = bytes(len(some))", LEFT_OUT),
@@ -55,7 +55,7 @@ MORE = [
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a norm of another tensor", ENGINE, "values.data.ptr + (rows * values.shape[1] + column)", "values.data.ptr + (0 * rows + column)", f"{STEPS}::test_clip_norm"),
     ("a ticket of the second pass too early", QUEUE, 'queue["wait"] = waits.ravel()[each]', 'queue["wait"] = waits.ravel()[each] // 2', LEFT_OUT),
-    ("a 32-bit offset of a row", "kernels/matrix.cuh", "pass.template at<N, kAligned>(row * t.C + c,", "pass.template at<N, kAligned>((int)(row * t.C + c),", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
+    ("a 32-bit offset of a row", "kernels/matrix.cuh", "at = row * t.C + c, stride", "at = (int)(row * t.C + c), stride", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
     ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),
 ]  # fmt: skip
 """Others."""

@@ -10,9 +10,8 @@ from arrayopt import projections as P
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import awkward, bits, trees
 from tests.engines.cuda.test_cupy_steps import on_host_only
-from tests.rules.test_matrices import FAR, LARGE, ROWS
 from tests.rules.test_matrices import SHAPES as EVERY
-from tests.support.cases import MATRICES, make
+from tests.support.cases import FAR, LARGE, MATRICES, ROWS, make
 from tests.support.slow import marked
 
 WIDE = {"a": (12, 20), "b": (12, 20), "few": (3, 5), "row": (1, 4), "same": (7, 7), "none": (0, 3), "long": (20, 300)}
