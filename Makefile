@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DOORS := $(VENV)/doors
-# Modules are compiled when they are first imported: most never are.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-all test-doors bench test-gpu bench-gpu check format docs clean
 
@@ -67,7 +66,7 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 
 $(DOORS)/.doors: pyproject.toml
 	$(PYTHON) -m venv $(DOORS)
-	$(DOORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[doors]'
+	$(DOORS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
 	touch $@
 
 $(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python
