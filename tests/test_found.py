@@ -8,7 +8,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt import schedules
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.gradients import GradientNorms
 from tests.test_random import frozen
 

@@ -13,7 +13,8 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
-from arrayopt.fusion.plan import Plan, plan_for
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plans import plan_for
 from arrayopt.params.heads import dtypes
 from arrayopt.state.tensors import Tensor
 
@@ -218,7 +219,7 @@ class Fused(ABC):
         asks = [asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))]
         return [kind for one in asks for kind in self._members(bucket, one, None)]
 
-    def _batch(self, plan: Plan) -> type[Any]:
+    def _batch(self, plan: Plan) -> Any:
         """The kind of batch that runs a plan."""
         if plan.idle and not self.counts:
             return Idle

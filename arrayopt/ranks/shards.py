@@ -11,7 +11,7 @@ from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, geometry
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.params import apart, watch
 from arrayopt.params.apart import Apart
 from arrayopt.state.tensors import Tensor

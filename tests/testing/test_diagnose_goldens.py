@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arrayopt.rules.base import hypers
+from arrayopt.rules.fields import hypers
 from arrayopt.testing import Trajectory, diagnose
 from tests.support.golden_cases import ELSEWHERE, GOLDENS, LEFT_OUT
 from tests.support.slow import marked

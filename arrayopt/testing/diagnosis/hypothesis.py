@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from arrayopt import rules as offered
-from arrayopt.rules.base import Rule, hypers, is_flag
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers, is_flag
 from arrayopt.rules.words import is_zero
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 

@@ -15,7 +15,8 @@ from arrayopt.arrays import NARROW, array_namespace
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values as Hypers
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.testing.diagnosis.graphs import graph_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.rules.base import hypers
+from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
 
 __all__ = ["changes", "number", "numbers_in_words", "remarks"]

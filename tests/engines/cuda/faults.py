@@ -95,7 +95,7 @@ def steps(cupy, name):
 def found(name, old, new):
     """What finds a fault, the checks or the numbers, in words; an empty string if it goes unseen."""
     with standin.installed() as cupy:
-        from arrayopt.engines.cuda import engine
+        from arrayopt.engines.cuda import launches, table
 
         def broken(*args, **options):
             text = emit(*args, **options)
@@ -104,8 +104,8 @@ def found(name, old, new):
                 return text.replace(old, new)
             return text
 
-        emit, changed = engine.emit, []
-        engine.emit, engine._resident = broken, lambda: 3
+        emit, changed = table.emit, []
+        table.emit, launches._resident = broken, lambda: 3
         try:
             with standin.checking(random=True, seed=1, workers=3):
                 error = steps(cupy, name)
