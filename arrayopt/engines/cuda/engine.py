@@ -27,7 +27,7 @@ class CuPy(Fused):
     batch = products = Table
     side_by_side = False
     lean = LEAN
-    counts, halves, cuts = True, False, True
+    counts, halves, cuts, parts = True, False, True, True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 

@@ -57,10 +57,13 @@ class Table(Batch):
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.access, self.device = access(self.tensors[0].array)
-        tiles(self.geo, plan.element, sums=any(p.reductions for p in plan.passes))
+        cut = bucket.kind == "cut"
+        tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))  # a cut is between units
         self.stages = stages(plan)
+        self.cut = Cut(self) if cut else None
         self.pieces = pieces(self.stages, self.geo)
-        self.cut = Cut(self) if bucket.kind == "cut" else None
+        if self.cut is not None:
+            self.cut.keep_own(self.pieces)
         self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
         lengths = self.where.lengths(plan, self.geo)
         self.sized = self.filled.copy()  # here or elsewhere

@@ -269,7 +269,7 @@ class Numba(Fused):
 
     name = "numba"
     batch = products = _Table
-    cuts = parts = True
+    cuts = parts = windows = True
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """See `Fused.foresee`."""
