@@ -8,25 +8,10 @@ import pytest
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support import witness
-from tests.support.cases import FAR, LARGE, MATRICES, ROWS, make
+from tests.support.cases import FAR, LARGE, MATRICES, ROWS, SMALL, make
 from tests.support.slow import marked
 
 FUSED = ("numpy", "numba")
-SHAPES = {
-    "square": (4, 4),
-    "wide": (3, 7),
-    "tall": (7, 3),
-    "row": (1, 5),
-    "column": (5, 1),
-    "kernel": (4, 2, 3, 2),
-    "batch": (3, 4, 2),
-    "same": (4, 4),
-    "empty": (0, 3),
-    "still": (3, 4),
-    "huge": (3, 4),
-    "tiny": (5, 3),
-    "dead": (2, 3),
-}
 MAGNITUDES = {"still": 0.0, "huge": 1e6, "tiny": 1e-8}
 STEPS = 4
 
@@ -97,14 +82,14 @@ def in_each_run(engine, library, dtype, name, row):
 )
 def test_a_run_equals_the_witness(engine, library, dtype, name, row):
     backend, options = BACKENDS[library], MATRICES[name][row]
-    params, grads = problem(SHAPES, dtype)
+    params, grads = problem(SMALL, dtype)
     exact = {n: (p.astype(float).ravel().tolist(), {}) for n, p in params.items()}
     opt = ao.Optimizer({n: backend.array(p, dtype) for n, p in params.items()}, make(name, options), engine=engine)
     for t, g in enumerate(grads):
         found = opt.step({n: backend.array(x, dtype) for n, x in g.items()})
         exact = {
             n: witness.step(
-                name, options, SHAPES[n], *values[:1], g[n].astype(float).ravel().tolist(), values[1], t + 1
+                name, options, SMALL[n], *values[:1], g[n].astype(float).ravel().tolist(), values[1], t + 1
             )
             for n, values in exact.items()
         }
@@ -129,7 +114,7 @@ def test_large_matrices_and_batches_are_those_of_the_rule_as_written(engine, nam
 def test_half_precision_has_masters(engine, name, row, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
-    shapes = {n: SHAPES[n] for n in ("square", "wide", "tall", "kernel")}
+    shapes = {n: SMALL[n] for n in ("square", "wide", "tall", "kernel")}
     params, grads = problem(shapes, kind)
     rule = make(name, MATRICES[name][row])
     found, exact = (run(rule, params, grads, e) for e in (engine, "array_api"))
@@ -147,7 +132,7 @@ def test_half_precision_has_masters(engine, name, row, dtype):
 
 @each_engine
 def test_the_number_of_threads_changes_no_bit(engine, name, row, monkeypatch):
-    rule, (params, grads) = make(name, MATRICES[name][row]), problem(LARGE | SHAPES, "float32", steps=2)
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(LARGE | SMALL, "float32", steps=2)
     found = []
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
@@ -158,7 +143,7 @@ def test_the_number_of_threads_changes_no_bit(engine, name, row, monkeypatch):
 
 @each_engine
 def test_order_company_and_layout_change_no_bit(engine, name, row):
-    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SMALL)
     straight = run(rule, params, grads, engine)
     names = sorted(params, reverse=True)
     turned = {n: np.asfortranarray(params[n]) for n in names}
@@ -174,7 +159,7 @@ def test_order_company_and_layout_change_no_bit(engine, name, row):
 
 @each_engine
 def test_a_missing_gradient_leaves_a_tensor_alone_and_a_run_can_be_resumed(engine, name, row, tmp_path):
-    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SMALL)
     grads[1]["wide"] = grads[2]["same"] = None
     opt = made(rule, params, engine)
     for k, g in enumerate(grads):
@@ -194,7 +179,7 @@ def test_a_missing_gradient_leaves_a_tensor_alone_and_a_run_can_be_resumed(engin
 
 @each_engine
 def test_statistics_clipping_and_groups_are_those_of_the_rule_as_written(engine, name, row):
-    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SMALL)
     how = {"clip_norm": 3.0, "groups": {"wide": {"lr": 0.5}, "tall": {"momentum": 0.5}}}
     watched, plain, written = (
         made(rule, params, e, stats=stats, **how) for e, stats in ((engine, True), (engine, False), ("array_api", True))
@@ -214,7 +199,7 @@ def test_statistics_clipping_and_groups_are_those_of_the_rule_as_written(engine,
 @pytest.mark.parametrize("ranks", [2, 3])
 @each_engine
 def test_each_matrix_is_one_ranks_and_their_number_changes_no_bit(engine, name, row, ranks):
-    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES | {"large": (60, 50)}, steps=2)
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SMALL | {"large": (60, 50)}, steps=2)
     alone = run(rule, params, grads, engine)
 
     def main(comm):
@@ -229,7 +214,7 @@ def test_each_matrix_is_one_ranks_and_their_number_changes_no_bit(engine, name, 
 
 @every_row
 def test_the_functional_form_is_the_rule_as_written(name, row):
-    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SHAPES)
+    rule, (params, grads) = make(name, MATRICES[name][row]), problem(SMALL)
     expected, state = run(rule, params, grads, "array_api"), rule.init(params)
     for g in grads:
         params, state = ao.update(rule, params, g, state)
@@ -261,7 +246,7 @@ def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
     with pytest.raises(ValueError, match=f"{name}: 'w', of shape .* has no bfloat16; leave out `ns_dtype`"):
         ao.Optimizer({"w": np.ones((2, 2))}, rule)
     torch = BACKENDS["torch"]
-    params, grads = problem({n: SHAPES[n] for n in ("square", "wide", "tall")}, "float32", 1)
+    params, grads = problem({n: SMALL[n] for n in ("square", "wide", "tall")}, "float32", 1)
     opt = ao.Optimizer({n: torch.array(p) for n, p in params.items()}, rule)
     assert "array_api (numba: arithmetic in bfloat16 is not fused" in opt.explain()
     found = opt.step({n: torch.array(g) for n, g in grads[0].items()})
