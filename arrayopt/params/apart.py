@@ -12,7 +12,8 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size, writable
 from arrayopt.codecs import CODECS
-from arrayopt.params.heads import Found, heads, where
+from arrayopt.params.heads import heads, where
+from arrayopt.params.known import Found
 from arrayopt.params.overlap import Lie, lie_of, meet
 from arrayopt.params.watch import DATA, FLAGS, head_words
 from arrayopt.state.tensors import Tensor
@@ -21,6 +22,9 @@ __all__ = ["Apart"]
 
 FEW = 8
 """Up to so many gradients are looked at one by one, which is quicker than with NumPy."""
+
+Look = Callable[[Sequence[Any]], tuple[Any, Any] | None]
+"""What says of some arrays where each lies, and whether in one piece: lists or arrays; None where none can tell."""
 
 SHOWN = 10
 """How many pairs an error shows."""
@@ -54,15 +58,15 @@ class Apart:
     def forget(self) -> None:
         """Gradients may be of other kinds and sizes than the last ones."""
         n = len(self._names)
-        self._look: Callable[[Sequence[Any]], Found | None] | None = None
+        self._look: Look | None = None
         self._bytes: Ints = np.full(n, -1)  # of each gradient, where it has been seen
         self._known: Ints = np.full(n, -1)  # where, and in which order, each lay when it was last found to be apart
         self._seen: Any = None
 
     def check(
         self, grads: Sequence[Array | None], *, alike: bool, complete: bool, found: Found | None = None
-    ) -> None:
-        """Raise where a gradient has an element in that memory.
+    ) -> Found | None:
+        """Raise where a gradient has an element in that memory; else say where they lie, if that is known now.
 
         Gradients that lie where the last ones lay are not compared again.
 
@@ -75,35 +79,35 @@ class Apart:
         complete : bool
             Whether none is None.
         found : Found, optional
-            Where those lie that are there, if it is known.
+            Where they lie, if it is known before.
 
         Raises
         ------
         ValueError
             With the names of both.
         """
-        if not self._spaces:
-            return
         places: Sequence[int] = range(len(grads))
         if not complete:
             places = [i for i, g in enumerate(grads) if g is not None]
-        if not places:
-            return
+        if not self._spaces or not places:
+            return found
         at_once = alike and len(self._spaces) == 1
         if at_once and found is None:
             given = grads if complete else [grads[i] for i in places]
             self._look = self._look or _looks(given)
-            found = self._look(given)
+            lie = self._look(given)
+            found = None if lie is None else Found(*lie, complete)
         if not at_once or found is None:
             self._compare(grads, places)
         elif len(places) <= FEW:
             self._check_few(grads, places, found)
         else:
-            self._check_many(grads, places, found, complete=complete)
+            self._check_many(grads, places, found)
+        return found
 
     def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Found) -> None:
         """See `check`; for gradients of which it is known where they lie."""
-        at, dense = (x if isinstance(x, list) else x.tolist() for x in found[1:])
+        at, dense = (x if isinstance(x, list) else x.tolist() for x in (found.at, found.dense))
         seen = at, dense, places
         if seen != self._seen:
             (space,), near = self._spaces.values(), []
@@ -115,21 +119,22 @@ class Apart:
         if not all(dense):
             self._compare(grads, [i for i, one in zip(places, dense, strict=True) if not one])
 
-    def _check_many(self, grads: Sequence[Any], places: Sequence[int], found: Found, *, complete: bool) -> None:
+    def _check_many(self, grads: Sequence[Any], places: Sequence[int], found: Found) -> None:
         """As `_check_few`, where NumPy is quicker than a loop."""
-        seen: Any = found[1:] if isinstance(found.at, list) else found.at.tobytes() + found.dense.tobytes()
-        if complete and seen == self._seen:
+        at, dense = np.asarray(found.at), np.asarray(found.dense)
+        seen = at.tobytes() + dense.tobytes()
+        if found.complete and seen == self._seen:
             return
-        (space,), where, at, dense = self._spaces.values(), np.asarray(places), *map(np.asarray, found[1:])
-        marks, loose = ORDERS * at + dense, where[dense == 0]
-        new = (self._known[where] != marks) & (dense != 0)
-        moved, lows = where[new], at[new]
+        (space,), own = self._spaces.values(), np.asarray(places)
+        marks, loose = ORDERS * at + dense, own[dense == 0]
+        new = (self._known[own] != marks) & (dense != 0)
+        moved, lows = own[new], at[new]
         for i in moved[self._bytes[moved] < 0].tolist():
             self._size(i, grads)
         near = moved[space.near_all(lows, lows + self._bytes[moved])]
         self._compare(grads, [*near.tolist(), *loose.tolist()])
         self._known[moved] = marks[new]
-        if complete:
+        if found.complete:
             self._seen = None if len(loose) else seen
 
     def _size(self, i: int, grads: Sequence[Any]) -> int:
@@ -204,8 +209,8 @@ def _written(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Array]]:
         yield from ((f"slot {slot!r} of {tensor.name!r}", x) for slot, x in tensor.slots.items())
 
 
-def _looks(grads: Sequence[Any]) -> Callable[[Sequence[Any]], Found | None]:
-    """What finds gradients of this type, as lists or as arrays; None where that cannot be asked."""
+def _looks(grads: Sequence[Any]) -> Look:
+    """What finds gradients of this type."""
     first, words = grads[0], head_words()
     if isinstance(first, np.ndarray) and words is not None:
         return _heads_of_few(words) if len(grads) <= FEW else _heads_of_many(words)
@@ -218,30 +223,43 @@ def _looks(grads: Sequence[Any]) -> Callable[[Sequence[Any]], Found | None]:
         return where
     else:
         return lambda grads: None
-    return lambda grads: Found(None, *(list(map(take, grads)) for take in takes))
+    if len(grads) <= FEW:
+        return lambda grads: (list(map(takes[0], grads)), list(map(takes[1], grads)))
+    return _asked_many(*takes)
+
+
+def _asked_many(place: Callable[[Any], int], whole: Callable[[Any], bool]) -> Look:
+    """See `_looks`; for many arrays, each of which is asked."""
+
+    def look(grads: Sequence[Any]) -> tuple[Any, Any]:
+        n = len(grads)
+        at = np.fromiter(map(place, grads), np.int64, n)
+        return at, np.ones(n, np.int64) if all(map(whole, grads)) else np.fromiter(map(whole, grads), np.int64, n)
+
+    return look
 
 
 WHOLE, ORDERS = 3, 4
 """The flags of an array that lies in one piece, by rows or by columns; and how many values they have."""
 
 
-def _heads_of_few(words: Any) -> Callable[[Sequence[Any]], Found]:
+def _heads_of_few(words: Any) -> Look:
     """See `_looks`; for few arrays of NumPy."""
     word = words.item
 
-    def look(grads: Sequence[Any]) -> Found:
+    def look(grads: Sequence[Any]) -> tuple[Any, Any]:
         at = [id(g) >> 3 for g in grads]
-        return Found(None, [word(i + DATA) for i in at], [word(i + FLAGS) & WHOLE for i in at])
+        return [word(i + DATA) for i in at], [word(i + FLAGS) & WHOLE for i in at]
 
     return look
 
 
-def _heads_of_many(words: Any) -> Callable[[Sequence[Any]], Found]:
+def _heads_of_many(words: Any) -> Look:
     """See `_looks`; for many arrays of NumPy."""
     offsets = np.array([DATA, FLAGS])[:, None]
 
-    def look(grads: Sequence[Any]) -> Found:
+    def look(grads: Sequence[Any]) -> tuple[Any, Any]:
         at, flags = words.take(heads(list(grads)) + offsets)
-        return Found(None, at, flags & WHOLE)
+        return at, flags & WHOLE
 
     return look

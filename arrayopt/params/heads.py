@@ -8,16 +8,16 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
+from arrayopt.params.known import Found, Known
 
 __all__ = [
     "CUPY_REST",
     "CUPY_SHAPE",
-    "Found",
     "checker",
     "cupy_words",
     "dtypes",
@@ -43,7 +43,7 @@ _POINTER, _DEVICE = 2, 3
 _PLACE, _KIND, _BELOW = (np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE], [_POINTER, _DEVICE]))
 _FORM = np.array([_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA, _CONTIGUOUS])[:, None]
 
-_ADDRESS, _DTYPE_OF = operator.attrgetter("data.ptr"), operator.attrgetter("dtype")
+_ADDRESS, _IN_ORDER, _DTYPE_OF = map(operator.attrgetter, ("data.ptr", "flags.c_contiguous", "dtype"))
 FEW = 50
 """So many arrays are asked one by one as quickly."""
 
@@ -77,7 +77,7 @@ def _of_lists() -> bool:
 
 def objects(several: Sequence[Any]) -> Ints:
     """The addresses of objects."""
-    if type(several) is list and _of_lists():
+    if isinstance(several, list) and _of_lists():
         memory = words()
         start = index(int(memory[index(id(several)) + _ITEMS])) - 1
         return memory[start : start + len(several)]  # type: ignore[no-any-return]
@@ -134,38 +134,19 @@ def _cupy_words(kind: Any) -> Any:
     return memory
 
 
-class Found(NamedTuple):
-    """Where arrays lie.
-
-    Attributes
-    ----------
-    there : array of bool or None
-        Which of those that were given are arrays; None where all are.
-    at : array of int64
-        The addresses of their first elements.
-    dense : array of bool
-        Whether the elements of each lie one after the other.
-    """
-
-    there: Any
-    at: Ints
-    dense: Any
-
-
 def located(arrays: Sequence[Array]) -> tuple[Ints, bool]:
     """Where arrays of CuPy lie; and whether the elements of each lie one after the other."""
-    found = where(arrays)
-    return found.at, bool(found.dense.all())
+    at, dense = where(arrays)
+    return at, bool(dense.all())
 
 
-def where(arrays: Sequence[Array]) -> Found:
-    """Where arrays of CuPy lie."""
+def where(arrays: Sequence[Array]) -> tuple[Ints, Ints]:
+    """Where arrays of CuPy lie; and for each whether its elements lie one after the other."""
     memory, n = cupy_words(type(arrays[0])) if len(arrays) else None, len(arrays)
     if memory is None:
-        at, dense = np.fromiter(map(_ADDRESS, arrays), np.int64, n), [x.flags.c_contiguous for x in arrays]
-        return Found(None, at, np.array(dense, bool))
+        return np.fromiter(map(_ADDRESS, arrays), np.int64, n), np.fromiter(map(_IN_ORDER, arrays), np.int64, n)
     flags, data = memory.take(heads(arrays) + _PLACE)
-    return Found(None, memory.take(index(data) + _POINTER), (flags & 0xFF).astype(bool))
+    return memory.take(index(data) + _POINTER), flags & 0xFF
 
 
 def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Sequence[Any]], Found | None] | None:
@@ -190,7 +171,7 @@ def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Se
                 return None
             head = head[:, there]
             expected = _Expected(rows[there], counts[there], shapes[np.repeat(there, counts)])
-        return expected.met(memory, head, there) if alive else None
+        return expected.met(memory, head, complete=there is None) if alive else None
 
     return fits
 
@@ -202,7 +183,7 @@ class _Expected:
         self.head, self.devices = rows.T[:3].tobytes(), rows[:, 3].tobytes()
         self.counts, self.shapes, self.within = counts, shapes.tobytes(), _within(counts)
 
-    def met(self, memory: Any, head: Ints, there: Any) -> Found | None:
+    def met(self, memory: Any, head: Ints, *, complete: bool) -> Found | None:
         """Where the arrays lie whose heads `_FORM` has taken, if they are so; where shapes end becomes a length."""
         head[2] -= head[3]
         if head[:3].tobytes() != self.head:
@@ -211,14 +192,19 @@ class _Expected:
         lengths = memory.take(index(head[3]).repeat(self.counts) + self.within)
         if (devices & 0xFFFFFFFF).tobytes() != self.devices or lengths.tobytes() != self.shapes:
             return None
-        return Found(there, at, (head[5] & 0xFF).astype(bool))
+        return Found(at, head[5] & 0xFF, complete)
 
 
-def dtypes(arrays: Sequence[Array]) -> set[Any]:
-    """The dtypes of arrays of any library; AttributeError if one is None."""
-    memory = cupy_words(type(arrays[0])) if len(arrays) > FEW else None
+def dtypes(grads: Sequence[Array | None]) -> tuple[set[Any], bool]:
+    """The dtypes of gradients of any library, and whether none of them is None."""
+    if isinstance(grads, Known) and grads.found is not None and grads.dtype is not None:
+        return {grads.dtype}, grads.found.complete
+    memory = cupy_words(type(grads[0])) if len(grads) > FEW else None
     if memory is not None:
-        found = memory.take(heads(arrays) + _KIND)
+        found = memory.take(heads(grads) + _KIND)
         if (found == found[:, :1]).all():
-            return {arrays[0].dtype}
-    return set(map(_DTYPE_OF, arrays))
+            return {grads[0].dtype}, True
+    try:
+        return set(map(_DTYPE_OF, grads)), True
+    except AttributeError:
+        return {g.dtype for g in grads if g is not None}, False

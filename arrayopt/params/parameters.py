@@ -8,8 +8,9 @@ from arrayopt.arrays import Array, look
 from arrayopt.params.apart import Apart
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
-from arrayopt.params.heads import Found, checker, objects
+from arrayopt.params.heads import checker, objects
 from arrayopt.params.kinds import plain
+from arrayopt.params.known import Found, Known
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
@@ -110,6 +111,7 @@ class Parameters:
         self._template, self._flat = template(self._tree), ([x.name for x in self.all], None)
         self._hold(self._tree)
         self._kind: Any = None
+        self._dtype: Any = None  # of all gradients, if they have but one
         self._forms: list[Any] = []
         self._checker: Any = None  # of forms, where there is a quicker way than to ask each gradient
         self._complete, self._apart = False, None
@@ -142,11 +144,11 @@ class Parameters:
             self._apart = self._run.arrays, Apart(self.all)
         if not familiar:
             self._apart[1].forget()
-        self._apart[1].check(found, alike=familiar, complete=self._complete, found=lie)
+        lie = self._apart[1].check(found, alike=familiar, complete=self._complete, found=lie)
         if not familiar:
             self.begin()
             self._remember(given)
-        return found
+        return Known(found, lie, self._dtype if familiar else None)
 
     def _familiar(self, given: list[Any]) -> tuple[bool, Found | None]:
         """Whether gradients look like those of an earlier step, about which all was checked; where they lie, if known.
@@ -155,7 +157,7 @@ class Parameters:
         """
         if self._checker is not None and len(given) == len(self._forms):
             lie = self._checker(given)
-            self._complete = lie is not None and lie.there is None
+            self._complete = lie is not None and lie.complete
             return lie is not None, lie
         kinds = set(map(type, given))
         self._complete = type(None) not in kinds
@@ -178,6 +180,8 @@ class Parameters:
         form_of, same = look(kind), dict[Any, Any]()
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
+        dtypes = {form[0] for form in self._forms if form is not None}
+        self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._checker = checker(kind, self._forms)
 
     def begin(self) -> None:
