@@ -201,9 +201,9 @@ def test_scratch_memory_and_a_handle_are_shared_by_the_steps_of_an_optimizer(cup
     first, second = [x for made in opts[0]._step.buckets[0].batches.values() for x in made]
     assert first.blas is second.blas
     assert [x.data.ptr for x in first.scratch] == [x.data.ptr for x in second.scratch]
-    free = len(cublas._free[0])
-    del opts, opt, batches, first, second
     gc.collect()
+    free = len(cublas._free[0])
+    del opts, opt, batches, first, second  # there is no circle: nothing waits for the garbage collector
     assert len(cublas._free[0]) == free + 2
 
 
