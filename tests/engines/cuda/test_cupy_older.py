@@ -36,7 +36,6 @@ def run(older, *command):
     return ran.stdout
 
 
-@pytest.mark.slow
 def test_it_has_all_names_that_the_package_uses(older):
     assert run(older, "-c", "import cupy; print(cupy.__version__)").strip() == "13.6.0"
     used = {name for path in PACKAGE.rglob("*.py") for name in names_used(path.read_text())}
@@ -44,14 +43,12 @@ def test_it_has_all_names_that_the_package_uses(older):
     assert {name for name in used if answers[name] is None} == SINCE_14
 
 
-@pytest.mark.slow
 def test_its_arrays_have_the_heads_that_are_known(older):
     said = run(older, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/params/test_heads.py")
     assert " passed" in said
     assert "skipped" not in said
 
 
-@pytest.mark.slow
 def test_a_step_calls_as_many_functions_as_over_the_newest(older):
     """So it takes the same way; for as many tensors as you like."""
     some, many = map(int, run(older, "-m", "benchmarks.host", "calls", "60", "400").split())
