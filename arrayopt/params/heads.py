@@ -199,11 +199,12 @@ def dtypes(grads: Sequence[Array | None]) -> tuple[set[Any], bool]:
     """The dtypes of gradients of any library, and whether none of them is None."""
     if isinstance(grads, Known) and grads.found is not None and grads.dtype is not None:
         return {grads.dtype}, grads.found.complete
-    memory = cupy_words(type(grads[0])) if len(grads) > FEW else None
+    first: Any = grads[0] if len(grads) > FEW else None
+    memory = None if first is None else cupy_words(type(first))
     if memory is not None:
         found = memory.take(heads(grads) + _KIND)
         if (found == found[:, :1]).all():
-            return {grads[0].dtype}, True
+            return {first.dtype}, True
     try:
         return set(map(_DTYPE_OF, grads)), True
     except AttributeError:

@@ -88,9 +88,7 @@ def test_a_run_equals_the_witness(engine, library, dtype, name, row):
     for t, g in enumerate(grads):
         found = opt.step({n: backend.array(x, dtype) for n, x in g.items()})
         exact = {
-            n: witness.step(
-                name, options, SMALL[n], *values[:1], g[n].astype(float).ravel().tolist(), values[1], t + 1
-            )
+            n: witness.step(name, options, SMALL[n], *values[:1], g[n].astype(float).ravel().tolist(), values[1], t + 1)
             for n, values in exact.items()
         }
     for n, (p, slots) in exact.items():

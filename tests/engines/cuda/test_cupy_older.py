@@ -29,9 +29,7 @@ def older(tmp_path_factory):
 
 def run(older, *command):
     """What a command says."""
-    ran = subprocess.run(
-        [sys.executable, *command], env=older, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([sys.executable, *command], env=older, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     return ran.stdout
 
