@@ -29,7 +29,7 @@ SEQUENCES = {
 
 
 def run(rule, p=P, grads=GRADS, **options):
-    opt = ao.Optimizer(p.copy(), getattr(ao, rule)(**options), engine="numpy")
+    opt = ao.Optimizer(p.copy(), getattr(ao, rule)(**options))
     for g in grads:
         opt.step(g)
     return opt.params
