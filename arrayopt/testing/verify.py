@@ -42,6 +42,7 @@ RULES: dict[str, Rule] = {
     "Muon": ao.Muon(lr=0.01, ns_steps=3),
     "NorMuon": ao.NorMuon(lr=0.01, ns_steps=3),
     "MuonH": ao.MuonH(lr=0.01, ns_steps=3),
+    "SOAP": ao.SOAP(lr=0.01, precondition_frequency=3),
 }
 """The rules by name, with numbers under which all of their parts do something."""
 
