@@ -119,7 +119,8 @@ class SOAP(Rule):
         return found
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        return branch(h.t == 1, lambda: (p, self._begun(xp, g, s, h)), lambda: self._stepped(xp, p, g, s, h))
+        new_p, new = branch(h.t == 1, lambda: (p, self._begun(xp, g, s, h)), lambda: self._stepped(xp, p, g, s, h))
+        return new_p, new
 
     def _sides(self, xp: Any, x: Array) -> dict[str, Array]:
         """For each side of a matrix that gets a basis the matrix, lying so that this side is that of its rows."""

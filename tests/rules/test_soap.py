@@ -6,6 +6,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.arrays import array_namespace
 from arrayopt.rules import bases
+from arrayopt.testing.diagnosis.hypothesis import plain
 from tests.support.slow import marked
 
 RULE = ao.SOAP(lr=0.1, precondition_frequency=2)
@@ -152,6 +153,24 @@ def test_zeros_stand_still_and_stacked_layers_are_the_layers():
     assert whole.params["w"].tobytes() == np.stack(list(each.params.values())).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [(ao.SOAP(lr=0.1, max_precondition_dim=3), (3, 4)), (ao.SOAP(lr=0.1, stacked=True), (3, 4)), (RULE, (2, 3, 2))],
+)
+def test_the_functional_form_knows_the_slots_of_each_shape(rule, shape):
+    params, rng = drawn(w=shape), np.random.default_rng(4)
+    opt, state = ao.Optimizer({"w": params["w"].copy()}, rule), rule.init(params)
+    for _ in range(3):
+        grads = {"w": rng.standard_normal(shape)}
+        opt.step(grads)
+        params, state = ao.update(rule, params, grads, state)
+    assert set(state["tensors"]["w"]) == set(opt.state["w"])
+    assert params["w"].tobytes() == opt.params["w"].tobytes()
+    del state["tensors"]["w"]["v"]
+    with pytest.raises(ValueError, match="update: the state of 'w' must hold"):
+        ao.update(rule, params, grads, state)
+
+
 # ---- engines, libraries and doors ------------------------------------------------------------------------------------
 
 WHY = "SOAP takes new eigenvectors in some updates only, and a plan is the same in all of them"
@@ -219,3 +238,7 @@ def test_half_of_the_state_may_be_narrow():
     opt = run(ao.SOAP(state_dtype="float16", precondition_frequency=2), drawn(w=(3, 4)), steps=3)
     kinds = {slot: str(x.dtype) for slot, x in opt.state["w"].items() if slot != "t"}
     assert kinds == {"m": "float16", "v": "float16"} | dict.fromkeys(("l", "ql", "r", "qr"), "float64")
+
+
+def test_diagnose_does_not_try_it():
+    assert ao.SOAP not in {one.kind for one in plain([(3, 4)])}

@@ -139,7 +139,7 @@ WRITTEN = {
         {},
         {"lr": 0.1, "precondition_frequency": 1, "weight_decay": 0.1, "shampoo_beta": 0.5, "beta1": 0.8},
         {"precondition_frequency": 2, "matrix": "last", "bias_correction": False, "max_precondition_dim": 3},
-        {"lr": 0.02, "precondition_frequency": 2, "clip_value": 0.5, "ema_decay": 0.9, "eps": 1e-3, "beta2": 0.0},
+        {"lr": 0.02, "precondition_frequency": 2, "clip_tensor_norm": 2.0, "ema_decay": 0.9, "eps": 1e-3, "beta2": 0.0},
     ],
 }
 """Rules that no engine fuses: their common tests are those of `MATRICES`, on the engine that runs a rule as written."""

@@ -39,12 +39,18 @@ def eigenvectors(a):
                 theta = (a[i][i] - a[j][j]) / (2 * a[i][j])
                 t = math.copysign(1, theta) / (abs(theta) + math.hypot(theta, 1))
                 c = 1 / math.hypot(t, 1)
-                rotation = eye(n)
-                rotation[i][i] = rotation[j][j] = c
-                rotation[i][j], rotation[j][i] = t * c, -t * c
-                a, v = product(product(rotation, a), turned(rotation)), product(v, turned(rotation))
+                rotate(a, i, j, c, t * c)
+                a = turned(a)
+                rotate(a, i, j, c, t * c)
+                rotate(v, i, j, c, t * c)
     order = sorted(range(n), key=lambda i: -a[i][i])
-    return [a[i][i] for i in order], [turned(v)[i] for i in order]
+    return [a[i][i] for i in order], [v[i] for i in order]
+
+
+def rotate(rows, i, j, c, s):
+    """Two rows, turned."""
+    pairs = [*zip(rows[i], rows[j], strict=True)]
+    rows[i], rows[j] = [c * x + s * y for x, y in pairs], [c * y - s * x for x, y in pairs]
 
 
 def basis(columns):
