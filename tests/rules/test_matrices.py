@@ -95,7 +95,8 @@ def near(a, b, relative):
 PLACES = [("array_api", library, dtype) for library in ("numpy", "array_api_strict", "torch", "jax") for dtype in FAR]
 PLACES += [(engine, "numpy", dtype) for engine in FUSED for dtype in ("float64", "float32")]
 PLACES = [x for x in PLACES if x[2] in ("float64", "float32") and BACKENDS[x[1]].has(x[2])]
-EACH = [(*x, *y) for x in PLACES for y in ROWS + WRITTEN_ROWS * (x[0] == "array_api")]
+EACH = [(*x, *y) for x in PLACES for y in ROWS]
+EACH += [(*x, *y) for x in PLACES for y in WRITTEN_ROWS if x[0] == "array_api" and (x[1] != "jax" or y[1] == 1)]
 
 
 def in_each_run(engine, library, dtype, name, row):

@@ -189,6 +189,16 @@ def test_engines_that_fuse_refuse_it_and_auto_says_why():
         ao.source(RULE, engine="numba")
 
 
+def test_on_a_gpu_it_runs_as_written_too(cupy):
+    opt = ao.Optimizer({n: cupy.asarray(p) for n, p in drawn(w=(3, 4)).items()}, RULE)
+    assert f"engine array_api (cupy: {WHY}" in opt.explain()
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        opt.step({"w": cupy.asarray(rng.standard_normal((3, 4)))})
+    straight = run(RULE, drawn(w=(3, 4)), steps=4)
+    assert abs(opt.params["w"].get() - straight.params["w"]).max() < 1e-12
+
+
 def test_a_library_without_eigenvectors_is_refused():
     da = pytest.importorskip("dask.array")
     with pytest.raises(ValueError, match=r"SOAP: 'w', of shape \(2, 3\), is of a library that has no linalg.eigh"):
