@@ -176,12 +176,8 @@ class Fused(ABC):
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
-        grads = asked.grads
-        work = []
-        try:
-            found, complete = dtypes(grads), True
-        except AttributeError:  # of None
-            found, complete = {g.dtype for g in grads if g is not None}, False
+        grads, work = asked.grads, []
+        found, complete = dtypes(grads)
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)

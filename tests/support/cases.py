@@ -179,6 +179,12 @@ ROWS = [(name, i) for name, rows in MATRICES.items() for i in range(len(rows))]
 WRITTEN_ROWS = [(name, i) for name, rows in WRITTEN.items() for i in range(len(rows))]
 """Each row of `WRITTEN`."""
 
+SMALL = {
+    "square": (4, 4), "wide": (3, 7), "tall": (7, 3), "row": (1, 5), "column": (5, 1), "kernel": (4, 2, 3, 2),
+    "batch": (3, 4, 2), "same": (4, 4), "empty": (0, 3), "still": (3, 4), "huge": (3, 4), "tiny": (5, 3),
+    "dead": (2, 3),
+}  # fmt: skip
 LARGE = {"bands": (300, 200), "wide bands": (140, 260), "small": (5, 6), "many": (70, 9, 8), "rank 4": (2, 3, 40, 30)}
+"""The shapes of matrices in their tests."""
 
 FAR = {"float64": 5e-13, "float32": 2e-4, "bfloat16": 2.0**-7, "float16": 2.0**-9}

@@ -58,6 +58,11 @@ COSTLY = {
         "test_a_matrix_of_more_elements_than_32_bits_count": "",
         "test_the_nan_of_a_gpu_stays_nan": "",
     },
+    "tests/engines/cuda/test_cupy_older.py": {
+        "test_a_step_calls_as_many_functions_as_over_the_newest": "",
+        "test_it_has_all_names_that_the_package_uses": "",
+        "test_its_arrays_have_the_heads_that_are_known": "",
+    },
     "tests/engines/cuda/test_gpu_alone.py": {"test_the_benchmark_for_a_gpu": "", "test_the_tests_for_a_gpu": ""},
     "tests/engines/cuda/test_sass.py": {"test_the_whole_table": ""},
     "tests/engines/numba/test_numba_cache.py": {

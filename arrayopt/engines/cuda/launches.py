@@ -1,5 +1,6 @@
 """What a step over a table launches: the kernels with their grids and arguments, and the calls between them."""
 
+import weakref
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Launches:
     """
 
     def __init__(self, table: Any) -> None:
-        self.table = table
+        self.table = weakref.proxy(table)  # which keeps this: a circle would wait for the garbage collector
         self.line: Line | None = None
 
     def of(self, rows: Rows) -> Queue:
