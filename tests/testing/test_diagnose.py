@@ -13,8 +13,8 @@ from arrayopt.testing.diagnosis import descent
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.probe import gradients, parameters
-from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.subjects import as_subject, run
+from arrayopt.testing.diagnosis.sweep import rounded
 from tests.support.slow import marked
 from tests.testing.faulty import adam, lamb, lars, sgd
 
@@ -236,7 +236,7 @@ def test_products_are_simulated_too(kind, matrix):
     sets = one_set({name: getattr(rule, name) for name in model.names})
     predicted = model.predict({k: np.concatenate([x, 0.5 * x]) for k, x in sets.items()})
     assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 32
-    assert all(block.made is not None for block in model.simulation.blocks)
+    assert all(block.sweep is not None for block in model.simulation.blocks)
 
 
 @pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow)])

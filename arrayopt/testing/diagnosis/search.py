@@ -11,13 +11,13 @@ from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
 from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
 from arrayopt.testing.diagnosis.descent import Fit
-from arrayopt.testing.diagnosis.fit import fit, moved
+from arrayopt.testing.diagnosis.fit import beside, fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
-from arrayopt.testing.diagnosis.simulate import rounded
+from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["LIMITS", "Judged", "judge", "search"]
+__all__ = ["LIMITS", "Judged", "attempt", "judge", "search"]
 
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
@@ -135,7 +135,7 @@ def search(
         for hypothesis in hypotheses:
             if hypothesis not in tried:
                 on_try(hypothesis)
-                tried[hypothesis] = _tried(hypothesis, seen, known, warm)
+                tried[hypothesis] = attempt(hypothesis, seen, known, warm)
 
     shapes = [x.shape for x in seen.trajectory.params[0].values()]
     first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
@@ -176,7 +176,8 @@ def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
     return chosen
 
 
-def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
+def attempt(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
+    """A hypothesis with the numbers that come nearest, some of which are known; begun at warm ones too."""
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
@@ -184,6 +185,7 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
     judged = judge(snapped(found) if near else found)
     if near and not judged.passes:
         judged = judge(snapped(moved(found)))
+        judged = next((x for x in map(judge, beside(judged.fit)) if x.passes), judged)
     if near:  # roundings may bring other numbers as near, or nearer
         limit = 1.01 * judged.ulps if judged.passes else math.inf
         judged = next((x for x in map(judge, rounder(judged.fit)) if x.passes and x.ulps <= limit), judged)

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from arrayopt.testing.diagnosis.decimals import snapped
-from arrayopt.testing.diagnosis.descent import Fit
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of
+from arrayopt.testing.diagnosis.descent import Fit, changed
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of, unseen
 from arrayopt.testing.diagnosis.fit import fit
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
-from arrayopt.testing.diagnosis.search import Judged, judge, search
+from arrayopt.testing.diagnosis.search import Judged, attempt, judge, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 
 __all__ = ["examine"]
@@ -26,6 +25,9 @@ FAR = 0.5
 
 FEW = 3
 LARGE = 400
+
+ENOUGH = 6
+"""Of how many elements a number is found for each step."""
 
 Tell = Callable[[Hypothesis], object]
 
@@ -69,43 +71,115 @@ def _from_few(
     made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, on_try: Tell
 ) -> Diagnosis | None:
     """What a few tensors follow, and which others do so too; None where these few follow nothing."""
-    few = _few(made)
-    for names in [few, few[:1]][: len(few)]:  # of few, one may have settings of its own
-        best = search(Seen(made.only(names)), _of(known, made, names), made.subject, depth=depth, on_try=on_try)
-        first = best[0]
-        if first.passes and not any(np.ndim(x) for x in first.fit.values.values()):
-            break
-    else:
+    found = _first(made, known, depth, on_try)
+    if found is None:
         return None
-    taken = _taken(made, first.hypothesis)
+    best, first = found, found[0]
+    hypothesis, values = _of_one(first)
+    taken = _taken(made, hypothesis)
     if len(taken) == len(made.names):
-        steady = [x for x in best if not any(np.ndim(y) for y in x.fit.values.values())]
-        whole = [_on(made, x.hypothesis, x.fit.values) for x in steady]
+        whole = [_on(made, x.hypothesis, x.fit.values) for x in best if x.hypothesis == _of_one(x)[0]]
         if any(x.passes for x in whole):
             return made_of([x for x in whole if x.passes], made, said)
-        again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
-        if again[0].passes:
-            return made_of(again, made, said)
-    groups: list[tuple[Hypothesis, Mapping[str, Any]]] = [(first.hypothesis, first.fit.values)]
-    rest = list(made.names)
-    parts: list[tuple[tuple[str, ...], Diagnosis]] = []
-    while rest and groups:
-        hypothesis, values = groups.pop()
-        able = [name for name in rest if name in taken]
-        judged = _on(made.only(able), hypothesis, values).beyond if able else []
-        same = [name for name in able if not any(row[name].any() for row in judged)]
-        if same:
-            part = made.only(same)
-            parts.append((tuple(same), made_of([_on(part, hypothesis, values)], part, {})))
-        rest = [name for name in rest if name not in same]
-        for name in (name for name in rest if name in taken):
-            groups += list(islice(_alike(made.only([name]), first.hypothesis, first.fit.values), 1))
-            if groups:
-                break
+        hidden = unseen(first)  # the others may show it
+        near = attempt(hypothesis, Seen(made), {k: x for k, x in values.items() if k not in hidden}, values)
+        if near.passes:
+            return made_of([near], made, said)
+    groups, rest = _grouped(made, taken, hypothesis, values, steps=False)
+    if len(taken) == len(made.names):
+        one = _merged(made, groups)
+        if one is not None and one.passes:
+            return made_of([one], made, said)
+        if rest:  # something that the few do not show
+            again = search(Seen(made), known, made.subject, depth=2, near=near, on_try=on_try)
+            if again[0].passes:
+                return made_of(again, made, said)
+            groups, rest = _grouped(made, taken, hypothesis, values, steps=True)
+    parts = [(tuple(names), made_of([_on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
     if rest:
         other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, on_try=on_try)
         parts += other.parts or [(tuple(rest), other)]
     return _joined(parts)
+
+
+def _first(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell) -> list[Judged] | None:
+    """What a few tensors follow, or one of them, which may have settings of its own; with the fewest changes first."""
+    few = _few(made)
+    seen: dict[tuple[str, ...], tuple[Seen, dict[Hypothesis, Judged]]] = {}
+
+    def looked(names: list[str], deep: int) -> list[Judged]:
+        own, tried = seen.setdefault(tuple(names), (Seen(made.only(names)), {}))
+        return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, on_try=on_try)
+
+    for deep in range(depth + 1):
+        best = looked(few, deep)
+        if not best[0].passes and len(few) > 1:
+            near = best[0].hypothesis
+            best = looked([min(few, key=lambda name, near=near: _alone(made, near, known, name))], deep)  # type: ignore[misc]
+        if best[0].passes:
+            return best
+    return None
+
+
+def _alone(made: Trajectory, h: Hypothesis, known: Mapping[str, Any], name: str) -> float:
+    """How far a tensor by itself is from a hypothesis."""
+    model = Model(h, Seen(made.only([name])), {})
+    given = {k: x for k, x in _of(known, made, [name]).items() if k in model.names}
+    return fit(replace(model, fixed=given)).cost
+
+
+def _of_one(found: Judged) -> tuple[Hypothesis, dict[str, Any]]:
+    """What the first of some tensors follows, where they have numbers of their own."""
+    h = found.hypothesis
+    values = {k: x[:, :1] if np.ndim(x) else x for k, x in found.fit.values.items()}
+    values = {k: float(x.item()) if np.ndim(x) and x.size == 1 else x for k, x in values.items()}
+    return replace(h, free=tuple((name, axis) for name, axis in h.free if axis != "tensor")), values
+
+
+Group = tuple[list[str], Hypothesis, Mapping[str, Any]]
+
+
+def _grouped(
+    made: Trajectory, taken: Sequence[str], h: Hypothesis, values: Mapping[str, Any], *, steps: bool
+) -> tuple[list[Group], list[str]]:
+    """The tensors of those that a rule is for, by what they follow; and all that follow nothing near it.
+
+    A number for each step may make up for anything in one tensor: it counts where two have it.
+    """
+    groups: list[Group] = []
+    rest, odd = list(made.names), set(made.names) - set(taken)
+    settings: tuple[Hypothesis, Mapping[str, Any]] | None = (h, values)
+    while settings is not None:
+        able = [name for name in rest if name not in odd]
+        beyond = _on(made.only(able), *settings).beyond if able else []
+        same = [name for name in able if not any(row[name].any() for row in beyond)]
+        shared = len(same) > 1 or not settings[0].free or any(settings[1] == x for _, _, x in groups)
+        if same and shared:
+            groups.append((same, *settings))
+            rest = [name for name in rest if name not in same]
+        else:
+            odd |= set(same)
+        settings = None
+        for name in (name for name in rest if name not in odd):
+            bases = [x[1:] for x in groups] or [(h, values)]
+            settings = next(_alike(made.only([name]), bases, steps=steps), None)
+            if settings is not None:
+                break
+            odd.add(name)
+    return groups, rest
+
+
+def _merged(made: Trajectory, groups: Sequence[Group]) -> Judged | None:
+    """All tensors as one, where their settings are the same but for one number that does not change."""
+    h, values = groups[0][1:] if groups else (None, {})
+    if h is None or any(other != h for _, other, _ in groups[1:]):
+        return None
+    differ = [k for k in values if any(np.any(x[k] != values[k]) for _, _, x in groups[1:])]
+    if len(differ) != 1 or np.ndim(values[differ[0]]):
+        return None
+    of = {name: x[differ[0]] for names, _, x in groups for name in names}
+    whole = {**values, differ[0]: np.array([[of.get(name, 0.0) for name in made.names]])}
+    return _on(made, replace(h, free=(*h.free, (differ[0], "tensor"))), whole)
 
 
 def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], on_try: Tell) -> bool:
@@ -160,22 +234,56 @@ def _of(known: Mapping[str, Any], made: Trajectory, names: list[str]) -> dict[st
 
 def _on(made: Trajectory, hypothesis: Hypothesis, values: Mapping[str, Any]) -> Judged:
     """A hypothesis with its numbers on other tensors."""
-    model = Model(hypothesis, Seen(made), {})
-    return judge(Fit(model, values, fit(Model(hypothesis, model.seen, dict(values))).cost))
+    return judge(changed(Fit(Model(hypothesis, Seen(made), {}), values, 0.0), {}))
 
 
-def _alike(made: Trajectory, h: Hypothesis, values: Mapping[str, Any]) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
-    """What else one tensor may follow: the same rule, with another decay or learning rate, or without its ratio."""
-    ways = [h]
-    for name, value in (("adapt", False), ("grad_centralization", True)):
-        if any(f.name == name for f in fields(h.kind)) and name not in dict(h.switches):
-            ways.append(replace(h, switches=(*h.switches, (name, value))))
+def _alike(
+    made: Trajectory, bases: Sequence[tuple[Hypothesis, Mapping[str, Any]]], *, steps: bool
+) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
+    """What else one tensor may follow: the same rule, with another decay or learning rate, or without its ratio.
+
+    With `steps` these may also change from step to step, where enough elements tell so.
+    """
     seen = Seen(made)
-    for free in (["weight_decay"], ["lr"], ["lr", "weight_decay"]):
-        for way in ways:
-            fixed = {k: x for k, x in values.items() if k not in free}
-            for extra in ({**fixed, "weight_decay": 0.0}, fixed) if "weight_decay" in free else (fixed,):
-                model = Model(way, seen, {k: x for k, x in extra.items() if k in Model(way, seen, {}).names})
-                found = snapped(fit(model, values)) if model.unknown else fit(model)
-                if judge(found).passes:
-                    yield way, dict(found.values)
+    for h, values in bases:
+        for way in _ways(h)[1:]:
+            yield from _fitting(way, seen, values, ())
+    h, values = bases[0]
+    for axis in ("", "step") if steps and _moving(made) >= ENOUGH else ("",):
+        for free in (("weight_decay",), ("lr",), ("lr", "weight_decay")):
+            for way in _ways(h):
+                kept = tuple(x for x in h.free if x[0] not in free)
+                varied = replace(way, free=(*kept, *((name, axis) for name in free if axis)))
+                if "weight_decay" in free and not axis:
+                    yield from _fitting(varied, seen, {**values, "weight_decay": 0.0}, free[:-1])
+                yield from _fitting(varied, seen, values, free)
+
+
+def _ways(h: Hypothesis) -> list[Hypothesis]:
+    """A hypothesis, and the same without its ratio, or with gradients that are centralized."""
+    others = (("adapt", False), ("grad_centralization", True))
+    able = {f.name for f in fields(h.kind)} - {name for name, _ in h.switches}
+    return [h, *(replace(h, switches=(*h.switches, x)) for x in others if x[0] in able)]
+
+
+def _moving(made: Trajectory) -> int:
+    """How many elements have a gradient in every step that has one."""
+    of = [[g[name] for g in made.grads if g[name] is not None] for name in made.names]
+    return sum(int(np.all(rows, axis=0).sum()) for rows in of if rows)
+
+
+def _fitting(
+    h: Hypothesis, seen: Seen, values: Mapping[str, Any], free: Sequence[str]
+) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
+    """A hypothesis with some numbers to be found and the others known, if it fits."""
+    names = Model(h, seen, {}).names
+    if not set(free) <= set(names):
+        return
+    known = {k: x for k, x in values.items() if k in names and k not in free}
+    tried = replace(h, free=tuple(x for x in h.free if x[0] in free))  # the others are known, of each step
+    model = Model(tried, seen, known)
+    near = {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()}
+    found = fit(model, near)
+    found = judge(snapped(found) if free else found)
+    if found.passes:
+        yield h, dict(found.fit.values)
