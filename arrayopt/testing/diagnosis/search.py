@@ -131,11 +131,11 @@ def search(
     narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
     tried = {} if tried is None else tried
 
-    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> None:
+    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
         for hypothesis in hypotheses:
             if hypothesis not in tried:
                 on_try(hypothesis)
-                tried[hypothesis] = attempt(hypothesis, seen, known, warm)
+                tried[hypothesis] = attempt(hypothesis, seen, known, warm, least)
 
     shapes = [x.shape for x in seen.trajectory.params[0].values()]
     first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
@@ -154,8 +154,9 @@ def search(
         )
         for free in (False, True):
             for parent in parents:
+                warm, least = parent.fit.values, parent.fit.cost
                 others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-                take([x for x in others if (x.free != parent.hypothesis.free) == free], parent.fit.values)
+                take([x for x in others if (x.free != parent.hypothesis.free) == free], warm, least)
                 if any(x.passes for x in tried.values()):
                     break
             else:
@@ -176,12 +177,28 @@ def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
     return chosen
 
 
-def attempt(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
-    """A hypothesis with the numbers that come nearest, some of which are known; begun at warm ones too."""
+def attempt(
+    hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any], least: float = math.inf
+) -> Judged:
+    """A hypothesis with the numbers that come nearest.
+
+    Parameters
+    ----------
+    hypothesis : Hypothesis
+        What is tried.
+    seen : Seen
+        What the optimizer did.
+    known : dict of str to float
+        Numbers that are known.
+    warm : dict
+        Numbers to begin at, too.
+    least : float
+        The cost without the last change: one that comes no nearer is not worked on.
+    """
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
-    near = found.cost < PROMISING and bool(model.unknown)
+    near = found.cost < PROMISING and found.cost < 0.999 * least and bool(model.unknown)
     judged = judge(snapped(found) if near else found)
     if near and not judged.passes:
         judged = judge(snapped(moved(found)))

@@ -154,8 +154,7 @@ class Simulation:
                 made[n] = np.full((1,) * (block.rank + 3), n.data)
             else:
                 made[n] = np.asarray(OPS[n.op].numpy(*(made[a] for a in n.args)))
-        steps = self.trajectory.steps
-        return {n: np.broadcast_to(x, (x.shape[0], steps, *x.shape[2:])) for n, x in made.items()}
+        return made
 
     def _written(self, block: _Block, p: Values, g: Values, own: dict[str, Values], took: Values) -> Values:
         """All steps of one tensor, by the rule as it is written, one set after the other."""

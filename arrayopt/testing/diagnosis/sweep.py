@@ -133,7 +133,7 @@ class Sweep:
         rows: dict[Node, list[Values]] = {n: [] for n in (*loop.old.values(), *loop.nodes) if n in self._asked}
         now = {name: slots[name] for name in loop.old}
         for s, took_now in enumerate(took):
-            at = {n: x[:, s : s + 1] for n, x in outer.items()}
+            at = {n: x if x.shape[1] == 1 else x[:, s : s + 1] for n, x in outer.items()}
             at |= {n: now[name] for name, n in loop.old.items()}
             for n in loop.nodes:
                 at[n] = self._one(n, at, mask)
