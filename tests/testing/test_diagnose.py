@@ -30,6 +30,10 @@ FAULTS = [
     (adam, {}, "eps in root", "Adam", "eps stands inside the root"),
     (adam, {}, "eps early", "Adam", "before the bias correction of v"),
     (adam, {}, "no second correction", "Adam", "the second moment is not corrected"),
+    (adam, {}, "both begin", "Adam", "both moments begin with the first gradient"),
+    (adam, {}, "m begins", "Adam", "the first moment begins with the first gradient"),
+    (adam, {}, "eps falling", "Adam", "eps is multiplied by √(1-β2^t)"),
+    (adam, {}, "schedule late", "Adam", "lr is 0 in the first step: a schedule may be counted one step late"),
     (adam, {}, "no root", "Adam", "the root of v is left out"),
     (adam, {}, "not zeroed", "Adam", "gradients add up"),
     (adam, {}, "not unscaled", "Adam", "multiplied by 1024"),
@@ -91,7 +95,7 @@ def test_they_are_named_where_numbers_are_known(fault, words, known):
     """There is nothing to fit then."""
     found = diagnose(adam(fault=fault, decay=known["weight_decay"]), known=known)
     assert words in said(found, "Adam")
-    assert found.hypers["lr"] == 0.003
+    assert fault == "schedule late" or found.hypers["lr"] == 0.003
 
 
 # ---- what is as documented -------------------------------------------------------------------------------------------
