@@ -170,8 +170,11 @@ def simplified(found: Fit) -> Fit:
         if not isinstance(default, float) or np.ndim(found.values[name]) or found.values[name] == default:
             continue
         model = Model(found.model.hypothesis, found.model.seen, {**found.model.fixed, name: default})
-        tried = fit(model, {**found.values, name: default})
-        if tried.cost <= max(2.0 * found.cost, 1e-12):
+        limit = max(2.0 * found.cost, 1e-12)
+        tried = refined(changed(Fit(model, found.values, 0.0), {name: default}))
+        if tried.cost > limit and not model.hypothesis.free:  # where few numbers are unknown
+            tried = fit(model, {**found.values, name: default})
+        if tried.cost <= limit:
             found = snapped(tried)
     return found
 

@@ -211,7 +211,7 @@ def attempt(
         x = np.asarray(found.values.get(free, 0.0))
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
             return replace(judged, refused=True)
-    if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-6):  # then it is AdamW
+    if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-3):  # then it is AdamW
         return replace(judged, refused=True)
     if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
         return replace(judged, refused=True)

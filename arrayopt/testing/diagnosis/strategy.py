@@ -71,54 +71,71 @@ def _from_few(
     made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, on_try: Tell
 ) -> Diagnosis | None:
     """What a few tensors follow, and which others do so too; None where these few follow nothing."""
-    found = _first(made, known, depth, on_try)
-    if found is None:
+    near: list[Judged] = []
+    for best in _begun(made, known, depth, on_try):
+        found = _everywhere(made, best, said)
+        if found is not None:
+            return found
+        near = best
+    if not near:
         return None
-    best, first = found, found[0]
-    hypothesis, values = _of_one(first)
+    hypothesis, values = _of_one(near[0])
     taken = _taken(made, hypothesis)
-    if len(taken) == len(made.names):
-        whole = [_on(made, x.hypothesis, x.fit.values) for x in best if x.hypothesis == _of_one(x)[0]]
-        if any(x.passes for x in whole):
-            return made_of([x for x in whole if x.passes], made, said)
-        hidden = unseen(first)  # the others may show it
-        near = attempt(hypothesis, Seen(made), {k: x for k, x in values.items() if k not in hidden}, values)
-        if near.passes:
-            return made_of([near], made, said)
-    groups, rest = _grouped(made, taken, hypothesis, values, steps=False)
-    if len(taken) == len(made.names):
-        one = _merged(made, groups)
-        if one is not None and one.passes:
-            return made_of([one], made, said)
-        if rest:  # something that the few do not show
-            again = search(Seen(made), known, made.subject, depth=2, near=near, on_try=on_try)
-            if again[0].passes:
-                return made_of(again, made, said)
-            groups, rest = _grouped(made, taken, hypothesis, values, steps=True)
-    parts = [(tuple(names), made_of([_on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
+    if len(taken) == len(made.names):  # something that the few do not show
+        first = _on(made, hypothesis, values)
+        again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
+        if again[0].passes:
+            return made_of(again, made, said)
+    groups, rest = _grouped(made, taken, hypothesis, values, steps=True)
+    parts = _parts(made, groups)
     if rest:
         other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, on_try=on_try)
         parts += other.parts or [(tuple(rest), other)]
     return _joined(parts)
 
 
-def _first(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell) -> list[Judged] | None:
+def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell) -> Iterator[list[Judged]]:
     """What a few tensors follow, or one of them, which may have settings of its own; with the fewest changes first."""
-    few = _few(made)
+    few, told = _few(made), False
     seen: dict[tuple[str, ...], tuple[Seen, dict[Hypothesis, Judged]]] = {}
 
     def looked(names: list[str], deep: int) -> list[Judged]:
         own, tried = seen.setdefault(tuple(names), (Seen(made.only(names)), {}))
         return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, on_try=on_try)
 
-    for deep in range(depth + 1):
+    for deep in range(min(1, depth), depth + 1):
         best = looked(few, deep)
-        if not best[0].passes and len(few) > 1:
-            near = best[0].hypothesis
-            best = looked([min(few, key=lambda name, near=near: _alone(made, near, known, name))], deep)  # type: ignore[misc]
         if best[0].passes:
-            return best
-    return None
+            yield best
+            return
+        if len(few) > 1 and not told:
+            h = best[0].hypothesis
+            best = looked([min(few, key=lambda name, h=h: _alone(made, h, known, name))], deep)  # type: ignore[misc]
+            if best[0].passes:
+                told = True
+                yield best
+
+
+def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any]) -> Diagnosis | None:
+    """What all tensors follow, if it is what some do, or nearly so."""
+    first = best[0]
+    hypothesis, values = _of_one(first)
+    taken = _taken(made, hypothesis)
+    whole = len(taken) == len(made.names)
+    if whole:
+        alike = [_on(made, x.hypothesis, x.fit.values) for x in best if x.hypothesis == _of_one(x)[0]]
+        if any(x.passes for x in alike):
+            return made_of([x for x in alike if x.passes], made, said)
+        hidden = unseen(first)
+        if hidden:  # the others may show it
+            near = attempt(hypothesis, Seen(made), {k: x for k, x in values.items() if k not in hidden}, values)
+            if near.passes:
+                return made_of([near], made, said)
+    groups, rest = _grouped(made, taken, hypothesis, values, steps=whole)
+    if rest:
+        return None
+    one = _merged(made, groups)
+    return _joined(_parts(made, groups)) if one is None or not one.passes else made_of([one], made, said)
 
 
 def _alone(made: Trajectory, h: Hypothesis, known: Mapping[str, Any], name: str) -> float:
@@ -167,6 +184,11 @@ def _grouped(
                 break
             odd.add(name)
     return groups, rest
+
+
+def _parts(made: Trajectory, groups: Sequence[Group]) -> list[tuple[tuple[str, ...], Diagnosis]]:
+    """What each group follows."""
+    return [(tuple(names), made_of([_on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
 
 
 def _merged(made: Trajectory, groups: Sequence[Group]) -> Judged | None:
