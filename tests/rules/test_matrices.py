@@ -100,7 +100,12 @@ def test_a_run_equals_the_witness(engine, library, dtype, name, row):
     opt = ao.Optimizer({n: backend.array(p, dtype) for n, p in params.items()}, make(name, options), engine=engine)
     for t, g in enumerate(grads):
         found = opt.step({n: backend.array(x, dtype) for n, x in g.items()})
-        exact = {n: witness.step() for n, values in exact.items()}
+        exact = {
+            n: witness.step(
+                name, options, EVERY_RANK[n], *values[:1], g[n].astype(float).ravel().tolist(), values[1], t + 1
+            )
+            for n, values in exact.items()
+        }
     for n, (p, slots) in exact.items():
         assert set(opt.state[n]) == {"t", *slots}
         for slot, x in {"p": p, **slots}.items():
@@ -140,6 +145,8 @@ def test_half_precision_has_masters(engine, name, row, dtype):
 
 @each_engine
 def test_the_number_of_threads_changes_no_bit(engine, name, row, monkeypatch):
+    large = LARGE if name in MATRICES else {"many": LARGE["many"]}  # bases of long sides take their time
+    rule, (params, grads) = rule_of(name, row), problem(large | SMALL, "float32", steps=2)
     found = []
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
@@ -150,6 +157,7 @@ def test_the_number_of_threads_changes_no_bit(engine, name, row, monkeypatch):
 
 @each_engine
 def test_order_company_and_layout_change_no_bit(engine, name, row):
+    rule, (params, grads) = rule_of(name, row), problem(SMALL)
     straight = run(rule, params, grads, engine)
     names = sorted(params, reverse=True)
     turned = {n: np.asfortranarray(params[n]) for n in names}
@@ -169,6 +177,7 @@ def test_order_company_and_layout_change_no_bit(engine, name, row):
 
 @each_engine
 def test_a_missing_gradient_leaves_a_tensor_alone_and_a_run_can_be_resumed(engine, name, row, tmp_path):
+    rule, (params, grads) = rule_of(name, row), problem(SMALL)
     grads[1]["wide"] = grads[2]["same"] = None
     opt = made(rule, params, engine)
     for k, g in enumerate(grads):
@@ -188,6 +197,9 @@ def test_a_missing_gradient_leaves_a_tensor_alone_and_a_run_can_be_resumed(engin
 
 @each_engine
 def test_statistics_clipping_and_groups_are_those_of_the_rule_as_written(engine, name, row):
+    rule, (params, grads) = rule_of(name, row), problem(SMALL)
+    decay = "momentum" if name in MATRICES else "beta1"
+    how = {"clip_norm": 3.0, "groups": {"wide": {"lr": 0.5}, "tall": {decay: 0.5}}}
     watched, plain, written = (
         made(rule, params, e, stats=stats, **how) for e, stats in ((engine, True), (engine, False), ("array_api", True))
     )
@@ -206,6 +218,7 @@ def test_statistics_clipping_and_groups_are_those_of_the_rule_as_written(engine,
 @pytest.mark.parametrize("ranks", [2, 3])
 @each_engine
 def test_each_matrix_is_one_ranks_and_their_number_changes_no_bit(engine, name, row, ranks):
+    rule, (params, grads) = rule_of(name, row), problem(SMALL | {"large": (60, 50)}, steps=2)
     alone = run(rule, params, grads, engine)
 
     def main(comm):
@@ -220,6 +233,7 @@ def test_each_matrix_is_one_ranks_and_their_number_changes_no_bit(engine, name, 
 
 @every_row
 def test_the_functional_form_is_the_rule_as_written(name, row):
+    rule, (params, grads) = rule_of(name, row), problem(SMALL)
     expected, state = run(rule, params, grads, "array_api"), rule.init(params)
     for g in grads:
         params, state = ao.update(rule, params, g, state)

@@ -14,7 +14,7 @@ LEAST = 24 << 10
 """Bytes that a multiprocessor is to wait for at once, in each pass."""
 
 SPILLED = {"CAME": 64}
-"""Bytes that a thread may spill: four passes over rows and columns share too few registers. All others spill nothing."""
+"""Bytes that a thread may spill: four passes over rows and columns share too few registers. Others spill nothing."""
 
 each = pytest.mark.parametrize(
     ("name", "arch"), marked([(n, a) for n in RULES for a in ARCHS], lambda n, a: n in QUICK and a == ARCH)
