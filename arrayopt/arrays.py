@@ -64,7 +64,7 @@ def dtype_name(x: Array) -> str:
     return _named(x.dtype)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)  # dtypes of array-api-strict warn where they are compared with NumPy's
 def _named(dtype: Any) -> str:
     return str(dtype).rsplit(".", 1)[-1]
 

@@ -8,7 +8,8 @@ from arrayopt.arrays import array_namespace, detached, size, working_dtype
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values
 from arrayopt.saving.saved import Saved
 from arrayopt.state.run import checked_count

@@ -120,6 +120,8 @@ def trace(
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
+    if rule.unfused:
+        raise TraceError(f"{type(rule).__name__} {rule.unfused}; engine='array_api' runs it as it is")
     element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
     real = REAL.get(working, working)

@@ -92,6 +92,9 @@ class Rule(ABC):
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
 
+    unfused: ClassVar[str] = ""
+    """Why no engine can fuse the rule, in words that follow its name; empty where they may try."""
+
     evaluated_from: ClassVar[tuple[str, ...]] = ()
     """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
 

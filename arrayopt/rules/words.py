@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import REAL, Array, array_namespace, dtype_name, kind
@@ -21,6 +22,7 @@ __all__ = [
     "abs2",
     "at_first",
     "bias_correction",
+    "branch",
     "centralize",
     "choose",
     "clamp",
@@ -76,6 +78,19 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, bool):
         return yes if condition else no
     return array_namespace(condition).where(condition, yes, no)
+
+
+def branch(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """What one of two functions returns, by a bool or a 0-d array of them; the other one is not run.
+
+    Under `jax.jit` both are traced, and must return the same structure. A rule with a branch is not fused: see
+    `Rule.unfused`.
+    """
+    if array_api_compat.is_jax_array(condition):
+        import jax
+
+        return jax.lax.cond(condition, yes, no)
+    return yes() if condition else no()
 
 
 def decayed_beta(t: Any, decay_rate: Any) -> Any:
