@@ -35,7 +35,7 @@ MORE = [
     ("a tensor left out is updated", "kernels/queue.cuh", "while (part != nullptr &&", "while (false &&", LEFT_OUT),
     ("no barrier between a ticket's stages", "kernels/queue.cuh", "            if (stage > ticket.stage) __syncthreads();\n", "", LEFT_OUT),
     ("launches end where those of all tensors do", QUEUE, "np.searchsorted(left, self.ends).tolist()", "self.ends", LEFT_OUT),
-    ("too much of a queue left", QUEUE, "part[self._owner]", "part[self._owner] | True", "tests/engines/cuda/test_queue.py::test_what_is_left_of_a_queue"),
+    ("too much of a queue left", QUEUE, "part.take(self._owner)", "part.take(self._owner) | True", "tests/engines/cuda/test_queue.py::test_what_is_left_of_a_queue"),
     ("a graph does not keep the set of tensors alive", TABLE, "record(self, rows, self.alive,", "record(self, self.alive,", GRAPH),
     ("a table does not know that a graph has it", TABLE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
     ("a graph does not keep gradients alive", TABLE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
