@@ -171,11 +171,10 @@ def simplified(found: Fit) -> Fit:
             continue
         model = Model(found.model.hypothesis, found.model.seen, {**found.model.fixed, name: default})
         limit = max(2.0 * found.cost, 1e-12)
-        tried = refined(changed(Fit(model, found.values, 0.0), {name: default}))
+        tried = snapped(refined(refined(changed(Fit(model, found.values, 0.0), {name: default}))))
         if tried.cost > limit and not model.hypothesis.free:  # where few numbers are unknown
-            tried = fit(model, {**found.values, name: default})
-        if tried.cost <= limit:
-            found = snapped(tried)
+            tried = snapped(refined(fit(model, {**found.values, name: default})))
+        found = tried if tried.cost <= limit else found
     return found
 
 

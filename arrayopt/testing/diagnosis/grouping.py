@@ -92,8 +92,9 @@ def _alike(
             for way in _ways(h):
                 kept = tuple(x for x in h.free if x[0] not in free)
                 varied = replace(way, free=(*kept, *((name, axis) for name in free if axis)))
-                if "weight_decay" in free and not axis:
-                    yield from _fitting(varied, seen, {**values, "weight_decay": 0.0}, free[:-1])
+                if "weight_decay" in free:
+                    bare = replace(varied, free=tuple(x for x in varied.free if x[0] != "weight_decay"))
+                    yield from _fitting(bare, seen, {**values, "weight_decay": 0.0}, free[:-1])
                 yield from _fitting(varied, seen, values, free)
 
 

@@ -100,7 +100,7 @@ def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell)
         own, tried = seen.setdefault(tuple(names), (Seen(made.only(names)), {}))
         return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, on_try=on_try)
 
-    for deep in range(min(1, depth), depth + 1):
+    for deep in range(depth + 1):
         best = looked(few, deep)
         if best[0].passes:
             yield best
