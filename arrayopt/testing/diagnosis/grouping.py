@@ -59,8 +59,10 @@ def _has(groups: Sequence[Group], name: str, x: Any) -> bool:
 
 def merged(made: Trajectory, groups: Sequence[Group]) -> Judged | None:
     """All tensors as one, where their settings are the same but for one number that does not change."""
-    h, values = groups[0][1:] if groups else (None, {})
-    if h is None or any(other != h for _, other, _ in groups[1:]):
+    if not groups:
+        return None
+    _, h, values = groups[0]
+    if any(other != h for _, other, _ in groups[1:]):
         return None
     differ = [k for k in values if any(np.any(x[k] != values[k]) for _, _, x in groups[1:])]
     if len(differ) != 1 or np.ndim(values[differ[0]]):

@@ -106,8 +106,8 @@ def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell)
             yield best
             return
         if len(few) > 1 and not told:
-            h = best[0].hypothesis
-            best = looked([min(few, key=lambda name, h=h: _alone(made, h, known, name))], deep)  # type: ignore[misc]
+            costs = {name: _alone(made, best[0].hypothesis, known, name) for name in few}
+            best = looked([min(few, key=costs.__getitem__)], deep)
             if best[0].passes:
                 told = True
                 yield best

@@ -172,13 +172,14 @@ def _loops(nodes: Sequence[Node], old: Mapping[str, Node], new: Mapping[str, Nod
     for _ in old:
         for name in old:
             reach[name] |= {b for a in reach[name] for b in old if new[b] in leads[old[a]]}
-    made, done = [], set()
+    made: list[_Loop] = []
+    done: set[str] = set()
     for name in old:
         if name in done:
             continue
         group = {a for a in reach[name] if name in reach[a]}
         done |= group
-        ahead = set().union(*(leads[old[a]] for a in group))
+        ahead: set[Node] = set().union(*(leads[old[a]] for a in group))
         back: set[Node] = {new[a] for a in group}
         for n in reversed(nodes):
             if n in back:
