@@ -54,7 +54,7 @@ def grouped(
 
 def _has(groups: Sequence[Group], name: str, x: Any) -> bool:
     """Whether one of them has these numbers."""
-    return any(np.array_equal(values.get(name), x) for _, _, values in groups)
+    return any(name in values and np.array_equal(values[name], x) for _, _, values in groups)
 
 
 def merged(made: Trajectory, groups: Sequence[Group]) -> Judged | None:
@@ -109,8 +109,8 @@ def _ways(h: Hypothesis) -> list[Hypothesis]:
 
 def _moving(made: Trajectory) -> int:
     """How many elements have a gradient in every step that has one."""
-    of = [[g[name] for g in made.grads if g[name] is not None] for name in made.names]
-    return sum(int(np.all(rows, axis=0).sum()) for rows in of if rows)
+    of = [np.array([g[name] for g in made.grads if g[name] is not None]) for name in made.names]
+    return sum(int(np.all(rows, axis=0).sum()) for rows in of if len(rows))
 
 
 def _fitting(
@@ -125,6 +125,6 @@ def _fitting(
     model = Model(tried, seen, known)
     near = {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()}
     found = fit(model, near)
-    found = judge(snapped(found) if free else found)
-    if found.passes:
-        yield h, dict(found.fit.values)
+    judged = judge(snapped(found) if free else found)
+    if judged.passes:
+        yield h, dict(judged.fit.values)

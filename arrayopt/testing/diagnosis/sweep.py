@@ -149,7 +149,8 @@ class Sweep:
         """One operation."""
         if n.op == PRODUCT:
             a, b = (np.swapaxes(values[x], -1, -2) if t else values[x] for x, t in zip(n.args, n.data, strict=False))
-            return np.matmul(a, b)
+            product: Values = np.matmul(a, b)
+            return product
         if n.op in REDUCTIONS:
             element = self._made.element
             axes = tuple(3 + element.index(a) for a in n.args[0].axes if a not in n.axes)
