@@ -43,7 +43,6 @@ NOT_NAMED = {
     "optax_radam/default": "its rectification loses five digits where ρ is near its threshold",
     "optax_muon/triples": "three triples of coefficients that nobody has published as such",
     "ms_lamb_ascend/groups_mixed": "in one group the learning rate and the decay both change from step to step",
-    "mx_lans/step_mults_skip": "one tensor has no learning rate, and so shows nothing",
 }
 
 SAME = {"Adam": "AdamW", "AdamW": "Adam"}
