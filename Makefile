@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 DOORS := $(VENV)/doors
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Tests start many processes: each would compile the package anew where Python is told to keep no byte code.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-doors bench test-gpu bench-gpu check format docs clean
 
 demo: $(VENV)/.demo

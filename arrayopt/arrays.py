@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import array_api_compat
@@ -61,7 +61,12 @@ def is_array(x: Any) -> bool:
 
 def dtype_name(x: Array) -> str:
     """The dtype's plain name, such as ``"bfloat16"``, the same in every library."""
-    return str(x.dtype).rsplit(".", 1)[-1]
+    return _named(x.dtype)
+
+
+@lru_cache(maxsize=256, typed=True)  # dtypes of array-api-strict warn where they are compared with NumPy's
+def _named(dtype: Any) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
 
 
 def dtype_of(xp: Any, name: str) -> Any:

@@ -187,9 +187,7 @@ def update(
         r, old = rules[name], tensors[name]
         t = old["t"] + 1
         slots = {slot: x for slot, x in old.items() if slot != "t"}
-        expected = list(r.all_slots(np, np.zeros((1,) * p.ndim), dtype_name(p)))
-        if set(slots) != set(expected):
-            raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
+        _check_slots(r, name, p, slots)
         with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
             q, slots, report = apply(r, p, g, slots, t, hypers[id(r)], name=name, clip=verdict.factor, stats=stats)
         if stats:
@@ -237,6 +235,17 @@ def _check_state(state: Any) -> None:
         and all(is_array(y) for x in tensors.values() for slot, y in x.items() if slot != "t")
     ):
         raise TypeError(f"update: `state` must be what init or update returned; got {type(state).__name__}")
+
+
+def _check_slots(rule: Rule, name: str, p: Any, slots: dict[str, Any]) -> None:
+    """Raise ValueError for slots that are not those of a tensor: mostly they depend on its rank alone."""
+    expected: list[str] = []
+    for shape in ((1,) * p.ndim, tuple(p.shape)):
+        one = np.broadcast_to(0.0, shape[1:] if rule.stacked else shape)
+        expected = list(rule.all_slots(np, one, dtype_name(p)))
+        if set(slots) == set(expected):
+            return
+    raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")
 
 
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:

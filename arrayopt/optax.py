@@ -1,5 +1,6 @@
 """Every rule as a transformation of optax, under its name in small letters: ``arrayopt.optax.lamb(1e-3)``."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -188,6 +189,7 @@ class _Held(NamedTuple):
 def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function that makes a rule's transformation."""
     fields, who = fields_of(rule), rule.__name__.lower()
+    structural = [f.name for f in dataclasses.fields(rule) if "read" in f.metadata]  # such as `project` and `seed`
 
     def named(given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """What is given, by the names of fields, beside `values` that are so already."""
@@ -216,13 +218,11 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
             ) from None
 
     class Taken(inspect.Signature):
-        """The signature, as optax.inject_hyperparams binds it: by any name, `project` no schedule, `seed` no array."""
+        """The signature, as optax.inject_hyperparams binds it: by any name, and what shapes a rule as it is."""
 
         def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
             values = named(given, {"lr": args[0]} if args else {})
-            if callable(values.get("project")):
-                values["project"] = _Held(values["project"])
-            values["seed"] = _Held(values.get("seed", rule.seed))
+            values |= {name: _Held(values.get(name, getattr(rule, name))) for name in structural}
             return super().bind(*args[1:], **values)
 
     make.__name__ = make.__qualname__ = who

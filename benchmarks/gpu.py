@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this folder
 
 import arrayopt as ao  # noqa: E402
-from arrayopt.fusion.plan import plan_for  # noqa: E402
+from arrayopt.fusion.plans import plan_for  # noqa: E402
 from benchmarks.ours import RULES  # noqa: E402
 
 COPY, EAGER, CAPTURED = "copy", "arrayopt eager", "arrayopt captured"

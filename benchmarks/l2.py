@@ -25,7 +25,8 @@ import arrayopt as ao
 from arrayopt.engines.cuda.queue import tickets
 from arrayopt.engines.cuda.stages import CHUNK, pieces, stages, tiles
 from arrayopt.fusion.layout import GEOMETRY, geometry
-from arrayopt.fusion.plan import Plan, plan_for
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plans import plan_for
 from benchmarks.problems import LARGE, PROBLEMS, Problem, Shape
 
 __all__ = ["DEVICES", "LRU", "RANDOM", "Device", "Step", "simulate", "step"]

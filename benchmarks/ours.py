@@ -5,7 +5,7 @@ import tracemalloc
 from importlib.util import find_spec
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from benchmarks.contest import Contestant, Running
 from benchmarks.problems import Problem
 

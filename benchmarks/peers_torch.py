@@ -118,6 +118,7 @@ PEERS = [
         "schedulefree",
         _training(_of("schedulefree", "AdamWScheduleFree", **FREE, foreach=True)),
         2,
+        True,
     ),
 ]
 

@@ -15,7 +15,7 @@ import numpy as np
 import arrayopt as ao
 from arrayopt.engines.numba.engine import Numba
 from arrayopt.fusion.layout import geometry, layout
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.stages import staged
 from arrayopt.params.groups import Group
 from arrayopt.ranks.cuts import divide

@@ -12,6 +12,11 @@ struct Tile {
     long long batches;      // A x B
 };
 
+__device__ __forceinline__ Tile tile_of(const long long* t) {
+    return {t[IN_R],      t[IN_C],       (int)t[IN_TR], (int)t[IN_TC],
+            (int)t[IN_G], (int)t[IN_NR], (int)t[IN_NC], t[IN_A] * t[IN_B]};
+}
+
 // Room for sums over columns, which the passes take one after the other.
 __device__ __forceinline__ W* column_room() {
     __shared__ W room[kColumnRoom];
@@ -33,7 +38,6 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bo
                                              long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
     const long long row = batch * t.R + r, at = row * t.C + c, stride = kWarps * t.C;
     typename Pass::template Loads<N> loads[kRows];
-    typename Pass::Row rows[kRows];
     typename Pass::template Columns<N> values;
     if (aligned && n == N) {
 #pragma unroll
@@ -42,14 +46,12 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bo
     } else if (n > 0) {
         loads[0] = pass.template load<N, false>(at, n);
     }
-#pragma unroll
-    for (int u = 0; u < kRows; ++u)
-        if (u * kWarps < left) rows[u] = pass.row(row + u * kWarps, r + u * kWarps);
     if (n > 0) values = pass.template columns<N>(c, n);
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
         if (u * kWarps < left) {
-            if (n > 0) pass.template work<N>(at + u * stride, n, aligned, loads[u], rows[u], values, sums, columns);
+            const typename Pass::Row of_row = pass.row(row + u * kWarps, r + u * kWarps);
+            if (n > 0) pass.template work<N>(at + u * stride, n, aligned, loads[u], of_row, values, sums, columns);
             if constexpr (Pass::kRow > 0) {
 #pragma unroll
                 for (int k = 0; k < Pass::kRow; ++k) sums.row[k] = warp_fold<typename Pass::OfRow>(k, sums.row[k]);
@@ -57,6 +59,26 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bo
                 start<typename Pass::OfRow>(sums.row);
             }
         }
+}
+
+// Adds up what the warps have of a tile's columns. Where the tile lies is found out again: to know it all along would take
+// registers from the loop over rows.
+template <class Pass, int N>
+__device__ __forceinline__ void keep_columns(Pass& pass, int piece, long long batch) {
+    const W* const of_warp = column_room();
+    const Tile t = tile_of(pass.t);
+    const int tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
+    const long long c = (long long)tile_column * t.TC, to = (batch * t.NR + tile_row) * t.C + c;
+#pragma unroll 1
+    for (int at = threadIdx.x; at < 32 * N && c + at < t.C; at += kThreads) {
+#pragma unroll
+        for (int k = 0; k < Pass::kColumn; ++k) {
+            W sum = of_warp[k * kWarps * 32 * N + at];
+#pragma unroll
+            for (int w = 1; w < kWarps; ++w) sum = Pass::OfColumn::fold(k, sum, of_warp[(k * kWarps + w) * 32 * N + at]);
+            pass.keep_column(k, to + at, sum);
+        }
+    }
 }
 
 // A warp takes a row of a tile, a lane N neighbouring columns of it.
@@ -77,8 +99,8 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
         start_columns<typename Pass::OfColumn>(columns);
         pass.enter_batch(batch);
 #pragma unroll 1
-        for (int r = warp; r < rows; r += aligned ? kRows * kWarps : kWarps) {
-            const int left = aligned ? rows - r : 1;
+        for (int next = warp; next < rows; next += aligned ? kRows * kWarps : kWarps) {
+            const int r = anew(next), left = aligned ? rows - r : 1;  // else addresses are carried from row to row: registers
             rows_of_tile<Pass, N, kRows>(pass, t, aligned, batch, r0 + r, left, c, n, tile_column, sums, columns);
         }
         if constexpr (Pass::kColumn > 0) {
@@ -87,16 +109,7 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
 #pragma unroll
                 for (int j = 0; j < N; ++j) of_warp[(k * kWarps + warp) * 32 * N + lane * N + j] = columns[k][j];
             __syncthreads();
-#pragma unroll 1
-            for (int at = threadIdx.x; at < 32 * N && (long long)tile_column * t.TC + at < t.C; at += kThreads) {
-#pragma unroll
-                for (int k = 0; k < Pass::kColumn; ++k) {
-                    W sum = of_warp[k * kWarps * 32 * N + at];
-#pragma unroll
-                    for (int w = 1; w < kWarps; ++w) sum = Pass::OfColumn::fold(k, sum, of_warp[(k * kWarps + w) * 32 * N + at]);
-                    pass.keep_column(k, (batch * t.NR + tile_row) * t.C + (long long)tile_column * t.TC + at, sum);
-                }
-            }
+            keep_columns<Pass, N>(pass, anew(piece), batch);
             __syncthreads();
         }
         if constexpr (Pass::kBatch > 0) {

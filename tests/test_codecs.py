@@ -9,7 +9,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.codecs import CODECS
 from arrayopt.engines.numba.emit import emit
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 
 X = np.array([0.0, -0.0, 1.0, 1.00390625, 1.01171875, 3e38, 1e-40, np.inf, -np.inf], np.float32)
 

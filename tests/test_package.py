@@ -148,6 +148,7 @@ def test_what_stands_at_the_top():
     expected = {"Optimizer", "Rule", "Hyper", "init", "update", "real", "flag", "schedules"}
     expected |= {"LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"}
     expected |= {"Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA"}
+    expected |= {"Muon", "NorMuon", "MuonH", "SOAP"}
     assert expected <= set(arrayopt.__all__)
     assert set(dir(arrayopt)) >= set(arrayopt.__all__)
     for rule in (getattr(arrayopt, name) for name in arrayopt.__all__):

@@ -8,7 +8,7 @@ import scipy.optimize
 
 import arrayopt as ao
 from arrayopt import projections as P
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.names import Values
 from tests.support.optimizing import drawn
 

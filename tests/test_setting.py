@@ -12,8 +12,6 @@ import torch
 import arrayopt as ao
 from tests.support.optimizing import BASE, CONSTANTS, FIELDS, GRADS, HALF, OTHER, P, by_witness, ones
 
-pytestmark = pytest.mark.usefixtures("auto")
-
 NUMBERS = [(rule, name) for rule, change in FIELDS[:-6] for name, x in change.items() if not isinstance(x, bool)]
 SEQUENCES = {
     "list": list,
@@ -53,6 +51,7 @@ def test_any_number_may_be_a_scalar_of_a_library(rule, field):
         np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-11, err_msg=form)
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize("form", [*SEQUENCES, *CONSTANTS])
 def test_numbers_of_any_library_serve_arrays_of_any_library(backend, form):
     lr = SEQUENCES[form]([0.5, 0.25, 1.0]) if form in SEQUENCES else CONSTANTS[form](0.5)
@@ -70,6 +69,7 @@ def test_zero_of_any_library_is_zero(zero):
         np.testing.assert_allclose(run(rule, **BASE[rule] | {field: zero}), expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_sequence_that_runs_out_says_so_and_changes_nothing(grouped):
     short = {"beta1": [0.9, 0.8]}
@@ -84,6 +84,7 @@ def test_a_sequence_that_runs_out_says_so_and_changes_nothing(grouped):
         assert pickle.dumps((opt.params, opt.state_dict())) == before
 
 
+@pytest.mark.usefixtures("auto")
 def test_fields_are_read_and_set_on_the_optimizer_and_on_groups():
     opt = ao.Optimizer(
         {"w": ones(), "b": ones(), "c": ones()}, HALF, groups={"b": {"lr": 1.0}, "c": {"weight_decay": 1.0}}
@@ -122,6 +123,7 @@ ANOTHER_STATE = ("amsgrad", "lookahead_steps", "centered", "radius")
 SETTABLE = [row for row in SETTABLE if row[1] not in ANOTHER_STATE and row[:2] != ("Adafactor", "beta1")]
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("rule", "name", "value"), SETTABLE, ids=[f"{rule} {name}" for rule, name, _ in SETTABLE])
 def test_a_change_between_steps_is_as_if_it_had_been_a_schedule(rule, name, value):
     opt = ao.Optimizer(P.copy(), getattr(ao, rule)(**BASE[rule]))
@@ -133,6 +135,7 @@ def test_a_change_between_steps_is_as_if_it_had_been_a_schedule(rule, name, valu
     np.testing.assert_allclose(opt.params, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.usefixtures("auto")
 def test_rules_given_are_not_changed():
     rule = ao.LAMB()
     opt = ao.Optimizer([{"params": [ones()]}, {"params": [ones()], "lr": 1}], rule)
@@ -160,6 +163,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("auto")
 @pytest.mark.parametrize(("rule", "name", "value", "message"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("on_group", [False, True])
 def test_changes_that_are_refused_change_nothing(rule, name, value, message, on_group):
@@ -172,6 +176,7 @@ def test_changes_that_are_refused_change_nothing(rule, name, value, message, on_
     assert opt.step(GRADS[:2])[0].shape == P.shape
 
 
+@pytest.mark.usefixtures("auto")
 def test_what_is_no_field_cannot_be_read_or_set():
     opt = ao.Optimizer({"w": ones()}, ao.LAMB())
     known = ", ".join(f.name for f in dataclasses.fields(ao.LAMB))
@@ -187,6 +192,7 @@ def test_what_is_no_field_cannot_be_read_or_set():
             setattr(opt, name, None)
 
 
+@pytest.mark.usefixtures("auto")
 def test_state_is_for_reading():
     opt = ao.Optimizer({"w": ones()}, ao.LAMB())
     with pytest.raises(TypeError):

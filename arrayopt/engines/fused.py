@@ -13,7 +13,8 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
-from arrayopt.fusion.plan import Plan, plan_for
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plans import plan_for
 from arrayopt.params.heads import dtypes
 from arrayopt.state.tensors import Tensor
 
@@ -39,6 +40,8 @@ class Fused(ABC):
     """Whether ranks can share a tensor; see `Batch.passes`."""
     parts: ClassVar[bool] = False
     """Whether parts that the user has made of tensors can be run."""
+    windows: ClassVar[bool] = False
+    """Whether they can where the tensor is seen as matrices, too; see `arrayopt.fusion.windows`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
@@ -173,12 +176,8 @@ class Fused(ABC):
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
-        grads = asked.grads
-        work = []
-        try:
-            found, complete = dtypes(grads), True
-        except AttributeError:  # of None
-            found, complete = {g.dtype for g in grads if g is not None}, False
+        grads, work = asked.grads, []
+        found, complete = dtypes(grads)
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
@@ -218,7 +217,7 @@ class Fused(ABC):
         asks = [asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))]
         return [kind for one in asks for kind in self._members(bucket, one, None)]
 
-    def _batch(self, plan: Plan) -> type[Any]:
+    def _batch(self, plan: Plan) -> Any:
         """The kind of batch that runs a plan."""
         if plan.idle and not self.counts:
             return Idle

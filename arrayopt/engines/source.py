@@ -2,7 +2,7 @@
 
 from arrayopt.arrays import WORKING
 from arrayopt.engines.table import ENGINES
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.base import Rule
 
 __all__ = ["source"]

@@ -10,7 +10,7 @@ from arrayopt.engines.base import Engine
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.engines.layers import Layers
-from arrayopt.fusion.symbol import TraceError
+from arrayopt.fusion.dims import TraceError
 
 __all__ = ["ENGINES", "FUSED", "EngineRow", "explain_buckets", "select"]
 

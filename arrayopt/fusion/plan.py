@@ -5,21 +5,17 @@ it is computed from the sums of the passes before. Threads, blocks and ranks sha
 meet between the passes. A product of matrices stands among the passes: it reads what one has stored, and stores.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
-from arrayopt.fusion.graph import KEPT, POSITION, PRODUCT, Node, is_whole, reachable
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
-from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, Trace, TraceError, trace
-from arrayopt.rules.base import Rule
+from arrayopt.fusion.trace import Trace
 
-__all__ = ["Pass", "Plan", "plan", "plan_for"]
+__all__ = ["Pass", "Plan", "plan"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -258,93 +254,3 @@ def _between(
         if node.op != "input":
             parts[when[node]].append(node)
     return tuple(tuple(part) for part in parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _ByStructure:
-    """A rule that equals every rule of its structure."""
-
-    rule: Rule
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByStructure) and self.rule.structure == other.rule.structure
-
-    def __hash__(self) -> int:
-        return hash(self.rule.structure)
-
-
-_Options = tuple[tuple[str, bool], ...]
-"""What `trace` is asked for."""
-
-
-@lru_cache(maxsize=KEPT)
-def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
-    """The plan of a structure of rule: flat where that will do.
-
-    Where it depends on what there is more of, rows or columns: whether a tensor is seen as its first axis and all
-    others.
-    """
-    for view in ({"flat": True}, {}):
-        try:
-            return plan(trace(key.rule, rank, dtype, **view, **dict(options)))
-        except NotFlat:
-            pass
-        except NotFolded:
-            break
-        except NotOriented:
-            return False
-    try:
-        return plan(trace(key.rule, rank, dtype, folded=True, **dict(options)))
-    except NotOriented:
-        return True
-
-
-@lru_cache(maxsize=KEPT)
-def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, tall: int) -> Plan:
-    """The plan for matrices of which the sign of rows - columns is known; one for all ranks and signs that it suits."""
-    made = plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, **dict(options)))
-    others = [_oriented(key, 2, dtype, options, False, tall)] if folded and rank > 2 else []
-    others += [_oriented(key, rank, dtype, options, folded, -1)] if tall >= 0 else []
-    return next((other for other in others if other.key == made.key), made)
-
-
-@lru_cache(maxsize=KEPT)
-def _merged(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
-    """The plan, or, where shape does not matter, that of a lower rank that does the same."""
-    made = _cached(key, rank, dtype, options)
-    for lower in range(rank if isinstance(made, Plan) and made.element == "C" else 0):
-        try:
-            other = _cached(key, lower, dtype, options)
-        except TraceError:  # not every rule is defined for every rank
-            continue
-        if isinstance(made, Plan) and isinstance(other, Plan) and other.key == made.key:  # the element is in it
-            return other
-    return made
-
-
-def plan_for(
-    rule: Rule,
-    rank: int,
-    dtype: str,
-    *,
-    shape: Sequence[int] = (),
-    clip: bool = False,
-    stats: bool = False,
-    lean: bool = False,
-) -> Plan:
-    """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace`.
-
-    With `stats` it is the plan of what a step reports. It writes nothing, and is run before the update, whose plan is
-    the same with and without reports. So watching changes no bit of what is watched, whatever a compiler makes of
-    either.
-
-    Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
-    which a rule does the same share a plan. The `shape` is looked at by rules alone that compare rows with columns;
-    where it is not given there are fewer rows.
-    """
-    key, options = _ByStructure(rule), (("clip", clip), ("stats", stats), ("lean", lean))
-    made = _merged(key, rank, dtype, options)
-    if isinstance(made, Plan):
-        return made
-    rows, columns = (shape[0], math.prod(shape[1:])) if made and shape else tuple(shape[-2:]) or (0, 1)
-    return _oriented(key, rank, dtype, options, made, (rows > columns) - (rows < columns))

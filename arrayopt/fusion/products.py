@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import SCRATCH, Node, is_whole
 from arrayopt.fusion.placement import Pass
-from arrayopt.fusion.symbol import WAY_OUT, TraceError
 
 __all__ = ["check_spaces", "multiplied", "renamed", "shared"]
 

@@ -7,29 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL
+from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotOriented, TraceError, broadcast, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
-__all__ = ["NAMESPACE", "WAY_OUT", "NotFlat", "NotFolded", "NotOriented", "Symbol", "TraceError", "lift"]
-
-
-class TraceError(TypeError):
-    """A rule does something that cannot be traced; the array_api engine runs it as it is."""
-
-
-class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule looks at rows, columns or batches: its tensors cannot be seen as one row of elements."""
-
-
-class NotFolded(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule sees a tensor as a matrix of its first axis and all others."""
-
-
-class NotOriented(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule compares the number of rows with that of columns."""
-
-
-WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
+__all__ = ["NAMESPACE", "Symbol", "lift"]
 
 
 class Symbol:
@@ -131,17 +113,6 @@ def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
     raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
 
 
-def _broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The dimensions of a result, aligned from the last one, as arrays broadcast."""
-    out = []
-    for k in range(-max(map(len, shapes)), 0):
-        letters = {s[k] for s in shapes if len(s) >= -k} - {""}
-        if len(letters) > 1:
-            raise TraceError(f"cannot broadcast arrays over {' and '.join(sorted(letters))}{WAY_OUT}")
-        out.append(letters.pop() if letters else "")
-    return tuple(out)
-
-
 def _elementwise(op: str, *operands: Any) -> "Symbol":
     """An operation on symbols and numbers."""
     row, graph = OPS[op], next(x.graph for x in operands if isinstance(x, Symbol))
@@ -156,7 +127,7 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
         wide = "bool"
     elif row.result == "real":
         wide = REAL.get(wide, wide)
-    return Symbol(graph, graph.make(op, *(n for n, _, _ in lifted)), _broadcast([d for _, d, _ in lifted]), wide)
+    return Symbol(graph, graph.make(op, *(n for n, _, _ in lifted)), broadcast([d for _, d, _ in lifted]), wide)
 
 
 def _method(op: str, *, swap: bool) -> Any:
@@ -221,44 +192,13 @@ def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
 # ---- the namespace --------------------------------------------------------------------------------------------------
 
 
-def _over(x: Symbol, axis: Any) -> tuple[list[int], str]:
-    """The dimensions that a reduction is over, and the axes that they are.
-
-    Raises
-    ------
-    NotFlat
-        In a flat graph, if it is over some of an element's axes and not all.
-    TraceError
-        If it is over some of the axes that are seen as one, and not all, or over one that there is not.
-    """
-    if axis is None:
-        over = list(range(x.ndim))
-    else:
-        several = axis if isinstance(axis, tuple) else (axis,)
-        for a in several:
-            if not -x.ndim <= a < x.ndim:
-                raise TraceError(f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not have it")
-        over = sorted(a % x.ndim for a in several)
-    labels = [x.dims[i] for i in over if x.dims[i]]
-    if x.graph.flat:
-        if labels and len(labels) < len([d for d in x.dims if d]):
-            raise NotFlat
-        return over, "C" if labels else x.node.axes
-    parts = {d for d in x.dims if len(d) > 1}
-    some = parts & set(labels)
-    if some and some != parts:
-        what = "middle axes of a tensor of rank 5 or more" if "A" in x.dims else "axes that are seen as columns"
-        raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
-    return over, "".join(a for a in LETTERS if any(d.startswith(a) for d in labels))
-
-
 def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
     """A reduction over some dimensions."""
     if x.dtype == "bool":
         raise TraceError(f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}")
     if x.dtype.startswith("complex") and op != "sum":
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
-    over, gone = _over(x, axis)
+    over, gone = reduced_over(x, axis)
     left = "".join(a for a in x.node.axes if a not in gone)
     node = x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=gone)
     extra = "".join(a for a in gone if a not in x.node.axes)
@@ -269,7 +209,7 @@ def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) ->
 
 
 def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
-    gone = _over(x, axis)[1]
+    gone = reduced_over(x, axis)[1]
     total = _reduced("sum", x, axis=axis, keepdims=keepdims)
     count = x.graph.make("host", data=f"count:{gone}")
     return Symbol(x.graph, x.graph.make("div", total.node, count), total.dims, x.dtype)

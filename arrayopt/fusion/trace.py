@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
+from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotOriented, TraceError
 from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, POSITION, UPDATES, Graph, Node
-from arrayopt.fusion.symbol import NAMESPACE, WAY_OUT, NotFlat, NotFolded, NotOriented, Symbol, TraceError, lift
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
+from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
+from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values
 
 __all__ = ["NotFlat", "NotFolded", "NotOriented", "Trace", "TraceError", "trace"]
@@ -118,6 +120,8 @@ def trace(
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
+    if rule.unfused:
+        raise TraceError(f"{type(rule).__name__} {rule.unfused}; engine='array_api' runs it as it is")
     element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
     real = REAL.get(working, working)

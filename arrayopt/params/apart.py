@@ -12,15 +12,19 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size, writable
 from arrayopt.codecs import CODECS
-from arrayopt.params.heads import heads, located
+from arrayopt.params.heads import heads, where
+from arrayopt.params.known import Found
 from arrayopt.params.overlap import Lie, lie_of, meet
-from arrayopt.params.watch import head_words
+from arrayopt.params.watch import DATA, FLAGS, head_words
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Apart"]
 
 FEW = 8
 """Up to so many gradients are looked at one by one, which is quicker than with NumPy."""
+
+Look = Callable[[Sequence[Any]], tuple[Any, Any] | None]
+"""What says of some arrays where each lies, and whether in one piece: lists or arrays; None where none can tell."""
 
 SHOWN = 10
 """How many pairs an error shows."""
@@ -53,13 +57,16 @@ class Apart:
 
     def forget(self) -> None:
         """Gradients may be of other kinds and sizes than the last ones."""
-        self._look: Callable[[Sequence[Any]], Any] | None = None
-        self._bytes: Ints = np.full(len(self._names), -1)  # of each gradient, where it has been seen
+        n = len(self._names)
+        self._look: Look | None = None
+        self._bytes: Ints = np.full(n, -1)  # of each gradient, where it has been seen
+        self._known: Ints = np.full(n, -1)  # where, and in which order, each lay when it was last found to be apart
         self._seen: Any = None
-        self._loose: list[int] = []
 
-    def check(self, grads: Sequence[Array | None], *, alike: bool, complete: bool) -> None:
-        """Raise where a gradient has an element in that memory.
+    def check(
+        self, grads: Sequence[Array | None], *, alike: bool, complete: bool, found: Found | None = None
+    ) -> Found | None:
+        """Raise where a gradient has an element in that memory; else say where they lie, if that is known now.
 
         Gradients that lie where the last ones lay are not compared again.
 
@@ -71,51 +78,70 @@ class Apart:
             Whether all that are there are of one type, and have the sizes of those since `forget`.
         complete : bool
             Whether none is None.
+        found : Found, optional
+            Where they lie, if it is known before.
 
         Raises
         ------
         ValueError
             With the names of both.
         """
-        if not self._spaces:
-            return
         places: Sequence[int] = range(len(grads))
         if not complete:
             places = [i for i, g in enumerate(grads) if g is not None]
-        if not places:
-            return
-        if not alike or len(self._spaces) > 1:
+        if not self._spaces or not places:
+            return found
+        at_once = alike and len(self._spaces) == 1
+        if at_once and found is None:
+            given = grads if complete else [grads[i] for i in places]
+            self._look = self._look or _looks(given)
+            lie = self._look(given)
+            found = None if lie is None else Found(*lie, complete)
+        if not at_once or found is None:
             self._compare(grads, places)
-            return
-        given = grads if complete else [grads[i] for i in places]
-        self._look = self._look or _looks(given)
-        found = self._look(given)
-        seen = found if complete else (found, places)
-        if found is None or seen != self._seen:
-            near, self._loose = self._near(found, grads, places)
+        elif len(places) <= FEW:
+            self._check_few(grads, places, found)
+        else:
+            self._check_many(grads, places, found)
+        return found
+
+    def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Found) -> None:
+        """See `check`; for gradients of which it is known where they lie."""
+        at, dense = (x if isinstance(x, list) else x.tolist() for x in (found.at, found.dense))
+        seen = at, dense, places
+        if seen != self._seen:
+            (space,), near = self._spaces.values(), []
+            for i, low in zip(places, at, strict=True):
+                if space.near(low, low + self._size(i, grads)):
+                    near.append(i)
             self._compare(grads, near)
             self._seen = seen
-        if self._loose:
-            self._compare(grads, self._loose)
+        if not all(dense):
+            self._compare(grads, [i for i, one in zip(places, dense, strict=True) if not one])
 
-    def _near(self, found: Any, grads: Sequence[Any], places: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Which gradients lie near what is written, and which are not known to lie in one piece."""
-        if found is None:
-            return [], list(places)
-        where = np.asarray(places)
-        for i in where[self._bytes[where] < 0].tolist():
+    def _check_many(self, grads: Sequence[Any], places: Sequence[int], found: Found) -> None:
+        """As `_check_few`, where NumPy is quicker than a loop."""
+        at, dense = np.asarray(found.at), np.asarray(found.dense)
+        seen = at.tobytes() + dense.tobytes()
+        if found.complete and seen == self._seen:
+            return
+        (space,), own = self._spaces.values(), np.asarray(places)
+        marks, loose = ORDERS * at + dense, own[dense == 0]
+        new = (self._known[own] != marks) & (dense != 0)
+        moved, lows = own[new], at[new]
+        for i in moved[self._bytes[moved] < 0].tolist():
+            self._size(i, grads)
+        near = moved[space.near_all(lows, lows + self._bytes[moved])]
+        self._compare(grads, [*near.tolist(), *loose.tolist()])
+        self._known[moved] = marks[new]
+        if found.complete:
+            self._seen = None if len(loose) else seen
+
+    def _size(self, i: int, grads: Sequence[Any]) -> int:
+        """The bytes of a gradient."""
+        if self._bytes[i] < 0:
             self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
-        sizes, (space,) = self._bytes[where], self._spaces.values()
-        if isinstance(found, bytes):
-            both = np.frombuffer(found, np.int64)
-            at, dense = both[::2], both[1::2] & WHOLE
-        elif len(places) <= FEW:
-            extents = zip(places, found[0], sizes.tolist(), strict=True)
-            near = [i for i, low, n in extents if space.near(low, low + n)]
-            return near, [i for i, one in zip(places, found[1], strict=True) if not one]
-        else:
-            at, dense = np.array(found, np.int64)
-        return where[space.near_all(at, at + sizes)].tolist(), where[dense == 0].tolist()
+        return int(self._bytes[i])
 
     def _compare(self, grads: Sequence[Array | None], places: Sequence[int]) -> None:
         """Raise where one of these gradients has an element in that memory.
@@ -183,11 +209,8 @@ def _written(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Array]]:
         yield from ((f"slot {slot!r} of {tensor.name!r}", x) for slot, x in tensor.slots.items())
 
 
-def _looks(grads: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """What takes gradients of this type to where they begin, and whether each lies in one piece from there on.
-
-    Both as lists, or both of each as bytes; None where that cannot be asked.
-    """
+def _looks(grads: Sequence[Any]) -> Look:
+    """What finds gradients of this type."""
     first, words = grads[0], head_words()
     if isinstance(first, np.ndarray) and words is not None:
         return _heads_of_few(words) if len(grads) <= FEW else _heads_of_many(words)
@@ -195,46 +218,48 @@ def _looks(grads: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         kind = sys.modules["torch"].Tensor
         takes: Any = (kind.data_ptr, kind.is_contiguous)
     elif isinstance(first, np.ndarray):
-        takes = operator.attrgetter("ctypes.data"), _CONTIGUOUS
+        takes = operator.attrgetter("ctypes.data"), operator.attrgetter("flags.c_contiguous")
     elif array_api_compat.is_cupy_array(first):
-        return _located
+        return where
     else:
         return lambda grads: None
-    return lambda grads: [list(map(take, grads)) for take in takes]
+    if len(grads) <= FEW:
+        return lambda grads: (list(map(takes[0], grads)), list(map(takes[1], grads)))
+    return _asked_many(*takes)
 
 
-_CONTIGUOUS = operator.attrgetter("flags.c_contiguous")
+def _asked_many(place: Callable[[Any], int], whole: Callable[[Any], bool]) -> Look:
+    """See `_looks`; for many arrays, each of which is asked."""
 
-START, FLAGS = 1, 7
-"""Where in `head_words`, from an eighth of an object's address on: an array's data and flags."""
+    def look(grads: Sequence[Any]) -> tuple[Any, Any]:
+        n = len(grads)
+        at = np.fromiter(map(place, grads), np.int64, n)
+        return at, np.ones(n, np.int64) if all(map(whole, grads)) else np.fromiter(map(whole, grads), np.int64, n)
 
-WHOLE = 3
-"""The flags of an array that lies in one piece, by rows or by columns."""
+    return look
 
 
-def _heads_of_few(words: Any) -> Callable[[Sequence[Any]], Any]:
+WHOLE, ORDERS = 3, 4
+"""The flags of an array that lies in one piece, by rows or by columns; and how many values they have."""
+
+
+def _heads_of_few(words: Any) -> Look:
     """See `_looks`; for few arrays of NumPy."""
     word = words.item
 
-    def look(grads: Sequence[Any]) -> Any:
+    def look(grads: Sequence[Any]) -> tuple[Any, Any]:
         at = [id(g) >> 3 for g in grads]
-        return [word(i + START) for i in at], [word(i + FLAGS) & WHOLE for i in at]
+        return [word(i + DATA) for i in at], [word(i + FLAGS) & WHOLE for i in at]
 
     return look
 
 
-def _heads_of_many(words: Any) -> Callable[[Sequence[Any]], Any]:
+def _heads_of_many(words: Any) -> Look:
     """See `_looks`; for many arrays of NumPy."""
-    offsets = np.array([START + 1, FLAGS + 1])
+    offsets = np.array([DATA, FLAGS])[:, None]
 
-    def look(grads: Sequence[Any]) -> Any:
-        return words.take(heads(list(grads))[:, None] + offsets).tobytes()
+    def look(grads: Sequence[Any]) -> tuple[Any, Any]:
+        at, flags = words.take(heads(list(grads)) + offsets)
+        return at, flags & WHOLE
 
     return look
-
-
-def _located(grads: Sequence[Any]) -> bytes:
-    """See `_looks`; for arrays of CuPy."""
-    at, whole = located(grads)
-    dense = np.full(len(at), WHOLE) if whole else np.array([WHOLE * _CONTIGUOUS(g) for g in grads])
-    return np.stack([at, dense], axis=1).tobytes()

@@ -10,7 +10,8 @@ from typing import Any
 
 from arrayopt.arrays import Array, dtype_name, is_array, size
 from arrayopt.foreign import RULE, unknown
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.state.tensors import Tensor
 
 __all__ = [

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
+from arrayopt.params.known import Found, Known
 
 __all__ = [
     "CUPY_REST",
@@ -24,24 +25,25 @@ __all__ = [
     "heads",
     "index",
     "located",
+    "objects",
+    "where",
     "words",
 ]
 
 WORD = 8
-_TYPE, _ITEMS = 1, 3
-"""Words in the head of an object, and of a list."""
-_SHAPE, _SHAPE_END, _CONTIGUOUS, _DTYPE, _DATA = 5, 6, 11, 13, 14
-"""Words in the head of a CuPy array from the object's address on."""
+_TYPE, _ITEMS = 0, 2
+"""Words in the head of an object, and of a list, after its first."""
+_SHAPE, _SHAPE_END, _CONTIGUOUS, _DTYPE, _DATA = 4, 5, 10, 12, 13
+"""Words in the head of a CuPy array, after its first."""
 CUPY_SHAPE, CUPY_REST = (_SHAPE,), (_SHAPE_END, _DTYPE, _DATA)
 """What is to be watched: where the shape begins; and the rest."""
-_POINTER, _DEVICE = 3, 4
-"""Words in what its ``data`` is."""
+_POINTER, _DEVICE = 2, 3
+"""Words in what its ``data`` is, after its first."""
 
-_PLACE, _KIND, _FORM = (
-    np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE], [_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA])
-)
+_PLACE, _KIND, _BELOW = (np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE], [_POINTER, _DEVICE]))
+_FORM = np.array([_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA, _CONTIGUOUS])[:, None]
 
-_ADDRESS, _DTYPE_OF = operator.attrgetter("data.ptr"), operator.attrgetter("dtype")
+_ADDRESS, _IN_ORDER, _DTYPE_OF = map(operator.attrgetter, ("data.ptr", "flags.c_contiguous", "dtype"))
 FEW = 50
 """So many arrays are asked one by one as quickly."""
 
@@ -58,8 +60,8 @@ def words() -> Any:
 
 
 def index(addresses: Any) -> Any:
-    """Where in `words` those of these addresses are."""
-    return addresses // WORD - 1
+    """Where in `words` what follows the first word of these addresses is."""
+    return addresses >> 3
 
 
 @cache
@@ -70,16 +72,21 @@ def _of_lists() -> bool:
         return False
     head = memory[index(id(probe)) :][: _ITEMS + 1].tolist()
     known = head[_TYPE:_ITEMS] == [id(list), 3]
-    return known and bool(memory[index(head[_ITEMS]) :][:3].tolist() == list(map(id, probe)))
+    return known and bool(memory[index(head[_ITEMS]) - 1 :][:3].tolist() == list(map(id, probe)))
 
 
-def heads(objects: Sequence[Any]) -> Ints:
-    """Where in `words` objects begin."""
-    if type(objects) is list and _of_lists():
+def objects(several: Sequence[Any]) -> Ints:
+    """The addresses of objects."""
+    if isinstance(several, list) and _of_lists():
         memory = words()
-        start = index(int(memory[index(id(objects)) + _ITEMS]))
-        return index(memory[start : start + len(objects)])  # type: ignore[no-any-return]
-    return index(np.fromiter(map(id, objects), np.int64, len(objects)))  # type: ignore[no-any-return]
+        start = index(int(memory[index(id(several)) + _ITEMS])) - 1
+        return memory[start : start + len(several)]  # type: ignore[no-any-return]
+    return np.fromiter(map(id, several), np.int64, len(several))
+
+
+def heads(several: Sequence[Any]) -> Ints:
+    """Where in `words` the heads of objects are, from their second words on."""
+    return index(objects(several))  # type: ignore[no-any-return]
 
 
 def extents(starts: Ints, counts: Ints) -> Ints:
@@ -89,9 +96,9 @@ def extents(starts: Ints, counts: Ints) -> Ints:
 
 
 def _within(counts: Ints) -> Ints:
-    """From 0 on for each count."""
+    """From -1 on for each count: from the first word on, behind which `index` leads."""
     ends = counts.cumsum()
-    found: Ints = np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
+    found: Ints = np.arange(-1, ends[-1] - 1 if len(ends) else -1) - (ends - counts).repeat(counts)
     return found
 
 
@@ -112,14 +119,14 @@ def _cupy_words(kind: Any) -> Any:
         for shape, dtype, room, device in [((2, 3, 5), "f4", 1 << 20, 0), ((7,), "c16", 1 << 22, 3)]:
             data = MemoryPointer(UnownedMemory(room, 1 << 12, None, device), 512)  # nothing is ever read there
             x = kind(shape, np.dtype(dtype), memptr=data)
-            head = memory[index(id(x)) :][:16].tolist()
+            head = memory[index(id(x)) :][:15].tolist()
             if (head[_TYPE], head[_DTYPE], head[_DATA]) != (id(kind), id(x.dtype), id(x.data)):
                 return None
             if head[_SHAPE_END] - head[_SHAPE] != WORD * len(shape) or head[_CONTIGUOUS] & 0xFF != 1:
                 return None
-            if tuple(memory[index(head[_SHAPE]) :][: len(shape)].tolist()) != shape:
+            if tuple(memory[index(head[_SHAPE]) - 1 :][: len(shape)].tolist()) != shape:
                 return None
-            below = memory[index(id(x.data)) :][:5].tolist()
+            below = memory[index(id(x.data)) :][:4].tolist()
             if (below[_POINTER], below[_DEVICE] & 0xFFFFFFFF) != (room + 512, device):
                 return None
     except Exception:  # of an interface that has changed
@@ -129,17 +136,23 @@ def _cupy_words(kind: Any) -> Any:
 
 def located(arrays: Sequence[Array]) -> tuple[Ints, bool]:
     """Where arrays of CuPy lie; and whether the elements of each lie one after the other."""
-    memory = cupy_words(type(arrays[0])) if len(arrays) else None
+    at, dense = where(arrays)
+    return at, bool(dense.all())
+
+
+def where(arrays: Sequence[Array]) -> tuple[Ints, Ints]:
+    """Where arrays of CuPy lie; and for each whether its elements lie one after the other."""
+    memory, n = cupy_words(type(arrays[0])) if len(arrays) else None, len(arrays)
     if memory is None:
-        return np.fromiter(map(_ADDRESS, arrays), np.int64, len(arrays)), all(x.flags.c_contiguous for x in arrays)
+        return np.fromiter(map(_ADDRESS, arrays), np.int64, n), np.fromiter(map(_IN_ORDER, arrays), np.int64, n)
     flags, data = memory.take(heads(arrays) + _PLACE)
-    return memory.take(index(data) + _POINTER), bool((flags & 0xFF).all())
+    return memory.take(index(data) + _POINTER), flags & 0xFF
 
 
-def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Sequence[Any]], bool] | None:
-    """What tells, of CuPy arrays or None, whether they all are of a type, with the dtype, shape and device of `forms`.
+def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Sequence[Any]], Found | None] | None:
+    """What tells, of CuPy arrays or None, where they lie, if they all are of a type, and as `forms` say.
 
-    It is None where heads cannot be read.
+    A form is a dtype, a shape and a device. It is None where heads cannot be read.
     """
     memory = cupy_words(kind)
     if memory is None:
@@ -149,16 +162,16 @@ def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Se
     shapes, counts = np.array([n for x in known for n in x[1]], np.int64), rows[:, 2] // WORD
     every, alive = _Expected(rows, counts, shapes), list(forms)
 
-    def fits(given: Sequence[Any]) -> bool:
+    def fits(given: Sequence[Any]) -> Found | None:
         at, expected = heads(given), every
-        head = memory.take(at + _FORM)
-        there = head[0] == id(kind)
-        if not there.all():
+        head, there = memory.take(at + _FORM), None
+        if not (head[0] == id(kind)).all():
+            there = head[0] == id(kind)
             if not (there | (head[0] == id(type(None)))).all():
-                return False
-            head = memory.take(at[there] + _FORM)
+                return None
+            head = head[:, there]
             expected = _Expected(rows[there], counts[there], shapes[np.repeat(there, counts)])
-        return expected.met(memory, head) and bool(alive)
+        return expected.met(memory, head, complete=there is None) if alive else None
 
     return fits
 
@@ -170,21 +183,29 @@ class _Expected:
         self.head, self.devices = rows.T[:3].tobytes(), rows[:, 3].tobytes()
         self.counts, self.shapes, self.within = counts, shapes.tobytes(), _within(counts)
 
-    def met(self, memory: Any, head: Ints) -> bool:
-        """Whether heads, as `_FORM` takes them, are so; where shapes end becomes how long they are."""
+    def met(self, memory: Any, head: Ints, *, complete: bool) -> Found | None:
+        """Where the arrays lie whose heads `_FORM` has taken, if they are so; where shapes end becomes a length."""
         head[2] -= head[3]
         if head[:3].tobytes() != self.head:
-            return False
-        on = memory.take(index(head[4]) + _DEVICE) & 0xFFFFFFFF
+            return None
+        at, devices = memory.take(index(head[4]) + _BELOW)
         lengths = memory.take(index(head[3]).repeat(self.counts) + self.within)
-        return bool(on.tobytes() == self.devices and lengths.tobytes() == self.shapes)
+        if (devices & 0xFFFFFFFF).tobytes() != self.devices or lengths.tobytes() != self.shapes:
+            return None
+        return Found(at, head[5] & 0xFF, complete)
 
 
-def dtypes(arrays: Sequence[Array]) -> set[Any]:
-    """The dtypes of arrays of any library; AttributeError if one is None."""
-    memory = cupy_words(type(arrays[0])) if len(arrays) > FEW else None
+def dtypes(grads: Sequence[Array | None]) -> tuple[set[Any], bool]:
+    """The dtypes of gradients of any library, and whether none of them is None."""
+    if isinstance(grads, Known) and grads.found is not None and grads.dtype is not None:
+        return {grads.dtype}, grads.found.complete
+    first: Any = grads[0] if len(grads) > FEW else None
+    memory = None if first is None else cupy_words(type(first))
     if memory is not None:
-        found = memory.take(heads(arrays) + _KIND)
+        found = memory.take(heads(grads) + _KIND)
         if (found == found[:, :1]).all():
-            return {arrays[0].dtype}
-    return set(map(_DTYPE_OF, arrays))
+            return {first.dtype}, True
+    try:
+        return set(map(_DTYPE_OF, grads)), True
+    except AttributeError:
+        return {g.dtype for g in grads if g is not None}, False

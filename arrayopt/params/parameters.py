@@ -8,8 +8,9 @@ from arrayopt.arrays import Array, look
 from arrayopt.params.apart import Apart
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
-from arrayopt.params.heads import checker, heads
+from arrayopt.params.heads import checker, objects
 from arrayopt.params.kinds import plain
+from arrayopt.params.known import Found, Known
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
@@ -110,6 +111,7 @@ class Parameters:
         self._template, self._flat = template(self._tree), ([x.name for x in self.all], None)
         self._hold(self._tree)
         self._kind: Any = None
+        self._dtype: Any = None  # of all gradients, if they have but one
         self._forms: list[Any] = []
         self._checker: Any = None  # of forms, where there is a quicker way than to ask each gradient
         self._complete, self._apart = False, None
@@ -133,7 +135,7 @@ class Parameters:
         given = leaves(self._template, grads)
         if given is None:
             given = leaves(self._flat, grads)
-        familiar = given is not None and self._familiar(given)
+        familiar, lie = (False, None) if given is None else self._familiar(given)
         if given is None or not familiar:
             named = [(tensor.name, tensor.array) for tensor in self.all]
             given = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
@@ -142,26 +144,30 @@ class Parameters:
             self._apart = self._run.arrays, Apart(self.all)
         if not familiar:
             self._apart[1].forget()
-        self._apart[1].check(found, alike=familiar, complete=self._complete)
+        lie = self._apart[1].check(found, alike=familiar, complete=self._complete, found=lie)
         if not familiar:
             self.begin()
             self._remember(given)
-        return found
+        return Known(found, lie, self._dtype if familiar else None)
 
-    def _familiar(self, given: list[Any]) -> bool:
-        """Whether gradients look like those of an earlier step, about which everything was checked."""
-        kinds = set(map(type, given))
-        some = type(None) in kinds
-        self._complete = not some
+    def _familiar(self, given: list[Any]) -> tuple[bool, Found | None]:
+        """Whether gradients look like those of an earlier step, about which all was checked; where they lie, if known.
+
+        Whether none is None is noted, too.
+        """
         if self._checker is not None and len(given) == len(self._forms):
-            return bool(self._checker(given))
+            lie = self._checker(given)
+            self._complete = lie is not None and lie.complete
+            return lie is not None, lie
+        kinds = set(map(type, given))
+        self._complete = type(None) not in kinds
         kinds.discard(type(None))
         if kinds != {self._kind} or len(given) != len(self._forms):
-            return False
+            return False, None
         form_of = look(self._kind)
-        if not some:
-            return all(map(operator.eq, map(form_of, given), self._forms))
-        return all(g is None or form_of(g) == form for g, form in zip(given, self._forms, strict=True))
+        if self._complete:
+            return all(map(operator.eq, map(form_of, given), self._forms)), None
+        return all(g is None or form_of(g) == form for g, form in zip(given, self._forms, strict=True)), None
 
     def _remember(self, given: list[Array | None]) -> None:
         """Keep what gradients look like, where they are all of one type and can be asked."""
@@ -174,6 +180,8 @@ class Parameters:
         form_of, same = look(kind), dict[Any, Any]()
         forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
         self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
+        dtypes = {form[0] for form in self._forms if form is not None}
+        self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._checker = checker(kind, self._forms)
 
     def begin(self) -> None:
@@ -194,7 +202,7 @@ class Parameters:
         self._names = [path if leaf is None else next(tensors).name for path, leaf in pairs]
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
-        self._objects: bytes | None = heads(self._held).tobytes()
+        self._objects: bytes | None = objects(self._held).tobytes()
         given = (leaf for _, leaf in (flatten(tree) if self._parted else pairs) if leaf is not None)
         mastered = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots]
         self._mastered, self._writes = [x for x, _ in mastered], Writes(leaf for _, leaf in mastered)
@@ -225,8 +233,8 @@ class Parameters:
             self._lent = self._lent.follow(self.all)
         now = self._found(self._tree)
         if self._objects is None:  # of a copy
-            self._objects = heads(self._held).tobytes()
-        if heads(now).tobytes() != self._objects or self._watch.changed():
+            self._objects = objects(self._held).tobytes()
+        if objects(now).tobytes() != self._objects or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
         written = self._writes.made()
         if written:

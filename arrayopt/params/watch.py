@@ -11,10 +11,10 @@ import numpy as np
 from arrayopt.arrays import Array, kind
 from arrayopt.params.heads import CUPY_REST, CUPY_SHAPE, cupy_words, extents, heads, index, words
 
-__all__ = ["Watch", "Writes", "head_words"]
+__all__ = ["DATA", "FLAGS", "Watch", "Writes", "head_words"]
 
-_DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, _FLAGS = 2, 3, 4, 5, 7, 8
-"""Words in the head of a NumPy array in C, ``PyArrayObject_fields``, from the object's address on."""
+DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, FLAGS = 1, 2, 3, 4, 6, 7
+"""Words in the head of a NumPy array in C, ``PyArrayObject_fields``, after its first."""
 
 
 class Watch:
@@ -145,7 +145,7 @@ def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
     memory = head_words()
     if memory is None:
         return _numpy(arrays)
-    return _read(memory, arrays, (_SHAPE, _STRIDES, _DATA, _NDIM, _DTYPE, _FLAGS), 2)
+    return _read(memory, arrays, (_SHAPE, _STRIDES, DATA, _NDIM, _DTYPE, FLAGS), 2)
 
 
 def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], starts: int) -> Callable[[], list[int]]:
@@ -183,12 +183,12 @@ def head_words() -> Any:
     memory = words()
     try:
         for probe in (np.zeros((2, 3), np.float32), np.zeros((5, 1))[::2]):
-            head = memory[index(id(probe)) :][: _FLAGS + 1].tolist()
+            head = memory[index(id(probe)) :][: FLAGS + 1].tolist()
             known = (probe.ctypes.data, probe.ndim, id(probe.dtype), probe.flags.num)
-            if (head[_DATA], head[_NDIM] & 0xFFFFFFFF, head[_DTYPE], head[_FLAGS] & 0xFFFF) != known:
+            if (head[DATA], head[_NDIM] & 0xFFFFFFFF, head[_DTYPE], head[FLAGS] & 0xFFFF) != known:
                 return None
             for start, lengths in ((head[_SHAPE], probe.shape), (head[_STRIDES], probe.strides)):
-                if tuple(memory[index(start) :][: probe.ndim].tolist()) != lengths:
+                if tuple(memory[index(start) - 1 :][: probe.ndim].tolist()) != lengths:
                     return None
     except (TypeError, IndexError):
         return None

@@ -44,7 +44,7 @@ class Comm(ABC):
     number = 1
     """Which of those that share a way of messages this is, in the order of making."""
     on_device = False
-    """Whether `broadcast` and `add` take CuPy's memory, too, and there is `fill`."""
+    """Whether `broadcast`, `exchange` and `add` take CuPy's memory, too, and there is `fill`."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:

@@ -16,7 +16,7 @@ from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import boundaries
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Share

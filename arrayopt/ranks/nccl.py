@@ -139,17 +139,22 @@ class NcclComm(Comm):
             self._call(calls)()
         return room.get() if isinstance(x, np.ndarray) else room
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+    def exchange(self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]) -> None:
         kind = self._nccl.NCCL_UINT8
         with self._device:
             out = [(to, self._there(x)) for to, x in sent]
-            rooms = [(source, self._cupy.empty(x.size, np.uint8), x) for source, x in received]
+            host = [isinstance(x, np.ndarray) for _, x in received]
+            rooms = [
+                (source, self._cupy.empty(x.size, np.uint8) if copied else x, x)
+                for copied, (source, x) in zip(host, received, strict=True)
+            ]
         calls = [partial(self._comm.send, x.data.ptr, x.size, kind, to) for to, x in out]
         calls += [partial(self._comm.recv, x.data.ptr, x.size, kind, r) for r, x, _ in rooms]
         if calls:
             self._call(calls)()
         for _, x, given in rooms:
-            given[:] = x.get()
+            if x is not given:
+                given[:] = x.get()
 
     def give_up(self) -> None:
         self._comm.abort()

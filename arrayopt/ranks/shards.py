@@ -11,7 +11,7 @@ from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, geometry
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
@@ -55,9 +55,7 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                 raise ValueError(f"{who} cannot be under a rule with stacked=True; give the layers one by one")
             chosen, why = select(engine, bucket)
             if not isinstance(chosen, Fused) or not chosen.parts:
-                raise ValueError(
-                    f"{who} engine 'numba' takes, of NumPy and of PyTorch on a CPU; got {chosen.name!r} ({why})"
-                )
+                raise ValueError(f"{who} engines 'numba' and 'cupy' take; got {chosen.name!r} ({why})")
             rank, dtype = len(tensor.shape), dtype_name(tensor.array)
             plans = [
                 plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=x, lean=chosen.lean) for x in (False, True)
@@ -66,6 +64,11 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                 raise ValueError(
                     f"{who} {type(bucket.rule).__name__} cannot take: it multiplies whole matrices; give these, and"
                     " `comm`"
+                )
+            if any(plan.element != "C" for plan in plans) and not chosen.windows:
+                raise ValueError(
+                    f"{who} engine {chosen.name!r} takes under rules without sums over rows or columns alone;"
+                    f" {type(bucket.rule).__name__} has such sums here"
                 )
             stretch = tensor.block.first(tuple(tensor.array.shape)) is not None
             if any(plan.draws and plan.element == "C" for plan in plans) and not stretch:

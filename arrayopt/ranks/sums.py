@@ -6,7 +6,17 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array, array_namespace, dtype_name, place, size, to_host
+from arrayopt.arrays import (
+    REAL,
+    WORKING,
+    Array,
+    array_namespace,
+    dtype_name,
+    on_its_device,
+    place,
+    size,
+    to_host,
+)
 from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
@@ -42,17 +52,29 @@ class Sums:
 
     def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
-        todo: list[int] = []
-        pending = 0
-        for i, g in enumerate(grads):
-            if g is not None and size(g) and tensors[i].block is None:
+        found = {i: g for i, g in enumerate(grads) if g is not None and size(g) and tensors[i].block is None}
+        for there in (False, True):  # on the host, and in device memory
+            todo: list[int] = []
+            pending = 0
+            for i in [i for i, g in found.items() if self._on_device(g) == there]:
                 todo.append(i)
-                pending += size(g) * 4
+                pending += size(found[i]) * 4
                 if pending >= ROUND:
-                    self._add(todo, tensors, grads, rooms)
+                    self._added(todo, tensors, grads, rooms)
                     todo, pending = [], 0
-        if todo:
-            self._add(todo, tensors, grads, rooms)
+            if todo:
+                self._added(todo, tensors, grads, rooms)
+
+    def _added(
+        self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
+        """Add up some of the gradients, all of one device."""
+        with on_its_device(grads[which[0]]):
+            self._add(which, tensors, grads, rooms)
+
+    def _on_device(self, g: Array) -> bool:
+        """Whether the communicator takes a gradient from device memory."""
+        return self._comm.on_device and bool(array_api_compat.is_cupy_array(g))
 
     def _quickly(
         self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
@@ -79,24 +101,21 @@ class Sums:
 
     def _reached(self, g: Array) -> Any:
         """A gradient where the communicator takes it: in CuPy's memory, or on the host."""
-        if self._comm.on_device and array_api_compat.is_cupy_array(g):
-            return g
-        return np.ascontiguousarray(to_host(g))
+        return g if self._on_device(g) else np.ascontiguousarray(to_host(g))
 
     def _in_order(
         self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
         """Add up some of the gradients, in the order of ranks."""
         rank, ranks = self._comm.rank, range(self._comm.size)
-        flat = {i: np.ascontiguousarray(to_host(grads[i])).reshape(-1) for i in which}
+        flat = {i: self._reached(grads[i]).reshape(-1) for i in which}
         shares: dict[int, Share] = {i: share for i in which if (share := tensors[i].share) is not None}
-        empty = np.empty(0, np.uint8)
+        xp = array_namespace(flat[which[0]])
         sent = {
-            r: np.concatenate([as_bytes(flat[i][shares[i].ends[r] : shares[i].ends[r + 1]]) for i in which] or [empty])
-            for r in ranks
+            r: xp.concat([as_bytes(flat[i][shares[i].ends[r] : shares[i].ends[r + 1]]) for i in which]) for r in ranks
         }
         count = len(sent[rank])
-        got = {r: sent[r] if r == rank else np.empty(count, np.uint8) for r in ranks}
+        got = {r: sent[r] if r == rank else xp.empty(count, dtype=xp.uint8) for r in ranks}
         self._comm.exchange(
             [(r, x) for r, x in sent.items() if r != rank and len(x)],
             [(r, x) for r, x in got.items() if r != rank and count],

@@ -16,6 +16,7 @@ from arrayopt.rules.radam import RAdam
 from arrayopt.rules.rmsprop import RMSprop
 from arrayopt.rules.schedule_free import ScheduleFreeAdamW
 from arrayopt.rules.sgd import SGD
+from arrayopt.rules.soap import SOAP
 
 __all__ = [
     "CAME",
@@ -24,6 +25,7 @@ __all__ = [
     "LANS",
     "LARS",
     "SGD",
+    "SOAP",
     "AdEMAMix",
     "Adafactor",
     "Adam",

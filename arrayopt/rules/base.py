@@ -4,31 +4,23 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from arrayopt.arrays import NARROW, Array
 from arrayopt.foreign import RULE, check_call
-from arrayopt.hyper import Hyper, choice, coerce, evaluate, flag, is_number, real, structural, whole
+from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
+from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
 from arrayopt.rules.names import AROUND, Values, check_class, check_fields, check_slots
-from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, is_zero, lookahead, norm
+from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, lookahead, norm
 
 PROJECT = "project_"
 """How the names of slots begin that hold arrays of `Rule.project`."""
 
-__all__ = ["Rule", "hypers", "is_flag"]
-
-
-def _function(where: str, value: Any) -> Any:
-    """None, or a function that equals itself; else TypeError."""
-    if value is not None and (not callable(value) or isinstance(value, type)):
-        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
-    if type(value).__hash__ is None:
-        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
-    return value
+__all__ = ["Rule"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -100,6 +92,9 @@ class Rule(ABC):
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
 
+    unfused: ClassVar[str] = ""
+    """Why no engine can fuse the rule, in words that follow its name; empty where they may try."""
+
     evaluated_from: ClassVar[tuple[str, ...]] = ()
     """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
 
@@ -109,7 +104,7 @@ class Rule(ABC):
     clip_unit_ratio: Hyper | None = real("(0, inf)", None)
     lookahead_steps: Hyper | None = real("(0, inf)", None)
     lookahead_alpha: Hyper = real("(0, 1]", 0.5)
-    project: Callable[[Any, Array, Any], Array] | None = structural(None, _function)
+    project: Callable[[Any, Array, Any], Array] | None = structural(None, function)
     ema_decay: Hyper | None = real("[0, 1)", None)
     stacked: bool = flag(False)
     master_weights: bool | str = choice("auto", True, False)
@@ -128,16 +123,7 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            where, value = f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)
-            if "read" in f.metadata:
-                object.__setattr__(self, f.name, f.metadata["read"](where, value))
-            elif is_flag(f):
-                _check_option(where, value, f.metadata.get("options", (True, False)))
-            else:
-                value = coerce(
-                    where, value, f.metadata.get("interval"), optional=f.metadata.get("optional", f.default is None)
-                )
-                object.__setattr__(self, f.name, value)
+            object.__setattr__(self, f.name, read(f, f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)))
         if is_number(self.lookahead_steps) and self.lookahead_steps % 1:  # type: ignore[operator]
             who = type(self).__name__
             raise ValueError(f"{who}: `lookahead_steps` must be a whole number; got {self.lookahead_steps}")
@@ -288,7 +274,7 @@ class Rule(ABC):
     def structure(self) -> tuple[Any, ...]:
         """What shapes the computation and the state: the class, the switches, and which numbers are off."""
         switches = tuple(getattr(value, "structure", value) for _, value in self.switches)
-        off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and _is_off(f, getattr(self, f.name)))
+        off = tuple(f.name for f in dataclasses.fields(self) if not is_flag(f) and is_off(f, getattr(self, f.name)))
         return type(self), switches, off
 
     init: ClassVar[Callable[..., dict[str, Any]]]
@@ -304,28 +290,3 @@ class Rule(ABC):
             or not (type(value) is type(f.default) and value == f.default)
         }
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
-
-
-def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:
-    """Raise where a value is not among a field's options."""
-    if any(type(value) is type(x) and value == x for x in options):
-        return
-    named = " or ".join([", ".join(map(repr, options[:-1])), repr(options[-1])])
-    kinds = {type(x) for x in options}
-    raise (ValueError if type(value) in kinds else TypeError)(f"{where} must be {named}; got {value!r}")
-
-
-def is_flag(f: "dataclasses.Field[Any]") -> bool:
-    """Whether a field is a structural switch and not a number."""
-    return bool(f.metadata.get("flag")) or isinstance(f.default, bool)
-
-
-def _is_off(f: "dataclasses.Field[Any]", value: Any) -> bool:
-    """Whether a number is off: None, or plainly zero where the field says that this is structural."""
-    return value is None or (bool(f.metadata.get("zero_is_off")) and is_zero(value))
-
-
-@cache
-def hypers(rule: type[Rule]) -> dict[str, str | None]:
-    """The numeric fields of a rule class, with their intervals."""
-    return {f.name: f.metadata.get("interval") for f in dataclasses.fields(rule) if not is_flag(f)}

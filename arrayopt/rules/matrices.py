@@ -7,7 +7,7 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import is_number
 from arrayopt.rules.words import clamp, norm
 
-__all__ = ["Triple", "as_matrices", "newton_schulz", "refused", "scale_of", "triples", "whole_number"]
+__all__ = ["Triple", "as_matrices", "from_one", "newton_schulz", "refused", "scale_of", "triples", "whole_number"]
 
 Triple = tuple[float, float, float]
 
@@ -53,11 +53,21 @@ def refused(xp: Any, p: Array, dtype: str | None) -> str:
 
 
 def whole_number(where: str, value: Any) -> int:
+    """An integer from 1 to 100."""
+    return _counted(where, value, 100)
+
+
+def from_one(where: str, value: Any) -> int:
     """An integer from 1."""
+    return _counted(where, value, math.inf)
+
+
+def _counted(where: str, value: Any, most: float) -> int:
+    """An integer from 1 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{where} must be a whole number; got {value!r}")
-    if not 1 <= value <= 100:
-        raise ValueError(f"{where} must be in [1, 100]; got {value}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{where} must be in [1, {most}{')' if most == math.inf else ']'}; got {value}")
     return value
 
 

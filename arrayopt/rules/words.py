@@ -1,12 +1,16 @@
 """The functions that update rules are made of: averages, norms, ratios, in plain array API.
 
 ``x``, ``g``, ``p`` are whole arrays of one tensor; ``beta``, ``t`` and other scalars are Python numbers, or 0-d arrays
-where a library traces them. Nothing here writes an input or decides by an array's value in Python.
+where a library traces them. Nothing here writes an input, and no result depends on what Python decides by an array's
+value.
 """
 
 import math
 from collections.abc import Callable
 from typing import Any
+
+import array_api_compat
+import numpy as np
 
 from arrayopt.arrays import REAL, Array, array_namespace, dtype_name, kind
 
@@ -18,6 +22,7 @@ __all__ = [
     "abs2",
     "at_first",
     "bias_correction",
+    "branch",
     "centralize",
     "choose",
     "clamp",
@@ -73,6 +78,19 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, bool):
         return yes if condition else no
     return array_namespace(condition).where(condition, yes, no)
+
+
+def branch(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """What one of two functions returns, by a bool or a 0-d array of them; the other one is not run.
+
+    Under `jax.jit` both are traced, and must return the same structure. A rule with a branch is not fused: see
+    `Rule.unfused`.
+    """
+    if array_api_compat.is_jax_array(condition):
+        import jax
+
+        return jax.lax.cond(condition, yes, no)
+    return yes() if condition else no()
 
 
 def decayed_beta(t: Any, decay_rate: Any) -> Any:
@@ -221,14 +239,16 @@ def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool 
         large, small = PAIR[real_name(x)]
         grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
-    small = SMALL[real_name(x)]
+    small, square = SMALL[real_name(x)], over(abs2(xp, x))
+    if isinstance(x, np.ndarray) and square.size and TINY[real_name(x)] <= square.min() <= square.max() < math.inf:
+        return sqrt(xp, square)  # which is what is chosen below
     far, near = x * small, x * (1.0 / small)
     if not hasattr(x, "lean"):
         # each without the values that it is not for: no square overflows for nothing, and warns; and a compiler cannot
         # take the square of the scale alone, which is zero or infinite (XLA would)
         far = xp.where(xp.abs(x) <= 1.0, 0.0, far)
         near = xp.where(xp.abs(x) < NEAR[real_name(x)], near, 0.0)
-    square, shrunk, grown = (over(abs2(xp, y)) for y in (x, far, near))
+    shrunk, grown = (over(abs2(xp, y)) for y in (far, near))
     root = root_of_squares(xp, square, shrunk, small)
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 

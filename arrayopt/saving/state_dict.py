@@ -17,7 +17,8 @@ from arrayopt.arrays import (
 )
 from arrayopt.hyper import coerce, is_number
 from arrayopt.params.groups import Group, fields_of, override
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.saving.words import name_of
 from arrayopt.state.loss_scale import LARGEST
 from arrayopt.state.run import Run, is_count

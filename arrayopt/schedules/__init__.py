@@ -10,9 +10,10 @@ library.
 (0.0, 0.1, 0.0)
 """
 
+from arrayopt.schedules.annealing import Cosine, Linear, Polynomial
 from arrayopt.schedules.base import Product, Schedule, Sum
 from arrayopt.schedules.cycles import CosineRestarts, InverseSqrt, OneCycle, Warmup
-from arrayopt.schedules.decay import Cosine, Exponential, InverseTime, Linear, NaturalExp, Polynomial
+from arrayopt.schedules.decay import Exponential, InverseTime, NaturalExp
 from arrayopt.schedules.pieces import Constant, Join, PiecewiseConstant
 from arrayopt.schedules.plotting import plot
 

@@ -42,6 +42,8 @@ RULES: dict[str, Rule] = {
     "Muon": ao.Muon(lr=0.01, ns_steps=3),
     "NorMuon": ao.NorMuon(lr=0.01, ns_steps=3),
     "MuonH": ao.MuonH(lr=0.01, ns_steps=3),
+    # eigenvectors differ by roundings over the gaps between eigenvalues, and √v + eps divides by little
+    "SOAP": ao.SOAP(lr=1e-3, eps=1.0, precondition_frequency=3),
 }
 """The rules by name, with numbers under which all of their parts do something."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from benchmarks import l2
 
 

@@ -108,6 +108,16 @@ def test_inject_hyperparams(name, row):
         close(x, injected.inner_state.slots[slot], rtol=1e-3, atol=2e-5)
 
 
+def test_inject_hyperparams_leaves_whole_numbers_of_structure_as_they_are():
+    """Even where they are defaults."""
+    params = {"w": jnp.eye(3), "b": jnp.ones(2)}
+    tx = optax.inject_hyperparams(door.soap)(learning_rate=0.1, precondition_frequency=2)
+    state = tx.init(params)
+    assert "precondition_frequency" not in state.hyperparams
+    assert "max_precondition_dim" not in state.hyperparams
+    assert float(state.hyperparams["lr"]) == np.float32(0.1)
+
+
 def test_inject_hyperparams_with_a_schedule():
     tx = optax.inject_hyperparams(door.sgd)(lr=optax.linear_schedule(1.0, 0.0, 2))
     params, grads = {"w": jnp.ones(2)}, {"w": jnp.ones(2)}

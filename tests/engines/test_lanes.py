@@ -7,7 +7,7 @@ import arrayopt as ao
 from arrayopt.fusion import lanes as module
 from arrayopt.fusion.lanes import lane_geometry, lanes, suits
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.support.engine_runs import agree, contents, problem, run, same
 from tests.support.slow import marked
 from tests.support.tracing import made

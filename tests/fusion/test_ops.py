@@ -10,7 +10,7 @@ from arrayopt.engines.cuda.emit import emit as cuda
 from arrayopt.engines.numba.emit import emit as numba
 from arrayopt.fusion.graph import Graph
 from arrayopt.fusion.ops import OPS, REDUCTIONS, Op
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError, trace
 from tests.cudacpu import standin
 from tests.support.slow import marked

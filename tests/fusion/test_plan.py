@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion import plan as planning
+from arrayopt.fusion import plans as planning
 from arrayopt.fusion.layout import geometry, layout
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.support.cases import ALL, IDS, QUICK_ROWS, make
 from tests.support.planning import SEVERAL_TILES, agree, check, fused_and_written, zeros
 from tests.support.slow import marked

@@ -5,7 +5,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError
 from tests.support.planning import SEVERAL_TILES, agree, zeros
 from tests.support.slow import marked

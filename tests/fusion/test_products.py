@@ -8,8 +8,8 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import blas
-from arrayopt.fusion.plan import plan_for
-from arrayopt.fusion.symbol import TraceError
+from arrayopt.fusion.dims import TraceError
+from arrayopt.fusion.plans import plan_for
 from tests.support.slow import marked
 
 SHAPES = {

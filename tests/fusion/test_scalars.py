@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from arrayopt.fusion.graph import CLIP, UPDATES, evaluate
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.scalars import scalar_code
-from arrayopt.rules.base import hypers
+from arrayopt.rules.fields import hypers
 from tests.support.cases import ALL, IDS, make
 from tests.support.tracing import made
 

@@ -10,7 +10,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import Graph
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.support.cases import ALL, QUICK_ROWS, make
 from tests.support.planning import agree, check, fused_and_written, zeros
 from tests.support.tracing import made

@@ -5,7 +5,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.lanes import lanes
 from arrayopt.fusion.layout import layout
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.stages import KINDS, loops, staged
 from tests.support.cases import ALL, IDS, make
 

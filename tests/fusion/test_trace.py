@@ -7,7 +7,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.fusion.graph import Graph, evaluate, reachable
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import UPDATES, trace
 from tests.support.cases import ALL, IDS, make
 from tests.support.tracing import made, of

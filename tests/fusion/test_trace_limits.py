@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError, trace
 from tests.support.tracing import made, of
 

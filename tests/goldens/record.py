@@ -155,6 +155,34 @@ OPTAX = {
         {"learning_rate": 0.01, "warmup_steps": 4, "weight_decay": 0.1},
     ),
 }
+OFTEN = {"lr": 0.01, "betas": (0.9, 0.8), "precondition_frequency": 2, "weight_decay": 0.1}
+SOAP = {
+    "po_soap/default": ({"lr": 0.01}, True),
+    "po_soap/often": (OFTEN | {"shampoo_beta": 0.7}, True),
+    "po_soap/one_side": (OFTEN | {"max_precondition_dim": 4, "correct_bias": False}, True),
+    "po_soap/float32_qr": (OFTEN, False),
+}
+"""The options, and whether its QR, which it casts to float32, was asked for float64."""
+
+
+class Float64:
+    """PyTorch, where float32 is float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def by_soap(options, wide):
+    """As `by_torch`, of pytorch_optimizer's SOAP."""
+
+    def run(p0, grads):
+        home = importlib.import_module("pytorch_optimizer.optimizer.soap")
+        home.torch = Float64() if wide else torch
+        return by_torch(lambda p: pytorch_optimizer.SOAP(p, **options))(p0, grads)
+
+    return run
 
 
 def runs():
@@ -174,6 +202,8 @@ def runs():
             make = getattr(make, part)
         evaluated = optax.contrib.schedule_free_eval_params if "schedule_free" in path else None
         yield case, by_optax(make(**options), evaluated), options, f"optax {version('optax')}"
+    for case, (options, wide) in SOAP.items():
+        yield case, by_soap(options, wide), options, f"pytorch_optimizer {version('pytorch_optimizer')}"
 
 
 def main():

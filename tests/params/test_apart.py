@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.params import apart, watch
 from arrayopt.params.apart import Apart
 from arrayopt.state.tensors import Tensor
@@ -107,6 +107,35 @@ def test_gradients_that_are_absent_now_and_then(make, engine):
     refused(opt, good | {"w1": room[:6]}, "the gradient of 'w1' does with 'w0'; ")
     opt.step(good)
     assert opt.step_count == 10
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_a_gradient_that_is_its_own_parameter_turned(count):
+    """It lies in the same place, in one piece."""
+    params = {f"w{i}": np.linspace(1, 2, 9).reshape(3, 3) for i in range(count)}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.5), engine="numpy")
+    for _ in range(2):
+        opt.step(params)
+    refused(opt, params | {"w1": params["w1"].T}, "the gradient of 'w1' does with 'w1'; ")
+    refused(opt, params | {"w0": None, "w1": params["w1"].T}, "the gradient of 'w1' does with 'w1'; ")
+    opt.step(params)
+
+
+@pytest.mark.parametrize("count", [20, apart.FEW])
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_what_is_known_of_each_gradient_holds_whichever_are_absent(make, count):
+    opt, room = made(make, "array_api", count)
+    good, free = {f"w{i}": make(6) for i in range(count)}, make(12)
+    opt.step(good)
+    for k in range(count):
+        without = {f"w{k}": None}
+        last = f"w{(k + 1) % count}"
+        opt.step(good | without)
+        refused(opt, good | without | {last: room[2:8]}, f"the gradient of {last!r} does with 'w0'")
+        opt.step(good | without | {last: free[::2]})
+        refused(opt, good | without | {last: room[:12:2]}, f"the gradient of {last!r} does with 'w0'")
+        opt.step(good | without | {last: make(6)})
+    opt.step(good)
 
 
 @each_make

@@ -238,7 +238,7 @@ def problems(draw):
     return rule, named, absent, options, draw(st.integers(2, 6))
 
 
-@settings(max_examples=int(os.environ.get("EXAMPLES", examples(12))), deadline=None)
+@settings(max_examples=int(os.environ.get("EXAMPLES", examples(6))), deadline=None)
 @given(problems())
 def test_random_problems(problem):
     rule, shapes, absent, options, ranks = problem

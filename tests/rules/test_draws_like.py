@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.support.draws import EXPECTED, SHAPES, Draws, T, drawn, numbers
 
 # ---- what they are functions of -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.rules import words
 from tests.support import witness
 from tests.support.slow import marked

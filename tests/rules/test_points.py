@@ -7,7 +7,7 @@ import scipy.optimize
 
 import arrayopt as ao
 from arrayopt import projections
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.support.optimizing import drawn
 from tests.support.slow import marked
 

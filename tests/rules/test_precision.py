@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.conftest import BACKENDS
 from tests.support.cases import CASES, make
 from tests.support.slow import marked

@@ -134,6 +134,16 @@ MATRICES = {
 }
 """Rules that are for tensors of rank ≥ 2 alone: their common tests are in `tests.rules.test_matrices`."""
 
+WRITTEN = {
+    "SOAP": [
+        {},
+        {"lr": 0.1, "precondition_frequency": 1, "weight_decay": 0.1, "shampoo_beta": 0.5, "beta1": 0.8},
+        {"precondition_frequency": 2, "matrix": "last", "bias_correction": False, "max_precondition_dim": 3},
+        {"lr": 0.02, "precondition_frequency": 2, "clip_tensor_norm": 2.0, "ema_decay": 0.9, "eps": 1e-3, "beta2": 0.0},
+    ],
+}
+"""Rules that no engine fuses: their common tests are those of `MATRICES`, on the engine that runs a rule as written."""
+
 REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits
 # the libraries whose arrays each engine takes: every common test runs on all of these
 ENGINES = {REFERENCE: ("numpy", "array_api_strict", "torch", "jax")}
@@ -166,6 +176,15 @@ def make(name, options):
 ROWS = [(name, i) for name, rows in MATRICES.items() for i in range(len(rows))]
 """Each row of `MATRICES`."""
 
+WRITTEN_ROWS = [(name, i) for name, rows in WRITTEN.items() for i in range(len(rows))]
+"""Each row of `WRITTEN`."""
+
+SMALL = {
+    "square": (4, 4), "wide": (3, 7), "tall": (7, 3), "row": (1, 5), "column": (5, 1), "kernel": (4, 2, 3, 2),
+    "batch": (3, 4, 2), "same": (4, 4), "empty": (0, 3), "still": (3, 4), "huge": (3, 4), "tiny": (5, 3),
+    "dead": (2, 3),
+}  # fmt: skip
 LARGE = {"bands": (300, 200), "wide bands": (140, 260), "small": (5, 6), "many": (70, 9, 8), "rank 4": (2, 3, 40, 30)}
+"""The shapes of matrices in their tests."""
 
 FAR = {"float64": 5e-13, "float32": 2e-4, "bfloat16": 2.0**-7, "float16": 2.0**-9}

@@ -97,9 +97,6 @@ CAME_OPTIONS = ao.CAME(
 
 # ---- the files -------------------------------------------------------------------------------------------------------
 
-MUON = ao.Muon(lr=0.01, bias_correction=True, eps=1e-30)
-TRIPLES = ((4.0848, -6.8946, 2.927), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037))
-
 GOLDENS = {
     "torch_adamw/default_f64": Golden(ao.AdamW(lr=0.01)),
     "torch_sgd/mom_f64": Golden(ao.SGD(lr=0.01, momentum=0.9, weight_decay=0.01)),

@@ -1,6 +1,7 @@
 """Golden trajectories that `tests/goldens/record.py` has made, continuing `golden_cases.py`."""
 
 import math
+from dataclasses import replace
 
 import arrayopt as ao
 from arrayopt.schedules import Warmup
@@ -20,6 +21,7 @@ CENTERED = {"centered": True, "momentum": 0.9, "nesterov": True, "initial_scale"
 TF = {"alpha": 0.9, "eps": 1e-10, "eps_in_sqrt": True, "initial_scale": 1.0}
 WARM = {"warmup_steps": 4, "r": 1.0, "weight_lr_power": 1.5, "weight_decay": 0.1}
 LATE_FREE = ao.ScheduleFreeAdamW(lr=Warmup(0.01, 4), weight_decay=0.1)
+SOAP = ao.SOAP(lr=0.01, beta1=0.9, beta2=0.8, precondition_frequency=2, weight_decay=0.1)
 
 GOLDENS = {
     "timm_lion/default": Golden(ao.Lion(lr=0.01, weight_decay=0.1)),
@@ -49,9 +51,18 @@ GOLDENS = {
     "schedulefree_adamw/warmup": Golden(ao.ScheduleFreeAdamW(lr=0.01, beta1=0.8, beta2=0.99, **WARM)),
     "po_schedulefree/default": Golden(ao.ScheduleFreeAdamW(lr=0.01, warmup_steps=4, weight_decay=0.1)),
     "optax_schedulefree/default": Golden(ao.ScheduleFreeAdamW(lr=0.01, weight_decay=0.1)),
+    # pytorch_optimizer's QR was asked for float64, but for the last one
+    "po_soap/default": Golden(ao.SOAP(lr=0.01)),
+    "po_soap/often": Golden(replace(SOAP, shampoo_beta=0.7)),
+    "po_soap/one_side": Golden(replace(SOAP, max_precondition_dim=4, bias_correction=False)),
+    "po_soap/float32_qr": Golden(SOAP),
 }
 
 LEFT_OUT = {
+    "po_soap/float32_qr": LeftOut(
+        ("dense.weight", "zeros.weight", "lategrad.weight", "tiny.weight"),
+        "pytorch_optimizer casts to float32 for QR: its bases, and so its steps, are right to seven digits",
+    ),
     "po_schedulefree/default": LeftOut(
         ("tiny.weight",),
         "pytorch_optimizer adds 1e-15 under the root, besides eps: that is 3e-8 of the root of a zero v",

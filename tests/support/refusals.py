@@ -86,6 +86,7 @@ INTERVALS = {
     "warmup_steps": ("[0, inf)", [-1], [0, 100]),
     "r": ("[0, inf)", [-1e-9], [0, 1]),
     "weight_lr_power": ("[0, inf)", [-1e-9], [0, 2]),
+    "shampoo_beta": ("[0, 1)", [-0.1, 1.0], [0, 0.5, None]),
     "radius": ("(0, inf)", [0, -1.0], [1e-300, 1, None]),
 }
 OPTIONS = {
@@ -93,7 +94,7 @@ OPTIONS = {
     "rounding": "'nearest' or 'stochastic'",
     "state_dtype": "None, 'float16' or 'bfloat16'",
 }
-STRUCTURAL = ("project", "seed")
+STRUCTURAL = ("project", "seed", "precondition_frequency", "max_precondition_dim", "matrix")
 """Fields that are neither numbers nor switches."""
 
 OPEN_END = {("SGD", "momentum"): ("[0, 1]", [-0.1, 1.1], [0, 0.9, 1]), ("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}
@@ -107,7 +108,7 @@ REQUIRED = {
     "Adafactor": {"lr": 0.1, "relative_step": False},
 }
 RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
-RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA"]
+RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA", "SOAP"]
 
 
 def fields(rule, *, switches):

@@ -21,7 +21,7 @@ REGISTERS, SHARED = 65536, 64 << 10
 """Of a multiprocessor: 32-bit registers, and bytes of shared memory on the smallest (compute capability 7.5)."""
 
 GRID = 3
-"""Blocks that a launch has for each multiprocessor; see `arrayopt.engines.cuda.engine`."""
+"""Blocks that a launch has for each multiprocessor; see `arrayopt.engines.cuda.launches`."""
 
 
 @cache

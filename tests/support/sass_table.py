@@ -11,7 +11,7 @@ from pathlib import Path
 import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.stages import stages
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.gradients import GradientNorms
 from tests.cudacpu import nvrtc
 from tests.support import sass

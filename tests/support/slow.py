@@ -29,7 +29,7 @@ COSTLY = {
     "docs/functional.md": {"examples": ""},
     "tests/benchmarks/test_benchmark_gpu.py": {"test_every_table_is_written_and_who_cannot_run_is_left_out": ""},
     "tests/benchmarks/test_benchmarks.py": {
-        "test_all_compute_what_ours_does": "LANS|LARS|LAMB|CAME",
+        "test_all_compute_what_ours_does": "LANS|LARS|LAMB|CAME|AdamW",
         "test_contestants_that_do_not_fit_into_memory_take_turns_with_the_first": "",
         "test_the_doors_are_measured": "",
         "test_what_is_measured_and_what_is_made_of_it": "",
@@ -41,7 +41,7 @@ COSTLY = {
     },
     "tests/engines/cuda/test_cuda_compile.py": {
         "test_all_that_a_rule_can_have_around_it_compiles": "",
-        "test_every_kernel_compiles": "Adafactor-float32-2",
+        "test_every_kernel_compiles": "Adafactor-float32-2|LARS|AdamW|SGD|Adam-",
     },
     "tests/engines/cuda/test_cuda_faults.py": {
         "test_faults_are_found": "swapped moments|beyond the end|too few|CAME",
@@ -58,8 +58,14 @@ COSTLY = {
         "test_a_matrix_of_more_elements_than_32_bits_count": "",
         "test_the_nan_of_a_gpu_stays_nan": "",
     },
+    "tests/engines/cuda/test_cupy_older.py": {
+        "test_a_step_calls_as_many_functions_as_over_the_newest": "",
+        "test_it_has_all_names_that_the_package_uses": "",
+        "test_its_arrays_have_the_heads_that_are_known": "",
+    },
     "tests/engines/cuda/test_gpu_alone.py": {"test_the_benchmark_for_a_gpu": "", "test_the_tests_for_a_gpu": ""},
     "tests/engines/cuda/test_sass.py": {"test_the_whole_table": ""},
+    "tests/engines/numba/test_ahead.py": {"test_results_are_the_same_bits_wherever_code_was_compiled": ""},
     "tests/engines/numba/test_numba_cache.py": {
         "test_a_fork_after_a_step": "3-numba",
         "test_a_user_without_a_home": "",
@@ -79,7 +85,10 @@ COSTLY = {
         "test_awkward_values_pass_through_as_in_the_reference": "numba-(CAME|LANS)",
         "test_gradients_are_not_written": "numba",
     },
-    "tests/engines/test_engines_steps.py": {"test_constants_of_any_size_compile": ""},
+    "tests/engines/test_engines_steps.py": {
+        "test_constants_of_any_size_compile": "",
+        "test_numbers_that_change_take_effect_and_compile_nothing": "numba",
+    },
     "tests/engines/test_lanes.py": {
         "test_arrays_that_do_not_lie_in_order": "numba",
         "test_kernels_agree_with_the_reference": "numba",
@@ -97,7 +106,7 @@ COSTLY = {
     "tests/fusion/test_ops.py": {
         "test_every_reduction_is_the_same_in_every_engine": "matrix-rank 4",
         "test_means_of_complex_numbers_reach_the_elements_in_every_engine": "",
-        "test_nan_and_infinity_come_through": "nan",
+        "test_nan_and_infinity_come_through": "",
         "test_norms_of_every_order": "inf",
         "test_reductions_of_reductions": "",
     },
@@ -123,7 +132,11 @@ COSTLY = {
         "test_a_rank_without_elements_meets_the_others_where_gradients_are_absent": "",
         "test_norms_are_those_of_whole_tensors": "LARS",
     },
-    "tests/ranks/test_processes.py": {"test_nccl_over_the_stand_in": "", "test_sharded_parameters_of_pytorch": ""},
+    "tests/ranks/test_processes.py": {
+        "test_a_process_that_ends_ends_the_others": "",
+        "test_nccl_over_the_stand_in": "",
+        "test_sharded_parameters_of_pytorch": "",
+    },
     "tests/ranks/test_together.py": {"test_a_step_that_one_rank_cannot_make_changes_nothing": "options[13]-a dtype"},
     "tests/rules/test_goldens.py": {"test_it_is_the_same_in_other_libraries": "jax"},
     "tests/rules/test_numbers.py": {"test_complex_gradients_of_another_width": "numba"},
@@ -136,6 +149,7 @@ COSTLY = {
         "test_a_run_equals_the_witness": "jax-float64|jax-float32-CAME",
         "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once": "jax-float16",
     },
+    "tests/rules/test_soap.py": {"test_on_a_gpu_it_runs_as_written_too": ""},
     "tests/saving/test_checkpoint.py": {"test_arrays_go_from_library_to_library": "jax"},
     "tests/saving/test_checkpoint_files.py": {"test_saving_needs_no_second_copy_of_the_state": ""},
     "tests/saving/test_importers.py": {"test_torch_goes_on_here": "jax"},
@@ -158,7 +172,10 @@ COSTLY = {
         "test_jax_differentiates_through_steps": "CAME|LANS",
         "test_zeros_differentiate_to_finite_values": "LAMB",
     },
-    "tests/test_projections.py": {"test_the_functional_form_and_other_libraries": "numba|jax"},
+    "tests/test_projections.py": {
+        "test_the_functional_form_and_other_libraries": "numba|jax",
+        "test_the_optimum_is_scipys": "hock|logistic|rosenbrock|phases|nonnegative_lasso",
+    },
     "tests/test_wrong.py": {"test_monitor": "", "test_snapshots": ""},
     "tests/testing/test_diagnose.py": {
         "test_matrices_may_follow_another_rule": "",

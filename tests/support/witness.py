@@ -6,7 +6,7 @@ clever: a line of code is a line of the rule's definition. `h` holds the options
 
 import math
 
-from tests.support import witness_more
+from tests.support import witness_more, witness_soap
 from tests.support.plain import clamp, corrections, ema, nonzero, norm, projected, rms, square
 
 MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
@@ -36,6 +36,7 @@ DEFAULTS = {
     "MuonH": MUON | {"radius": None},
     "NorMuon": MUON | {"beta2": 0.95, "eps2": 1e-10},
     "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
+    "SOAP": witness_soap.DEFAULTS,
     **witness_more.DEFAULTS,
 }
 
@@ -115,6 +116,8 @@ def zero_slots(rule_name, h, shape, p):
     whole = math.prod(shape)
     if rule_name in witness_more.SLOTS:
         return witness_more.SLOTS[rule_name](h, p)
+    if rule_name == "SOAP":
+        return witness_soap.slots(h, shape)
     if rule_name in ("SGD", "LARS"):
         return {"buf": [0.0] * whole}
     if rule_name == "Muon":
@@ -402,4 +405,4 @@ def muonh(h, shape, p, g, s, t):
 
 RULES = {"LAMB": lamb, "LANS": lans, "CAME": came, "LARS": lars}
 RULES |= {"AdamW": adamw, "Adam": adam, "SGD": sgd, "Adafactor": adafactor}
-RULES |= {"Muon": muon, "NorMuon": normuon, "MuonH": muonh, **witness_more.RULES}
+RULES |= {"Muon": muon, "NorMuon": normuon, "MuonH": muonh, "SOAP": witness_soap.soap, **witness_more.RULES}

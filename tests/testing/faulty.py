@@ -16,6 +16,7 @@ def adam(lr=0.003, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, fault=""):
         new = {}
         for i, (k, p) in enumerate(params.items()):
             g = grads[k]
+            eta = lr * min(1.0, (t[0] - 1) / 5) if fault == "schedule late" else lr
             if fault == "not zeroed":
                 g = total[k] = total.get(k, 0.0) + g
             if fault == "not unscaled":
@@ -38,17 +39,19 @@ def adam(lr=0.003, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, fault=""):
             now = {"t + 1": t[0] + 1, "t - 1": max(t[0] - 1, 1), "1 - beta": 1}.get(fault, t[0])
             if fault == "t per tensor":
                 now = (t[0] - 1) * len(params) + i + 1
-            m[k] = b1 * m.get(k, 0.0) + (1 - b1) * g
-            v[k] = b2 * v.get(k, 0.0) + (1 - b2) * g * g
+            m[k] = b1 * m.get(k, g if "begin" in fault else 0.0) + (1 - b1) * g
+            v[k] = b2 * v.get(k, g * g if fault == "both begin" else 0.0) + (1 - b2) * g * g
             c1, c2 = 1 - b1**now, 1 - b2**now
-            if fault == "no bias correction":
-                c1 = c2 = 1.0
-            if fault == "no second correction":
+            if fault in ("no bias correction", "both begin", "m begins"):
+                c1 = 1.0
+            if fault in ("no bias correction", "both begin", "no second correction"):
                 c2 = 1.0
             if fault == "no root":
                 u = m[k] / c1 / (v[k] / c2 + eps)
             elif fault == "eps in root":
                 u = m[k] / c1 / np.sqrt(v[k] / c2 + eps)
+            elif fault == "eps falling":
+                u = m[k] / c1 / (np.sqrt(v[k] / c2) + eps * np.sqrt(c2))
             elif fault == "eps early":
                 u = m[k] / c1 / ((np.sqrt(v[k]) + eps) / np.sqrt(c2))
             else:
@@ -60,7 +63,7 @@ def adam(lr=0.003, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, fault=""):
             elif fault == "coupled":
                 new[k] = p - lr * u
             else:
-                new[k] = p - lr * (u + (-decay if fault == "decay uphill" else decay) * p)
+                new[k] = p - eta * (u + (-decay if fault == "decay uphill" else decay) * p)
         return new
 
     return step

@@ -14,9 +14,11 @@ from arrayopt.arrays import Ints, size
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
-from arrayopt.engines.cuts import stretches, unit_ends
+from arrayopt.engines.cuda.stages import CHUNK
+from arrayopt.engines.cuts import check_slots, stretches, unit_ends, unlike
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.stages import staged
+from arrayopt.state.shares import Shards
 
 __all__ = ["Cut"]
 
@@ -27,7 +29,7 @@ class Cut:
     Parameters
     ----------
     table : Table
-        The table, whose tiles are known. Its pieces become those of this rank.
+        The table, whose tiles are known. Of parts that the user gave, which lie end to end, it counts the units.
 
     Attributes
     ----------
@@ -38,25 +40,56 @@ class Cut:
     def __init__(self, table: Any) -> None:
         self.of, self.form = table, staged(table.plan)
         self.shares = [tensor.share for tensor in table.tensors]
-        self.ends = [unit_ends(x, table.plan, geo) for x, geo in zip(table.tensors, table.geo, strict=True)]
+        self.ends = [self._units(row) for row in range(len(self.shares))]
         rank = self.shares[0].rank
-        self.first: Ints = np.array([own[rank] for own in self.ends])
-        last = np.array([own[rank + 1] for own in self.ends])
-        passes = [stage.kind == "pass" for stage in table.stages]
-        table.pieces[:, passes] = (last - self.first)[:, None]
-        table.pieces[last == self.first] = 0
+        own = [self._own_units(row, *self.ends[row][rank : rank + 2]) for row in range(len(self.shares))]
+        self.first: Ints = np.array([first for first, _ in own])
+        self.last: Ints = np.array([last for _, last in own])
+
+    def _units(self, row: int) -> list[int]:
+        """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
+        tensor, plan, share, geo = self.of.tensors[row], self.of.plan, self.shares[row], self.of.geo[row]
+        if not isinstance(share, Shards):
+            return unit_ends(tensor, plan, geo)
+        check_slots(tensor, plan)
+        if plan.element != "C":
+            raise unlike(tensor)
+        if plan.draws:  # units have the numbers of parts that lie end to end
+            if tensor.block.first(tuple(tensor.array.shape)) is None:
+                raise unlike(tensor)
+            self.of.firsts[row] -= share.first
+        ends = [end // CHUNK for end in share.ends]
+        geo[[GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS")]] = share.last, ends[-1], ends[-1]
+        return ends
+
+    def _own_units(self, row: int, first: int, last: int) -> tuple[int, int]:
+        """The first unit that this rank runs, and the end: those of a part that the user gave, others have too."""
+        share = self.shares[row]
+        if not isinstance(share, Shards):
+            return first, last
+        first = share.first // CHUNK
+        own = [end // CHUNK - first for end in share.ends if end > share.first]
+        return first, first + (min(own) if share.last > share.first else 0)
+
+    def keep_own(self, pieces: Ints) -> None:
+        """Of the pieces of each stage keep this rank's: its units in passes, and none of what it has nothing of."""
+        passes = [stage.kind == "pass" for stage in self.of.stages]
+        pieces[:, passes] = (self.last - self.first)[:, None]
+        pieces[self.last == self.first] = 0
 
     def elements_before(self, row: int, name: str) -> int:
         """The elements that lie before this rank's in the whole tensor, and are not in a stored array here."""
         share = self.shares[row]
-        return 0 if name == "p" or name in share.undivided else int(share.first)
+        here = isinstance(share, Shards) if name == "p" else name not in share.undivided
+        return int(share.first) if here else 0
 
     def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
         """The same for gradients, in bytes: they are of whole tensors, or of this rank's elements."""
-        sizes = self.of.geo[rows, GEOMETRY.index("SIZE")]
+        shares = [self.shares[row] for row in rows.tolist()]
+        whole = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
         return [
-            0 if size(g) == n else int(self.shares[row].first) * int(g.itemsize)
-            for row, g, n in zip(rows.tolist(), grads, sizes.tolist(), strict=True)
+            int(share.first) * int(g.itemsize) if isinstance(share, Shards) or size(g) != n else 0
+            for share, g, n in zip(shares, grads, whole, strict=True)
         ]
 
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:

@@ -195,9 +195,7 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
         elif flat:
             m.put(1, "flat_piece(pass, t[IN_SIZE], t[IN_TC], t[IN_ALIGNED] != 0, piece);")
         else:
-            extents = ", ".join(f"(int)t[IN_{x}]" for x in ("TR", "TC", "G", "NR", "NC"))
-            m.put(1, f"const Tile tile = {{t[IN_R], t[IN_C], {extents}, A * B}};")
-            m.put(1, "matrix_piece(pass, tile, t[IN_ALIGNED] != 0, piece);")
+            m.put(1, "matrix_piece(pass, tile_of(t), t[IN_ALIGNED] != 0, piece);")
         m.put(0, "}", "")
     m.put(0, "__device__ void piece(const Step& step, int stage, int tensor, int piece) {", "    switch (stage) {")
     for j, stage in enumerate(made):

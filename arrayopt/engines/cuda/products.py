@@ -56,6 +56,8 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
     object
         What must live as long as they do.
     """
+    if not plan.multiplies:
+        return [[] for _ in (*plan.passes, None)], None
     shapes, which = np.unique(geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True)
     alike = [(dict(zip("ABRC", x, strict=True)), rows[which.ravel() == i]) for i, x in enumerate(shapes.tolist())]
     made: list[list[Call]] = []

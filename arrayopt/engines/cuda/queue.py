@@ -104,7 +104,7 @@ class Line:
 
     def __init__(self, queue: Any, ends: list[int], tensors: int) -> None:
         self.queue, self.ends = queue, ends
-        self._owner = np.ascontiguousarray(queue["tensor"])
+        self._owner = queue["tensor"].astype(np.intp)  # by which is taken most quickly
         self._counts = np.bincount(self._owner, minlength=tensors)
 
     def among(self, part: Any) -> tuple[Any, list[int]]:
@@ -115,6 +115,6 @@ class Line:
         """
         if 2 * int(self._counts[part].sum()) >= len(self.queue):
             return self.queue, self.ends
-        left = np.flatnonzero(part[self._owner])
+        left = np.flatnonzero(part.take(self._owner))
         words = self.queue.view(np.int32).reshape(len(self.queue), -1)  # which are copied more quickly than records
         return words.take(left, axis=0).reshape(-1).view(TICKET), np.searchsorted(left, self.ends).tolist()

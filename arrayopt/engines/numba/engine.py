@@ -27,6 +27,7 @@ from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.windows import WINDOW
+from arrayopt.params.known import located
 
 __all__ = ["Numba"]
 
@@ -153,7 +154,7 @@ class _Table(Batch):
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
         column, given = self.at["g"], list(chosen(grads, rows))
         if all(hasattr(kind, "data_ptr") for kind in set(map(type, given))):
-            return self._bind_tensors(rows, given)
+            return self._bind_tensors(rows, given, located(grads, len(given)))
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
             given = list(map(memory, given))
         if len(given) <= FEW:
@@ -171,10 +172,12 @@ class _Table(Batch):
             self.table[rows[i], column] = given[i].ctypes.data
         return given
 
-    def _bind_tensors(self, rows: Ints, given: list[Array]) -> list[Array]:
+    def _bind_tensors(self, rows: Ints, given: list[Array], known: tuple[Ints, bool] | None) -> list[Array]:
         """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
         tensor = sys.modules["torch"].Tensor
-        if all(map(tensor.is_contiguous, given)):
+        if known is not None and known[1]:
+            at = known[0].copy()
+        elif all(map(tensor.is_contiguous, given)):
             at = np.fromiter(map(tensor.data_ptr, given), np.int64, len(given))
         else:
             at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
@@ -269,7 +272,7 @@ class Numba(Fused):
 
     name = "numba"
     batch = products = _Table
-    cuts = parts = True
+    cuts = parts = windows = True
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """See `Fused.foresee`."""

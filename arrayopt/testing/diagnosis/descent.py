@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.rules.base import hypers
+from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.coordinates import bounded, coordinate, into, out_of
 from arrayopt.testing.diagnosis.model import Model, Sets, one_set
 from arrayopt.testing.diagnosis.trajectory import Values

@@ -19,7 +19,7 @@ from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import in_short
 
-__all__ = ["Diagnosis", "made_of"]
+__all__ = ["Diagnosis", "made_of", "unseen"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         ulps=best.ulps,
         error=best.fit.cost,
         first=None if best.passes else _first(best),
-        unseen=_unseen(best) if best.passes else (),
+        unseen=unseen(best) if best.passes else (),
         others=tuple(dict.fromkeys(others)),
         remarks=tuple(said),
         by_step={name: [float(row[name].max(initial=0.0)) for row in best.distances] for name in names},
@@ -230,7 +230,7 @@ def _set(x: Any) -> Any:
     return np.reshape(x, (1, *(np.shape(x) or (1, 1))))
 
 
-def _unseen(best: Judged) -> tuple[str, ...]:
+def unseen(best: Judged) -> tuple[str, ...]:
     """The numbers that might as well be others."""
     found, made = best.fit, []
     for name, x in found.values.items():

@@ -12,7 +12,7 @@ from arrayopt.testing.diagnosis.descent import Fit, changed, cost, of_set, refin
 from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["fit", "moved", "simplified"]
+__all__ = ["beside", "fit", "moved", "simplified"]
 
 RATES = (1e-3, 1e-2, 0.1, 0.3, 3.0, 10.0, 50.0)
 """How much smaller or larger a learning rate may be, where it does not follow from the size of the updates."""
@@ -123,6 +123,25 @@ def moved(found: Fit) -> Fit:
     return found
 
 
+def beside(found: Fit) -> Iterator[Fit]:
+    """The same with one number that is often used, where that is as near: least squares may stop beside it."""
+    names = [name for name in found.model.unknown if not np.ndim(found.values[name])]
+    tried = [(name, x) for name in names for x in ELSEWHERE.get(name, ()) if x != found.values[name]]
+    if not tried:
+        return
+    sets = {
+        name: np.stack([np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name))] * len(tried))
+        for name in found.model.unknown
+    }
+    for i, (name, x) in enumerate(tried):
+        sets[name][i] = x
+    costs = cost(found.model.errors(sets))
+    for i in map(int, np.argsort(costs, kind="stable")):
+        if costs[i] <= 1.02 * found.cost:
+            name, x = tried[i]
+            yield Fit(found.model, {**found.values, name: x}, float(costs[i]))
+
+
 def _usual_trust(found: Fit) -> Fit:
     """The same with LARS's usual coefficient: it shows in its product with the learning rate alone."""
     values = found.values
@@ -151,9 +170,11 @@ def simplified(found: Fit) -> Fit:
         if not isinstance(default, float) or np.ndim(found.values[name]) or found.values[name] == default:
             continue
         model = Model(found.model.hypothesis, found.model.seen, {**found.model.fixed, name: default})
-        tried = fit(model, {**found.values, name: default})
-        if tried.cost <= max(2.0 * found.cost, 1e-12):
-            found = snapped(tried)
+        limit = max(2.0 * found.cost, 1e-12)
+        tried = snapped(refined(refined(changed(Fit(model, found.values, 0.0), {name: default}))))
+        if tried.cost > limit and not model.hypothesis.free:  # where few numbers are unknown
+            tried = snapped(refined(fit(model, {**found.values, name: default})))
+        found = tried if tried.cost <= limit else found
     return found
 
 

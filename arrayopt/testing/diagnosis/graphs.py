@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.fusion.dims import NotFlat, NotFolded, NotOriented
 from arrayopt.fusion.graph import PRODUCT, reachable
 from arrayopt.fusion.ops import REDUCTIONS
-from arrayopt.fusion.symbol import NotFlat, NotFolded, NotOriented
 from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 

@@ -1,13 +1,13 @@
 """Classes of rules with one thing in them that is not as it should be, made of other classes."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 from arrayopt.rules.base import Rule
 
-__all__ = ["coupled", "eps_in_root", "forgetful", "inverted", "no_root"]
+__all__ = ["begun", "begun_first", "coupled", "eps_in_root", "forgetful", "inverted", "no_root"]
 
 TINY = 1e-300
 """An eps that does nothing, where one must be positive."""
@@ -79,5 +79,27 @@ def coupled(kind: type[Rule]) -> type[Rule]:
     def update(self: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
         bare = type(h)(**{**vars(h), "weight_decay": 0.0 * h.weight_decay})
         return kind.update(self, xp, p, g + h.weight_decay * p, s, bare)
+
+    return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__})
+
+
+@cache
+def begun(kind: type[Rule]) -> type[Rule]:
+    """The moments begin with the first gradient, and are not corrected."""
+
+    def update(self: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        first = {"m": g, "v": g * g}
+        slots = {name: xp.where(h.t == 1, first[name], x) if name in first else x for name, x in s.items()}
+        return kind.update(replace(self, bias_correction=False), xp, p, g, slots, h)
+
+    return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__})
+
+
+@cache
+def begun_first(kind: type[Rule]) -> type[Rule]:
+    """The first moment begins with the first gradient."""
+
+    def update(self: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        return kind.update(self, xp, p, g, {**s, "m": xp.where(h.t == 1, g, s["m"])}, h)
 
     return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__})

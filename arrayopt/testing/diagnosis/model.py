@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.rules.base import hypers
+from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers
 from arrayopt.testing.diagnosis.simulate import Simulation
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values

@@ -11,13 +11,13 @@ from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
 from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
 from arrayopt.testing.diagnosis.descent import Fit
-from arrayopt.testing.diagnosis.fit import fit, moved
+from arrayopt.testing.diagnosis.fit import beside, fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
-from arrayopt.testing.diagnosis.simulate import rounded
+from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["LIMITS", "Judged", "judge", "search"]
+__all__ = ["LIMITS", "Judged", "attempt", "judge", "search"]
 
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
@@ -131,11 +131,11 @@ def search(
     narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
     tried = {} if tried is None else tried
 
-    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> None:
+    def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
         for hypothesis in hypotheses:
             if hypothesis not in tried:
                 on_try(hypothesis)
-                tried[hypothesis] = _tried(hypothesis, seen, known, warm)
+                tried[hypothesis] = attempt(hypothesis, seen, known, warm, least)
 
     shapes = [x.shape for x in seen.trajectory.params[0].values()]
     first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
@@ -154,8 +154,9 @@ def search(
         )
         for free in (False, True):
             for parent in parents:
+                warm, least = parent.fit.values, parent.fit.cost
                 others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-                take([x for x in others if (x.free != parent.hypothesis.free) == free], parent.fit.values)
+                take([x for x in others if (x.free != parent.hypothesis.free) == free], warm, least)
                 if any(x.passes for x in tried.values()):
                     break
             else:
@@ -176,14 +177,32 @@ def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
     return chosen
 
 
-def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
+def attempt(
+    hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any], least: float = math.inf
+) -> Judged:
+    """A hypothesis with the numbers that come nearest.
+
+    Parameters
+    ----------
+    hypothesis : Hypothesis
+        What is tried.
+    seen : Seen
+        What the optimizer did.
+    known : dict of str to float
+        Numbers that are known.
+    warm : dict
+        Numbers to begin at, too.
+    least : float
+        The cost without the last change: one that comes no nearer is not worked on.
+    """
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
     found = fit(model, warm)
-    near = found.cost < PROMISING and bool(model.unknown)
+    near = found.cost < PROMISING and found.cost < 0.999 * least and bool(model.unknown)
     judged = judge(snapped(found) if near else found)
     if near and not judged.passes:
         judged = judge(snapped(moved(found)))
+        judged = next((x for x in map(judge, beside(judged.fit)) if x.passes), judged)
     if near:  # roundings may bring other numbers as near, or nearer
         limit = 1.01 * judged.ulps if judged.passes else math.inf
         judged = next((x for x in map(judge, rounder(judged.fit)) if x.passes and x.ulps <= limit), judged)
@@ -192,7 +211,7 @@ def _tried(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm:
         x = np.asarray(found.values.get(free, 0.0))
         if np.ptp(x) <= 0.01 * np.abs(x).max():  # it does not vary: then this is another rule that comes near
             return replace(judged, refused=True)
-    if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-6):  # then it is AdamW
+    if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-3):  # then it is AdamW
         return replace(judged, refused=True)
     if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
         return replace(judged, refused=True)

@@ -12,57 +12,57 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW, array_namespace
-from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
-from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.graph import UPDATES, Node, reachable
+from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.trace import Trace
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values as Hypers
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.testing.diagnosis.graphs import graph_of
+from arrayopt.testing.diagnosis.sweep import Sweep
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
-__all__ = ["Simulation", "rounded"]
+__all__ = ["Simulation"]
 
-Round = Callable[[str, Values], Values]
+Store = Callable[[str, Values], Values]
 
-
-def rounded(x: Values, dtype: str) -> Values:
-    """Values rounded to float16, bfloat16 or float32, in float64."""
-    if dtype == "bfloat16":
-        bits = np.asarray(x, np.float32).view(np.uint32)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-        return bits.view(np.float32).astype(np.float64)
-    with np.errstate(over="ignore"):
-        return np.asarray(x).astype(dtype).astype(np.float64)
+AT_ONCE = 2**16
+"""So many elements are evaluated at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Tensors that one evaluation takes: of shape (tensors, *elements), shorter ones filled up with zeros.
+    """Tensors that one evaluation takes, shorter ones filled up with zeros.
 
     Attributes
     ----------
     index : list of int
         Which tensors of the trajectory.
-    nodes : list of Node
-        All that is computed of arrays, arguments first; empty where the rule runs as written.
+    sweep : Sweep or None
+        What is computed of arrays; None where the rule runs as written.
     host : list of Node
         What follows from numbers alone.
+    mask : array of bool, optional
+        The elements that are not filled up.
+    p, g : array
+        Parameters before each step and gradients, of shape (1, steps, tensors, *elements).
+    slots : dict of str to array
+        Before the first step, of shape (1, 1, tensors, *elements).
     """
 
     index: list[int]
-    made: Trace | None
-    nodes: list[Node]
+    sweep: Sweep | None
     host: list[Node]
     mask: Values | None
-    p: list[Values]
-    g: list[Values]
+    p: Values
+    g: Values
     slots: dict[str, Values]
     counts: dict[str, Values]
 
     @property
     def rank(self) -> int:
-        return self.p[0].ndim - 1
+        return self.p.ndim - 3
 
 
 class Simulation:
@@ -78,7 +78,9 @@ class Simulation:
         What becomes of a slot's values, by its name, when they are stored.
     """
 
-    def __init__(self, rule: Rule, trajectory: Trajectory, store: Round | None = None) -> None:
+    def __init__(
+        self, rule: Rule, trajectory: Trajectory, store: Callable[[str, Values], Values] | None = None
+    ) -> None:
         self.rule, self.trajectory, self.store = rule, trajectory, store
         narrow = {x for x in trajectory.dtypes.values() if x in NARROW}
         self.dtype = narrow.pop() if len(narrow) == 1 else "float64"
@@ -115,11 +117,15 @@ class Simulation:
         with np.errstate(all="ignore"):
             for block in self.blocks:
                 at, ones = block.index, (1,) * block.rank
-                own = {k: x[:, :, at].reshape(sets, steps, len(at), *ones) for k, x in numbers.items()}
-                own[UPDATES] = t[:, at].reshape(1, steps, len(at), *ones)
-                much = scale[:, :, at].reshape(sets, steps, len(at), *ones)
                 took = self.trajectory.took[:, at].reshape(steps, len(at), *ones)
-                made = self._block(block, own, much, took, before, after)
+                counted = t[:, at].reshape(1, steps, len(at), *ones)
+                made = np.empty((sets, *block.p.shape[1:]))
+                few = max(1, AT_ONCE // block.p.size)
+                for i in range(0, sets, few):
+                    some = slice(i, i + few)
+                    own = {k: x[some][:, :, at].reshape(-1, steps, len(at), *ones) for k, x in numbers.items()}
+                    much = scale[some][:, :, at].reshape(-1, steps, len(at), *ones)
+                    made[some] = self._block(block, {**own, UPDATES: counted}, much, took, before, after)
                 for k, i in enumerate(at):
                     size = self.trajectory.params[0][names[i]].size
                     found[i] = made[:, :, k].reshape(sets, steps, -1)[:, :, :size]
@@ -128,28 +134,15 @@ class Simulation:
     def _block(
         self, block: _Block, own: dict[str, Values], factor: Values, took: Values, before: Any, after: Any
     ) -> Values:
-        sets, steps = factor.shape[:2]
-        slots = {name: np.broadcast_to(x, (sets, *x.shape)) for name, x in block.slots.items()}
-        out = np.empty((sets, steps, *block.p[0].shape))
-        host = self._scalars(block, own)
-        for s in range(steps):
-            start, g = block.p[s][None], block.g[s][None] * factor[:, s]
-
-            def number(name: str, s: int = s) -> Any:
-                return own[name][:, s]
-
-            p = start if before is None else before(start, number)
-            if block.made is None:
-                new, changed = self._written(block, p, g, slots, {k: x[:, s] for k, x in own.items()})
-            else:
-                new, changed = _evaluated(block, p, g, slots, {n: x[:, s] for n, x in host.items()})
-            if after is not None:
-                new = after(start, new, number)
-            if self.store is not None:
-                changed = {name: self.store(name, x) for name, x in changed.items()}
-            slots = {k: np.where(took[s], x, slots[k]) for k, x in changed.items()} if not took[s].all() else changed
-            out[:, s] = np.where(took[s], new, start)
-        return out
+        p, g = block.p, block.g * factor
+        start = p if before is None else before(p, own.__getitem__)
+        if block.sweep is None:
+            new = self._written(block, start, g, own, took)
+        else:
+            new = block.sweep.run(start, g, block.slots, self._scalars(block, own), took, block.mask, self.store)
+        if after is not None:
+            new = after(p, new, own.__getitem__)
+        return np.where(took, new, p)
 
     def _scalars(self, block: _Block, own: dict[str, Values]) -> dict[Node, Values]:
         """What follows from numbers of each step alone."""
@@ -161,27 +154,23 @@ class Simulation:
                 made[n] = np.full((1,) * (block.rank + 3), n.data)
             else:
                 made[n] = np.asarray(OPS[n.op].numpy(*(made[a] for a in n.args)))
-        steps = self.trajectory.steps
-        return {n: np.broadcast_to(x, (x.shape[0], steps, *x.shape[2:])) for n, x in made.items()}
+        return made
 
-    def _written(
-        self, block: _Block, p: Values, g: Values, slots: dict[str, Values], own: dict[str, Values]
-    ) -> tuple[Values, dict[str, Values]]:
-        """One step of one tensor, by the rule as it is written, one set after the other."""
-        sets = g.shape[0]
-        xp, done = rule_namespace(array_namespace(g)), []
+    def _written(self, block: _Block, p: Values, g: Values, own: dict[str, Values], took: Values) -> Values:
+        """All steps of one tensor, by the rule as it is written, one set after the other."""
+        sets, steps = g.shape[:2]
+        xp, made = rule_namespace(array_namespace(g)), np.empty(g.shape)
         off: dict[str, Any] = {name: None for name in hypers(type(self.rule)) if name not in own}
         for i in range(sets):
-            h = {k: x[min(i, len(x) - 1)].item() for k, x in own.items()}
-            h["t"] = int(h.pop(UPDATES))
-            done.append(
-                self.rule(
-                    xp, p[min(i, len(p) - 1), 0], g[i, 0], {k: x[i, 0] for k, x in slots.items()}, Hypers(**off, **h)
-                )
-            )
-        return np.stack([x for x, _ in done])[:, None], {
-            name: np.stack([new[name] for _, new in done])[:, None] for name in slots
-        }
+            slots = {name: x[0, 0, 0] for name, x in block.slots.items()}
+            for s in range(steps):
+                h = {k: x[min(i, len(x) - 1), s].item() for k, x in own.items()}
+                h["t"] = int(h.pop(UPDATES))
+                made[i, s, 0], new = self.rule(xp, p[min(i, len(p) - 1), s, 0], g[i, s, 0], slots, Hypers(**off, **h))
+                if self.store is not None:
+                    new = {name: self.store(name, x) for name, x in new.items()}
+                slots = {name: new[name] for name in slots} if took[s].all() else slots
+        return made
 
     def _blocks(self) -> Iterable[_Block]:
         """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block."""
@@ -220,7 +209,7 @@ class Simulation:
 
         mask = None
         if flat and len({first[name].size for name in names}) > 1:
-            mask = np.stack([laid(np.ones(first[name].shape)) for name in names]).astype(bool)
+            mask = np.stack([laid(np.ones(first[name].shape)) for name in names]).astype(bool)[None, None]
         fresh = [self.rule.all_slots(array_namespace(first[n]), first[n], self.dtype) for n in names]
         slots: dict[str, Values] = {}
         for slot, axes in (dict.fromkeys(fresh[0]) if made is None else made.slots).items():
@@ -232,7 +221,7 @@ class Simulation:
                 whole = laid(first[names[0]]).shape
                 sizes = dict(zip(made.element, whole, strict=True))
                 laid_out = [np.reshape(x, [sizes[a] if a in str(axes) else 1 for a in made.element]) for x in laid_out]
-            slots[slot] = np.stack(laid_out)
+            slots[slot] = np.stack(laid_out)[None, None]
         counts = {}
         for n in nodes:
             if n.op == "host" and n.data.startswith("count:"):
@@ -244,44 +233,8 @@ class Simulation:
                     sizes_of = [int(np.prod([sizes[a] for a in over]))]
                 rank = 1 if flat else len(made.element if made else "")
                 counts[n.data] = np.reshape(np.array(sizes_of, float), (1, 1, len(names), *(1,) * rank))
-        p = [lay(values) for values in self.trajectory.params]
-        g = [lay(values) for values in self.trajectory.grads]
+        p = np.stack([lay(values) for values in self.trajectory.params[:-1]])[None]
+        g = np.stack([lay(values) for values in self.trajectory.grads])[None]
         host = [n for n in nodes if n.on_host]
-        return _Block(index, made, [n for n in nodes if not n.on_host], host, mask, p, g, slots, counts)
-
-
-def _evaluated(
-    block: _Block, p: Values, g: Values, slots: dict[str, Values], known: dict[Node, Values]
-) -> tuple[Values, dict[str, Values]]:
-    """One step of a block by the rule's graph."""
-    made = block.made
-    if made is None:
-        raise AssertionError
-    given = {"p": p, "g": g, **slots}
-    values = dict(known)
-    for n in block.nodes:
-        if n.op == "input":
-            values[n] = given[n.data]
-        elif n.op == PRODUCT:
-            a, b = (np.swapaxes(values[x], -1, -2) if t else values[x] for x, t in zip(n.args, n.data, strict=False))
-            values[n] = np.matmul(a, b)
-        elif n.op in REDUCTIONS:
-            values[n] = _reduced(block, n, values[n.args[0]])
-        else:
-            values[n] = OPS[n.op].numpy(*(values[a] for a in n.args))
-    kept = {}
-    for name, old in slots.items():
-        x = values[made.outputs[name]]
-        x = x if x.shape == old.shape else np.broadcast_to(x, old.shape)
-        kept[name] = rounded(x, made.storage[name]) if made.storage[name] in NARROW else x
-    return values[made.outputs["p"]], kept
-
-
-def _reduced(block: _Block, n: Node, x: Values) -> Values:
-    """A reduction over some of an element's axes."""
-    element = block.made.element if block.made else ""
-    axes = tuple(2 + element.index(a) for a in n.args[0].axes if a not in n.axes)
-    where: Any = True if block.mask is None else block.mask[None]
-    start = {"sum": 0.0, "max": -np.inf, "min": np.inf}[n.op]
-    made: Values = REDUCTIONS[n.op].ufunc.reduce(x, axis=axes, keepdims=True, where=where, initial=start)
-    return made
+        sweep = None if made is None else Sweep(made, [n for n in nodes if not n.on_host])
+        return _Block(index, sweep, host, mask, p, g, slots, counts)

@@ -1,19 +1,17 @@
 """Which tensors are searched: all at once, or a few and then the others, which may have settings of their own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.decimals import snapped
-from arrayopt.testing.diagnosis.descent import Fit
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of, unseen
 from arrayopt.testing.diagnosis.fit import fit
+from arrayopt.testing.diagnosis.grouping import Group, grouped, merged, on
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
-from arrayopt.testing.diagnosis.search import Judged, judge, search
+from arrayopt.testing.diagnosis.search import Judged, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 
 __all__ = ["examine"]
@@ -26,6 +24,7 @@ FAR = 0.5
 
 FEW = 3
 LARGE = 400
+
 
 Tell = Callable[[Hypothesis], object]
 
@@ -69,43 +68,91 @@ def _from_few(
     made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, on_try: Tell
 ) -> Diagnosis | None:
     """What a few tensors follow, and which others do so too; None where these few follow nothing."""
-    few = _few(made)
-    for names in [few, few[:1]][: len(few)]:  # of few, one may have settings of its own
-        best = search(Seen(made.only(names)), _of(known, made, names), made.subject, depth=depth, on_try=on_try)
-        first = best[0]
-        if first.passes and not any(np.ndim(x) for x in first.fit.values.values()):
-            break
-    else:
+    near: list[Judged] = []
+    for best in _begun(made, known, depth, on_try):
+        found = _everywhere(made, best, said)
+        if found is not None:
+            return found
+        near = best
+    if not near:
         return None
-    taken = _taken(made, first.hypothesis)
-    if len(taken) == len(made.names):
-        steady = [x for x in best if not any(np.ndim(y) for y in x.fit.values.values())]
-        whole = [_on(made, x.hypothesis, x.fit.values) for x in steady]
-        if any(x.passes for x in whole):
-            return made_of([x for x in whole if x.passes], made, said)
+    hypothesis, values = _of_one(near[0])
+    taken = _taken(made, hypothesis)
+    if len(taken) == len(made.names):  # something that the few do not show
+        first = on(made, hypothesis, values)
         again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
         if again[0].passes:
             return made_of(again, made, said)
-    groups: list[tuple[Hypothesis, Mapping[str, Any]]] = [(first.hypothesis, first.fit.values)]
-    rest = list(made.names)
-    parts: list[tuple[tuple[str, ...], Diagnosis]] = []
-    while rest and groups:
-        hypothesis, values = groups.pop()
-        able = [name for name in rest if name in taken]
-        judged = _on(made.only(able), hypothesis, values).beyond if able else []
-        same = [name for name in able if not any(row[name].any() for row in judged)]
-        if same:
-            part = made.only(same)
-            parts.append((tuple(same), made_of([_on(part, hypothesis, values)], part, {})))
-        rest = [name for name in rest if name not in same]
-        for name in (name for name in rest if name in taken):
-            groups += list(islice(_alike(made.only([name]), first.hypothesis, first.fit.values), 1))
-            if groups:
-                break
+    groups, rest = grouped(made, taken, hypothesis, values, steps=True)
+    parts = _parts(made, groups)
     if rest:
         other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, on_try=on_try)
         parts += other.parts or [(tuple(rest), other)]
     return _joined(parts)
+
+
+def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell) -> Iterator[list[Judged]]:
+    """What a few tensors follow, or one of them, which may have settings of its own; with the fewest changes first."""
+    few, told = _few(made), False
+    seen: dict[tuple[str, ...], tuple[Seen, dict[Hypothesis, Judged]]] = {}
+
+    def looked(names: list[str], deep: int) -> list[Judged]:
+        own, tried = seen.setdefault(tuple(names), (Seen(made.only(names)), {}))
+        return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, on_try=on_try)
+
+    for deep in range(depth + 1):
+        best = looked(few, deep)
+        if best[0].passes:
+            yield best
+            return
+        if len(few) > 1 and not told:
+            costs = {name: _alone(made, best[0].hypothesis, known, name) for name in few}
+            best = looked([min(few, key=costs.__getitem__)], deep)
+            if best[0].passes:
+                told = True
+                yield best
+
+
+def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any]) -> Diagnosis | None:
+    """What all tensors follow, if it is what some do, or nearly so."""
+    first = best[0]
+    hypothesis, values = _of_one(first)
+    taken = _taken(made, hypothesis)
+    whole = len(taken) == len(made.names)
+    if whole:
+        alike = [on(made, x.hypothesis, x.fit.values) for x in best if x.hypothesis == _of_one(x)[0]]
+        if any(x.passes for x in alike):
+            return made_of([x for x in alike if x.passes], made, said)
+        hidden = unseen(first)
+        if hidden:  # the others may show it
+            near = attempt(hypothesis, Seen(made), {k: x for k, x in values.items() if k not in hidden}, values)
+            if near.passes:
+                return made_of([near], made, said)
+    groups, rest = grouped(made, taken, hypothesis, values, steps=whole)
+    if rest:
+        return None
+    one = merged(made, groups)
+    return _joined(_parts(made, groups)) if one is None or not one.passes else made_of([one], made, said)
+
+
+def _alone(made: Trajectory, h: Hypothesis, known: Mapping[str, Any], name: str) -> float:
+    """How far a tensor by itself is from a hypothesis."""
+    model = Model(h, Seen(made.only([name])), {})
+    given = {k: x for k, x in _of(known, made, [name]).items() if k in model.names}
+    return fit(replace(model, fixed=given)).cost
+
+
+def _of_one(found: Judged) -> tuple[Hypothesis, dict[str, Any]]:
+    """What the first of some tensors follows, where they have numbers of their own."""
+    h = found.hypothesis
+    values = {k: x[:, :1] if np.ndim(x) else x for k, x in found.fit.values.items()}
+    values = {k: float(x.item()) if np.ndim(x) and x.size == 1 else x for k, x in values.items()}
+    return replace(h, free=tuple((name, axis) for name, axis in h.free if axis != "tensor")), values
+
+
+def _parts(made: Trajectory, groups: Sequence[Group]) -> list[tuple[tuple[str, ...], Diagnosis]]:
+    """What each group follows."""
+    return [(tuple(names), made_of([on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
 
 
 def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], on_try: Tell) -> bool:
@@ -156,26 +203,3 @@ def _of(known: Mapping[str, Any], made: Trajectory, names: list[str]) -> dict[st
     """Known numbers, of some tensors."""
     own = {k: x if np.ndim(x) == 0 else x[:, [made.names.index(n) for n in names]] for k, x in known.items()}
     return {k: float(np.ravel(x)[0]) if np.ndim(x) and not np.ptp(x) else x for k, x in own.items()}
-
-
-def _on(made: Trajectory, hypothesis: Hypothesis, values: Mapping[str, Any]) -> Judged:
-    """A hypothesis with its numbers on other tensors."""
-    model = Model(hypothesis, Seen(made), {})
-    return judge(Fit(model, values, fit(Model(hypothesis, model.seen, dict(values))).cost))
-
-
-def _alike(made: Trajectory, h: Hypothesis, values: Mapping[str, Any]) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
-    """What else one tensor may follow: the same rule, with another decay or learning rate, or without its ratio."""
-    ways = [h]
-    for name, value in (("adapt", False), ("grad_centralization", True)):
-        if any(f.name == name for f in fields(h.kind)) and name not in dict(h.switches):
-            ways.append(replace(h, switches=(*h.switches, (name, value))))
-    seen = Seen(made)
-    for free in (["weight_decay"], ["lr"], ["lr", "weight_decay"]):
-        for way in ways:
-            fixed = {k: x for k, x in values.items() if k not in free}
-            for extra in ({**fixed, "weight_decay": 0.0}, fixed) if "weight_decay" in free else (fixed,):
-                model = Model(way, seen, {k: x for k, x in extra.items() if k in Model(way, seen, {}).names})
-                found = snapped(fit(model, values)) if model.unknown else fit(model)
-                if judge(found).passes:
-                    yield way, dict(found.values)

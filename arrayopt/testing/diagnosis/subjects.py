@@ -18,7 +18,8 @@ from arrayopt.libraries import to_numpy
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.given import match_grads, named_params
 from arrayopt.params.trees import rebuild
-from arrayopt.rules.base import Rule, hypers
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis import probe
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 

@@ -11,13 +11,27 @@ import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.rules.radam import RAdam
-from arrayopt.testing.diagnosis.kinds import coupled, eps_in_root, forgetful, inverted, no_root
-from arrayopt.testing.diagnosis.simulate import rounded
+from arrayopt.testing.diagnosis.altered import (
+    Numbers,
+    added_up,
+    count_per_tensor,
+    each,
+    early_eps,
+    eps_root_early,
+    joint_clip,
+    late,
+    late_eps,
+    no_c1,
+    no_c2,
+    swapped,
+    uphill_decay,
+    without_decay,
+)
+from arrayopt.testing.diagnosis.kinds import begun, begun_first, coupled, eps_in_root, forgetful, inverted, no_root
+from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["TWISTS", "Twist"]
-
-Numbers = dict[str, Any]
 
 
 def _always(rule: Rule) -> bool:
@@ -87,91 +101,6 @@ def _adapts(rule: Rule) -> bool:
     return hasattr(rule, "_ratio") and bool(getattr(rule, "adapt", True))
 
 
-# ---- of gradients ----------------------------------------------------------------------------------------------------
-
-
-def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajectory]:
-    """A trajectory whose gradients are changed one by one."""
-
-    def changed(made: Trajectory) -> Trajectory:
-        grads = [{k: None if x is None else change(x) for k, x in g.items()} for g in made.grads]
-        return Trajectory(made.dtypes, made.params, grads, made.subject)
-
-    return changed
-
-
-def _added_up(made: Trajectory) -> Trajectory:
-    total = {name: np.zeros(x.shape) for name, x in made.params[0].items()}
-    grads: list[dict[str, Values | None]] = []
-    for g in made.grads:
-        total = {name: total[name] if x is None else total[name] + x for name, x in g.items()}
-        grads.append({name: None if g[name] is None else x for name, x in total.items()})
-    return Trajectory(made.dtypes, made.params, grads, made.subject)
-
-
-def _late(made: Trajectory) -> Trajectory:
-    first = {name: None if x is None else 0.0 * x for name, x in made.grads[0].items()}
-    return Trajectory(made.dtypes, made.params, [first, *made.grads[:-1]], made.subject)
-
-
-def _joint(values: Numbers, made: Trajectory) -> Values:
-    """What the joint norm of all gradients asks for."""
-    squares = [sum(float(np.sum(x**2)) for x in g.values() if x is not None) for g in made.grads]
-    norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
-    limited: Values = np.minimum(1.0, values["clip_norm"] / norms)
-    return limited
-
-
-# ---- of t and of numbers ---------------------------------------------------------------------------------------------
-
-
-def _per_tensor(made: Trajectory) -> Values:
-    """One count for all, which each tensor moves on."""
-    flat = np.cumsum(made.took.ravel()).reshape(made.took.shape)
-    counted: Values = np.maximum(flat, 1).astype(float)
-    return counted
-
-
-def _c(beta: Any, t: Values) -> Any:
-    return -np.expm1(t * np.log(np.maximum(beta, 1e-300)))
-
-
-def _swapped(h: Numbers, t: Values) -> Numbers:
-    return {**h, "beta1": h["beta2"], "beta2": h["beta1"]}
-
-
-def _early_eps(h: Numbers, t: Values) -> Numbers:
-    return {**h, "eps": h["eps"] / np.sqrt(_c(h["beta2"], t))}
-
-
-def _eps_root_early(h: Numbers, t: Values) -> Numbers:
-    return {**h, "eps": h["eps"] / _c(h["beta2"], t)}
-
-
-def _uncorrected(h: Numbers, divisor: Any, *, adapts: bool) -> Numbers:
-    """The direction times a divisor of the moments, said by the other numbers."""
-    decay = h.get("weight_decay")
-    h = h if decay is None else {**h, "weight_decay": decay / divisor}
-    return h if adapts else {**h, "lr": h["lr"] * divisor}
-
-
-def _no_c1(h: Numbers, t: Values, *, adapts: bool) -> Numbers:
-    return _uncorrected(h, _c(h["beta1"], t), adapts=adapts)
-
-
-def _no_c2(h: Numbers, t: Values, *, adapts: bool) -> Numbers:
-    root = np.sqrt(_c(h["beta2"], t))
-    return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root, adapts=adapts)
-
-
-def _without_decay(h: Numbers, t: Values) -> Numbers:
-    return {**h, "decay": h["weight_decay"], "weight_decay": 0.0 * h["weight_decay"]}
-
-
-def _uphill_decay(h: Numbers, t: Values) -> Numbers:
-    return {**h, "weight_decay": -h["weight_decay"]}
-
-
 _DECAY = _has("weight_decay", "lr")
 _WITH_RATIO: dict[str, Twist] = {
     f"no {c}": Twist(
@@ -179,7 +108,7 @@ _WITH_RATIO: dict[str, Twist] = {
         applies=lambda rule, adapts=adapts: _corrects(rule) and _adapts(rule) == adapts,  # type: ignore[misc]
         hypers=lambda h, t, change=change, adapts=adapts: change(h, t, adapts=adapts),  # type: ignore[misc]
     )
-    for c, which, change in (("c1", "first", _no_c1), ("c2", "second", _no_c2))
+    for c, which, change in (("c1", "first", no_c1), ("c2", "second", no_c2))
     for adapts in (False, True)
     for c in [f"{c}{' by ratio' * adapts}"]
 }
@@ -198,27 +127,42 @@ TWISTS: dict[str, Twist] = {
         t=lambda x: np.maximum(x.counts - 1.0, 1.0),
     ),
     "t per tensor": Twist(
-        words="t moves on with each tensor, and not once in each step", applies=_counts, t=_per_tensor
+        words="t moves on with each tensor, and not once in each step", applies=_counts, t=count_per_tensor
     ),
     **_WITH_RATIO,
+    **{
+        f"m begun{' by ratio' * adapts}": Twist(
+            words="the first moment begins with the first gradient, and is not corrected",
+            applies=lambda rule, adapts=adapts: _corrects(rule) and _adapts(rule) == adapts,  # type: ignore[misc]
+            kind=begun_first,
+            hypers=lambda h, t, adapts=adapts: no_c1(h, t, adapts=adapts),  # type: ignore[misc]
+        )
+        for adapts in (False, True)
+    },
+    "begun": Twist(
+        words="both moments begin with the first gradient, and are not corrected", applies=_corrects, kind=begun
+    ),
     # eps and the root
     "eps in root": Twist(words="eps stands inside the root", applies=_has("eps", "beta2"), kind=eps_in_root),
     "eps in root, early": Twist(
         words="eps stands inside the root, and is added before the bias correction",
         applies=_corrects,
         kind=eps_in_root,
-        hypers=_eps_root_early,
+        hypers=eps_root_early,
     ),
-    "eps early": Twist(
-        words="eps is added to √v before the bias correction of v", applies=_corrects, hypers=_early_eps
+    "eps early": Twist(words="eps is added to √v before the bias correction of v", applies=_corrects, hypers=early_eps),
+    "eps falling": Twist(
+        words="eps is multiplied by √(1-β2^t)",
+        applies=_corrects,
+        hypers=late_eps,
     ),
     "eps late": Twist(
         words="eps is added to √v after the bias correction of v",
         applies=lambda rule: isinstance(rule, RAdam),
-        hypers=lambda h, t: {**h, "eps": h["eps"] * np.sqrt(_c(h["beta2"], t))},
+        hypers=late_eps,
     ),
     "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=no_root),
-    "swapped": Twist(words="β1 and β2 are swapped", applies=_has("beta1", "beta2"), hypers=_swapped, known=True),
+    "swapped": Twist(words="β1 and β2 are swapped", applies=_has("beta1", "beta2"), hypers=swapped, known=True),
     # the decay
     "l2": Twist(
         words="weight decay is coupled: it is added to the gradient", applies=_has("weight_decay"), kind=coupled
@@ -226,28 +170,28 @@ TWISTS: dict[str, Twist] = {
     "decoupled": Twist(
         words="weight decay is decoupled: it is taken off p beside the update, times lr",
         applies=_DECAY,
-        hypers=_without_decay,
+        hypers=without_decay,
         after=lambda p, new, n: new - n("lr") * n("decay") * p,
     ),
     "decay first": Twist(
         words="weight decay is taken off p before the update, which then knows no decay",
         applies=_DECAY,
-        hypers=_without_decay,
+        hypers=without_decay,
         before=lambda p, n: p * (1.0 - n("lr") * n("decay")),
     ),
     "decay after": Twist(
         words="weight decay is taken off the new p, after the update",
         applies=_DECAY,
-        hypers=_without_decay,
+        hypers=without_decay,
         after=lambda p, new, n: new * (1.0 - n("lr") * n("decay")),
     ),
     "decay without lr": Twist(
         words="weight decay is not multiplied by lr",
         applies=_DECAY,
-        hypers=_without_decay,
+        hypers=without_decay,
         after=lambda p, new, n: new - n("decay") * p,
     ),
-    "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=_uphill_decay),
+    "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=uphill_decay),
     # norms and ratios
     "joined": Twist(
         words="all tensors are taken as one: norms are over all of them at once",
@@ -260,7 +204,7 @@ TWISTS: dict[str, Twist] = {
     "joint clip": Twist(
         words="all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
         numbers={"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]},
-        factor=_joint,
+        factor=joint_clip,
     ),
     "scaled": Twist(
         words="the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
@@ -268,10 +212,10 @@ TWISTS: dict[str, Twist] = {
         factor=lambda h, made: h["grad_factor"],
         known=True,
     ),
-    "added up": Twist(words="gradients add up from step to step: they are not set to zero", grads=_added_up),
-    "late": Twist(words="each step uses the gradient of the step before", grads=_late),
-    "uphill": Twist(words="the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
-    "sign": Twist(words="only the sign of the gradient is used", grads=_each(np.sign)),
+    "added up": Twist(words="gradients add up from step to step: they are not set to zero", grads=added_up),
+    "late": Twist(words="each step uses the gradient of the step before", grads=late),
+    "uphill": Twist(words="the sign is wrong: it goes up the gradient", grads=each(np.negative)),
+    "sign": Twist(words="only the sign of the gradient is used", grads=each(np.sign)),
     # precision
     "float16 state": Twist(
         words="the state is stored in float16", store=lambda name, x: rounded(x, "float16"), wide=True
@@ -280,10 +224,10 @@ TWISTS: dict[str, Twist] = {
         words="the state is stored in bfloat16", store=lambda name, x: rounded(x, "bfloat16"), wide=True
     ),
     "float16 gradient": Twist(
-        words="the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
+        words="the gradient is rounded to float16", grads=each(lambda x: rounded(x, "float16")), wide=True
     ),
     "bfloat16 gradient": Twist(
-        words="the gradient is rounded to bfloat16", grads=_each(lambda x: rounded(x, "bfloat16")), wide=True
+        words="the gradient is rounded to bfloat16", grads=each(lambda x: rounded(x, "bfloat16")), wide=True
     ),
 }
 """All of them, by a short name."""

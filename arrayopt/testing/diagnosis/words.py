@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.rules.base import hypers
+from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
 
 __all__ = ["changes", "number", "numbers_in_words", "remarks"]
@@ -91,6 +91,9 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
     """What is odd about numbers."""
     plain = {k: float(x) for k, x in values.items() if not np.ndim(x)}
     made = []
+    rates = np.asarray(values.get("lr", 0.0))
+    if rates.ndim == 2 and len(rates) > 1 and np.all(rates[0] == 0) and np.any(rates):
+        made.append("lr is 0 in the first step: a schedule may be counted one step late")
     if plain.get("beta1", 0.0) > plain.get("beta2", 1.0):
         made.append("β1 is larger than β2: they may be swapped")
     eps = plain.get("eps", 0.0)

@@ -33,8 +33,10 @@ BOUND = (
     "arrayopt.engines.cuda.cublas",
     "arrayopt.engines.cuda.device",
     "arrayopt.engines.cuda.judge",
+    "arrayopt.engines.cuda.launches",
     "arrayopt.engines.cuda.places",
     "arrayopt.engines.cuda.products",
+    "arrayopt.engines.cuda.table",
     "arrayopt.engines.cuda.upload",
 )
 """What has imported CuPy by name, and must do so again."""

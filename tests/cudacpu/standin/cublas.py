@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.cudacpu.build import KernelError, build
-from tests.cudacpu.standin.memory import current_device, live, note, written
+from tests.cudacpu.standin.memory import alive, current_device, note, written
 from tests.cudacpu.standin.streams import capturing, current_stream, enqueue
 
 __all__ = ["path", "reasons"]
@@ -218,7 +218,7 @@ def _ints(address):
 
 def _region(what, low, high, device):
     """The bytes from one address to another, of one allocation that is alive."""
-    inside = next((x for x in list(live) if x.ptr <= low and high <= x.ptr + x.size), None)
+    inside = next((x for x in alive() if x.ptr <= low and high <= x.ptr + x.size), None)
     if inside is None:
         raise KernelError(f"gemm: {what} is out of bounds, or its memory was freed")
     if inside.device_id != device:

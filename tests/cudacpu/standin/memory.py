@@ -16,6 +16,7 @@ __all__ = [
     "Memory",
     "MemoryPointer",
     "UnownedMemory",
+    "alive",
     "alloc",
     "alloc_pinned_memory",
     "counts",
@@ -23,7 +24,6 @@ __all__ = [
     "forbidden",
     "graphs",
     "is_pinned",
-    "live",
     "note",
     "pool",
     "written",
@@ -50,6 +50,15 @@ class CUDARuntimeError(RuntimeError):
 
 class Forbidden(AssertionError):
     """What a test forbade happened."""
+
+
+def alive():
+    """All allocations now, also while other threads make and free some."""
+    while True:
+        try:
+            return list(live)
+        except RuntimeError:  # one of them has just done so
+            continue
 
 
 def note(kind, what):
@@ -165,7 +174,7 @@ class UnownedMemory(Memory):
 
     def __init__(self, ptr, size, owner, device_id=-1):
         view = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(ptr)) if size else np.empty(0, np.uint8)
-        inside = next((each for each in live if each.ptr <= ptr < each.ptr + each.size), None)
+        inside = next((each for each in alive() if each.ptr <= ptr < each.ptr + each.size), None)
         device = current_device() if device_id < 0 else device_id
         if inside:  # of an array of ours, which is registered
             self.owner, self.view, self.device_id, self.ptr, self.size = (owner, inside), view, device, ptr, size
@@ -208,14 +217,14 @@ def alloc_pinned_memory(size):
 
 def is_pinned(address):
     """Whether an address is in pinned memory."""
-    return any(start <= address < start + size for start, size in pinned.items())
+    return any(start <= address < start + size for start, size in list(pinned.items()))
 
 
 class _Pool:
     """What is in use on the current device."""
 
     def used_bytes(self):
-        return sum(each.size for each in live if each.device_id == current_device())
+        return sum(each.size for each in alive() if each.device_id == current_device())
 
     def total_bytes(self):
         return self.used_bytes()

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from contextlib import contextmanager
 
-from tests.cudacpu.standin.memory import CUDARuntimeError, current_device, graphs, live, note
+from tests.cudacpu.standin.memory import CUDARuntimeError, alive, current_device, graphs, note
 
 __all__ = [
     "Event",
@@ -258,7 +258,7 @@ def enqueue(work, stream=None, uses=()):
         stream.recording.append(again)
         return
     stream._wait_for_others()
-    kept = list(live)  # memory that is freed now is given to nobody before this is done
+    kept = alive()  # memory that is freed now is given to nobody before this is done
     stream.queue.append(lambda: (work(), kept)[0])
     _busy.add(stream)
 

@@ -42,7 +42,7 @@ FAULTS = [
 MATRIX_FAULTS = [
     ("done before all threads are", "        __syncthreads();\n        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);", "        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);\n        __syncthreads();"),
     ("warps' columns added up too early", "columns[k][j];\n            __syncthreads();", "columns[k][j];"),
-    ("columns overwritten while they are added up", "                }\n            }\n            __syncthreads();\n        }\n        if constexpr (Pass::kBatch", "                }\n            }\n        }\n        if constexpr (Pass::kBatch"),
+    ("columns overwritten while they are added up", "(piece), batch);\n            __syncthreads();\n        }", "(piece), batch);\n        }"),
     ("a row's sum that is not begun anew", "                start<typename Pass::OfRow>(sums.row);\n", ""),
     ("an 8-bit row", "const long long row = batch * t.R + r, at", "const signed char row = (signed char)(batch * t.R + r), at"),
     ("a row of another tile", "rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR", "rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR + 1"),
@@ -95,7 +95,7 @@ def steps(cupy, name):
 def found(name, old, new):
     """What finds a fault, the checks or the numbers, in words; an empty string if it goes unseen."""
     with standin.installed() as cupy:
-        from arrayopt.engines.cuda import engine
+        from arrayopt.engines.cuda import launches, table
 
         def broken(*args, **options):
             text = emit(*args, **options)
@@ -104,8 +104,8 @@ def found(name, old, new):
                 return text.replace(old, new)
             return text
 
-        emit, changed = engine.emit, []
-        engine.emit, engine._resident = broken, lambda: 3
+        emit, changed = table.emit, []
+        table.emit, launches._resident = broken, lambda: 3
         try:
             with standin.checking(random=True, seed=1, workers=3):
                 error = steps(cupy, name)

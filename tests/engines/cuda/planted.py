@@ -4,8 +4,8 @@
 """
 
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
-ENGINE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN = (
-    f"arrayopt/engines/cuda/{x}.py" for x in ("engine", "judge", "queue", "upload", "counts", "device", "between")
+TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN = (
+    f"arrayopt/engines/cuda/{x}.py" for x in ("table", "judge", "queue", "upload", "counts", "device", "between")
 )
 LEFT_OUT = f"{STRICT}::test_tensors_that_are_left_out_stay_as_they_are"
 ALIGNED = f"{STRICT}::test_words_are_read_only_where_all_is_aligned"
@@ -18,8 +18,8 @@ DEVICES = f"{CUPY}::test_several_devices"
 
 MISSED = [
     ("the counter of another tensor begun anew", "kernels/prepare.cuh", "done[tensor] = 0;", "done[0] = 0;", LEFT_OUT),
-    ("a gradient's alignment ignored", ENGINE, "self.even & (column % WORD == 0)", "self.even", ALIGNED),
-    ("8-byte alignment taken for 16", ENGINE, "WORD = 16\n", "WORD = 8\n", ALIGNED),
+    ("a gradient's alignment ignored", TABLE, "self.even & (column % WORD == 0)", "self.even", ALIGNED),
+    ("8-byte alignment taken for 16", TABLE, "WORD = 16\n", "WORD = 8\n", ALIGNED),
     ("all arrays on device 0", DEVICE, "return made, detached(x).device.id", "return made, 0", DEVICES),
     ("ties of bfloat16 rounded up", "kernels/storage.cuh", "0x7fffu + (bits >> 16 & 1u)", "0x8000u", ROUNDED),
     ("a 32-bit offset of a piece", "kernels/flat.cuh", "(long long)piece * chunk", "(long long)(piece * (int)chunk)", f"{STRICT}::test_a_row_of_more_elements_than_32_bits_count"),
@@ -32,28 +32,28 @@ MISSED = [
 
 MORE = [
     ("a tensor left out is counted", "kernels/prepare.cuh", "(part != nullptr && !part[tensor]) || ", "", LEFT_OUT),
-    ("a tensor left out is updated", "kernels/queue.cuh", "part != nullptr && !part[ticket.tensor]", "false", LEFT_OUT),
-    ("no barrier where a ticket is passed over", "kernels/queue.cuh", "            __syncthreads();  // here too\n", "", LEFT_OUT),
+    ("a tensor left out is updated", "kernels/queue.cuh", "while (part != nullptr &&", "while (false &&", LEFT_OUT),
+    ("no barrier between a ticket's stages", "kernels/queue.cuh", "            if (stage > ticket.stage) __syncthreads();\n", "", LEFT_OUT),
     ("launches end where those of all tensors do", QUEUE, "np.searchsorted(left, self.ends).tolist()", "self.ends", LEFT_OUT),
-    ("too much of a queue left", QUEUE, "part[self._owner]", "part[self._owner] | True", "tests/engines/cuda/test_queue.py::test_what_is_left_of_a_queue"),
-    ("a graph does not keep the set of tensors alive", ENGINE, "record(self, rows, self.alive,", "record(self, self.alive,", GRAPH),
-    ("a table does not know that a graph has it", ENGINE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
-    ("a graph does not keep gradients alive", ENGINE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
+    ("too much of a queue left", QUEUE, "part.take(self._owner)", "part.take(self._owner) | True", "tests/engines/cuda/test_queue.py::test_what_is_left_of_a_queue"),
+    ("a graph does not keep the set of tensors alive", TABLE, "record(self, rows, self.alive,", "record(self, self.alive,", GRAPH),
+    ("a table does not know that a graph has it", TABLE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
+    ("a graph does not keep gradients alive", TABLE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
     ("counts on the current device", COUNTS, "        with on_device(self.access, self.device):\n            self.table = ", "        with on_device(self.access, 0):\n            self.table = ", DEVICES),
-    ("a table on the current device", ENGINE, "        with on_device(self.access, self.device):\n            self._allocate", "        with on_device(self.access, 0):\n            self._allocate", DEVICES),
+    ("a table on the current device", TABLE, "        with on_device(self.access, self.device):\n            self.blas", "        with on_device(self.access, 0):\n            self.blas", DEVICES),
     ("NaN rounded like a number", "kernels/storage.cuh", "x == x ? rounded : bits >> 16 | 0x40u", "rounded", f"{STRICT}::test_the_nan_of_a_gpu_stays_nan"),
-    ("a table that is not sent where a gradient lies elsewhere", ENGINE, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
+    ("a table that is not sent where a gradient lies elsewhere", TABLE, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
     ("pinned memory written while it is read", UPLOAD, "if event.done:", "if True:", f"{STEPS}::test_a_captured_step_replays_with_new_learning_rates_and_counts"),
-    ("values sent while a stream is captured", UPLOAD, "if stream.is_capturing():", "if False:", f"{STEPS}::test_a_first_step_cannot_be_captured"),
-    ("the last step's factor", ENGINE, "                self.factor = self.factor_there.array\n", "", f"{STEPS}::test_counts_where_some_steps_may_be_skipped"),
-    ("a copy of a gradient made once", ENGINE, "        self.packed[row][...] = detached(g)\n", "", AWKWARD),
-    ("a copy of a parameter not written back", ENGINE, "                self.replace(row, name, copy)\n", "                pass\n", AWKWARD),
-    ("a copy of a parameter not read again", ENGINE, "            copy[...] = detached(self.stored(row, name))\n", "            pass\n", AWKWARD),
-    ("partial sums of rows of another tile", "kernels/matrix.cuh", "row * t.NC + tile_column, sums", "row + tile_column, sums", TILES),
+    ("values sent while a stream is captured", UPLOAD, "if stream.is_capturing():", "if False:", f"{STEPS}::test_nothing_is_sent_while_a_stream_is_captured"),
+    ("the last step's factor", TABLE, "                self.factor = self.factor_there.array\n", "", f"{STEPS}::test_the_host_s_factor_follows_one_of_the_device"),
+    ("a copy of a gradient made once", TABLE, "        self.packed[row][...] = detached(g)\n", "", AWKWARD),
+    ("a copy of a parameter not written back", TABLE, "                self.replace(row, name, copy)\n", "                pass\n", AWKWARD),
+    ("a copy of a parameter not read again", TABLE, "            copy[...] = detached(self.stored(row, name))\n", "            pass\n", AWKWARD),
+    ("partial sums of rows of another tile", "kernels/matrix.cuh", "(row + u * kWarps) * t.NC + tile_column, sums", "(row + u * kWarps) + tile_column, sums", TILES),
     ("sums of columns of another tile", BETWEEN, "({batch}) * t[IN_NR] + k) * C + c", "({batch}) + k) * C + c", TILES),
     ("a step that is to be skipped is made", "kernels/queue.cuh", "if (skip != nullptr && *skip != 0) return;", "(void)skip;", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
-    ("a norm of another tensor", ENGINE, "values.data.ptr + (rows * values.shape[1] + column)", "values.data.ptr + (0 * rows + column)", f"{STEPS}::test_clip_norm"),
+    ("a norm of another tensor", TABLE, "values.data.ptr + (row * values.shape[1] + column)", "values.data.ptr + (0 * row + column)", f"{STEPS}::test_clip_norm"),
     ("a ticket of the second pass too early", QUEUE, 'queue["wait"] = waits.ravel()[each]', 'queue["wait"] = waits.ravel()[each] // 2', LEFT_OUT),
     ("a 32-bit offset of a row", "kernels/matrix.cuh", "at = row * t.C + c, stride", "at = (int)(row * t.C + c), stride", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
     ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),

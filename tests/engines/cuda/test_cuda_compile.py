@@ -7,7 +7,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.emit_judge import emit_judge
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import nvrtc
 from tests.support.cases import CASES, MATRICES, make
 from tests.support.slow import marked

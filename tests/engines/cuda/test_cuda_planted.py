@@ -35,3 +35,7 @@ def test_a_planted_fault_is_found(tmp_path, number):
 
 def test_those_of_each_run_are_there():
     assert {what for what, *_ in PLANTED} >= EACH_RUN
+
+
+def test_each_text_to_break_is_there():
+    assert [what for what, file, old, *_ in PLANTED if old not in (ROOT / file).read_text()] == []

@@ -189,20 +189,20 @@ SEVERAL = [(ao.LAMB(),), (ao.LANS(),), (ao.CAME(lr=0.01),), (ao.AdamW(),)]
 
 @pytest.mark.parametrize("rule", marked(SEVERAL, lambda r: type(r) is ao.LAMB, lambda r: type(r).__name__))
 def test_one_launch_or_several_and_any_grid_give_the_same_bits(cupy, rule, monkeypatch):
-    from arrayopt.engines.cuda import engine
+    from arrayopt.engines.cuda import launches as launching
 
     seen, launches = set(), {}
     for cache in (1, 1 << 40):
         for blocks in (1, 2, 5):
-            monkeypatch.setattr(engine, "_resident", lambda blocks=blocks: blocks)
-            monkeypatch.setattr(engine, "_cache", lambda cache=cache: cache)
+            monkeypatch.setattr(launching, "_resident", lambda blocks=blocks: blocks)
+            monkeypatch.setattr(launching, "_cache", lambda cache=cache: cache)
             opts = pair(cupy, rule, SHAPES)[1:] * 2
             for seed in range(2):
                 opts[0].step({name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", seed).items()})
             seen.add(bits(opts[0]))
             kept = opts[0]._step.buckets[0].batches
             batches = [batch for made in kept.values() for batch in made]
-            launches[cache] = {len(batch.line.ends) - len(batch.plan.passes) for batch in batches}
+            launches[cache] = {len(batch.launching.line.ends) - len(batch.plan.passes) for batch in batches}
     assert len(seen) == 1
     assert launches[1] == {0}
     assert max(launches[1 << 40]) == 0 or min(launches[1 << 40]) < 0

@@ -47,11 +47,10 @@ print(json.dumps(answers))
 """
 
 
-def ask(names):
+def ask(names, environment=None):
     """For each name None where CuPy has it not, else its signature, or nothing where that is not known."""
-    ran = subprocess.run(
-        [sys.executable, "-c", ASK], input=json.dumps(sorted(names)), capture_output=True, text=True, check=True
-    )
+    options = {"capture_output": True, "text": True, "check": True, "env": environment}
+    ran = subprocess.run([sys.executable, "-c", ASK], input=json.dumps(sorted(names)), **options)
     return json.loads(ran.stdout)
 
 

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.cuda import stages
 from tests.engines.cuda.test_cupy import trees
+from tests.support import parts as cut
+from tests.support.ranks import gradients, parameters
 from tests.support.slow import marked
 
 SHAPES = {"w": (256, 128), "b": (130,), "k": (70, 20), "s": (), "e": (0, 3), "l": (20000,)}
@@ -77,3 +80,87 @@ def test_ranks_compute_what_one_process_does(cupy, label, ranks, tmp_path):
     assert (sum(kinds.count("cut") for _, kinds, *_ in results) < ranks) == whole
     assert all(other == stats for *_, other in results)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+
+
+def test_ranks_share_what_is_taken_in_longer_pieces_by_one(cupy, monkeypatch):
+    """As in a large model, where nothing is summed."""
+    monkeypatch.setattr(stages, "MANY", 0)
+    one = held(trained(cupy, ao.AdamW(lr=0.01)))
+
+    def rank(comm):
+        opt = trained(cupy, ao.AdamW(lr=0.01), comm)
+        assert any(x.kind == "cut" for x in opt._parameters.all)
+        return held(opt) == one
+
+    assert all(ao.ranks.run(3, rank))
+
+
+PARTS = {
+    "LAMB": (ao.LAMB(lr=0.01), {"clip_norm": 0.5, "stats": True}),
+    "LANS": (ao.LANS(lr=0.01), {"loss_scale": ao.LossScale()}),
+    "LARS": (ao.LARS(lr=0.1), {"loss_scale": 8.0}),
+    "AdamW": (ao.AdamW(lr=0.01, ema_decay=0.9), {"clip_norm": 0.5}),
+    "AdamW in micro-steps": (ao.AdamW(lr=0.01), {"accumulate": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "ranks"),
+    marked([(x, n) for x in PARTS for n in (2, 4)], lambda label, ranks: (label, ranks) == ("LAMB", 2)),
+)
+def test_norms_of_parts_are_those_of_whole_tensors(cupy, label, ranks, tmp_path):
+    rule, options = PARTS[label]
+    one = ao.Optimizer({n: np.asarray(x) for n, x in parameters(cut.SHAPES).items()}, rule, engine="numpy", **options)
+    for k in range(4):
+        one.step(gradients(k, cut.SHAPES))
+
+    def rank(comm):
+        mine = cut.parts(comm.rank, ranks, cupy.asarray)
+        opt = ao.Optimizer(mine, rule, comm=comm, **options)
+        assert "engine cupy" in opt.explain()
+        for k in range(4):
+            given = {n: cut.taken(n, g, comm.rank, ranks) for n, g in gradients(k, cut.SHAPES).items()}
+            opt.step({n: cupy.asarray(g) for n, g in given.items()})
+        opt.save(tmp_path / "parts")
+        return {n: x.array.get() for n, x in mine.items()}, opt.stats.read() if options.get("stats") else None
+
+    results = ao.ranks.run(ranks, rank)
+    for r, (mine, stats) in enumerate(results):
+        for name, x in mine.items():
+            whole = cut.taken(name, one.params[name], r, ranks)
+            np.testing.assert_allclose(x, whole, rtol=2e-6, atol=2e-6)
+        for name, report in one.stats.read().items() if stats is not None else ():
+            assert stats[name] == pytest.approx(report, rel=1e-5)
+    loaded = ao.Optimizer(parameters(cut.SHAPES), rule, engine="numpy", **options)  # one process reads the file
+    loaded.load(tmp_path / "parts")
+    for name, x in results[-1][0].items():
+        assert cut.taken(name, loaded.params[name], ranks - 1, ranks).tobytes() == x.tobytes()
+
+
+def test_random_numbers_of_parts_are_those_of_the_whole(cupy):
+    def step(rule, comm=None, first=0, rows=300):
+        w = cupy.ones((rows, 100), "f4")
+        part = w if comm is None else ao.Part(w, (first, 0), (300, 100))
+        opt = ao.Optimizer({"w": part}, rule, comm=comm, engine="cupy")
+        opt.step({"w": cupy.ones((rows, 100), "f4")})
+        return w.get()
+
+    rule = ao.SGD(lr=0.1, project=shaken)
+    found = ao.ranks.run(2, lambda comm: step(rule, comm, 170 * comm.rank, (170, 130)[comm.rank]))
+    assert np.concatenate(found).tobytes() == step(rule).tobytes()
+
+
+def test_parts_under_rules_with_sums_over_rows_are_refused(cupy):
+    def rank(comm):
+        part = ao.Part(cupy.ones((2, 4), "f4"), (2 * comm.rank, 0), (4, 4))
+        with pytest.raises(ValueError, match="engine 'cupy' takes under rules without sums over rows or columns alone"):
+            ao.Optimizer({"w": part}, ao.CAME(lr=0.1), comm=comm)
+        opt = ao.Optimizer({"w": part}, ao.LARS(lr=0.1), comm=comm)
+        opt.step({"w": cupy.ones((2, 4), "f4")})
+        before = part.array.get()
+        opt.grad_centralization = True
+        with pytest.raises((ValueError, ao.RankError), match="cut for other sums than its rule has now"):
+            opt.step({"w": cupy.ones((2, 4), "f4")})
+        assert part.array.get().tobytes() == before.tobytes()
+
+    ao.ranks.run(2, rank)

@@ -285,6 +285,22 @@ def test_a_first_step_cannot_be_captured(cupy):
         stream.end_capture()  # a stream that is given back while it is capturing is an error of CUDA's
 
 
+def test_nothing_is_sent_while_a_stream_is_captured(cupy):
+    """It would be sent again with each replay."""
+    opt = pair(cupy, ao.LAMB(), LITTLE)[1]
+    grads = [{name: cupy.asarray(g) for name, g in trees(LITTLE, "float32", k).items()} for k in range(2)]
+    cupy.cuda.get_current_stream().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        opt.step(grads[0])
+        stream.synchronize()
+        opt.advance()
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match="must be in device memory before"):
+            opt.launch(grads[1])  # which lie elsewhere
+        stream.end_capture()
+
+
 def test_a_captured_step_with_a_loss_scale_and_clipping(cupy):
     rule = ao.LAMB(lr=lambda s: 0.1 / (1 + s))
     limits = ao.schedules.Linear(1.0, 0.1, 9)
@@ -358,6 +374,16 @@ def test_counts_where_some_steps_may_be_skipped(cupy):
         for opt, xp in zip(opts, (np, cupy), strict=True):
             opt.step({name: xp.asarray(g) for name, g in trees(FULL, "float32", k).items()}, **options)
         assert opts[1].state["w"]["t"] == k + 1
+    compare(opts)
+
+
+def test_the_host_s_factor_follows_one_of_the_device(cupy):
+    """A scaler may know it or have the device find it."""
+    opts = pair(cupy, ao.SGD(lr=0.1), LITTLE)
+    for k, there in enumerate([True, False, True, False]):
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            factor = xp.asarray(0.5**k) if there else 0.5**k
+            opt.step({n: xp.asarray(g) for n, g in trees(LITTLE, "float32", k).items()}, loss_scale=Verdict(factor))
     compare(opts)
 
 

@@ -13,7 +13,7 @@ from arrayopt.engines.cuda.queue import TICKET
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS
 from arrayopt.fusion.layout import GEOMETRY, geometry, layout
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import Module, standin
 from tests.engines.cuda.test_cupy import compare, numbers, pair, step, trees
 from tests.engines.cuda.test_cupy_steps import FULL, on_host_only

@@ -9,7 +9,7 @@ import arrayopt as ao
 from arrayopt.engines.cuda.queue import Line, tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.fusion.layout import geometry
-from arrayopt.fusion.plan import plan_for
+from arrayopt.fusion.plans import plan_for
 from tests.support.slow import examples
 
 SIZES = st.lists(st.sampled_from([1, 7, 4096, 4097, 9000, 70_000]), min_size=1, max_size=6)

@@ -1,0 +1,111 @@
+"""What a step over a table launches: the kernels with their grids and arguments, and the calls between them."""
+
+import weakref
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from arrayopt.engines.batch import Rows
+from arrayopt.engines.cuda.cublas import Call
+from arrayopt.engines.cuda.products import calls_of
+from arrayopt.engines.cuda.queue import Line, tickets
+from arrayopt.fusion.layout import GEOMETRY
+
+__all__ = ["NOTHING", "THREADS", "Launches", "Queue"]
+
+THREADS = 256
+NOTHING = np.uint64(0)
+"""A null pointer, as an argument of a kernel."""
+
+Launch = tuple[tuple[int], tuple[Any, ...]]
+"""A grid and the arguments of a kernel."""
+
+
+class Queue(NamedTuple):
+    """What a step launches, with the grids, and all arguments but the last: the factor and what says to skip it."""
+
+    begin: Launch
+    runs: list[Launch]
+    calls: list[list[Call]]
+    held: Any
+
+
+class Launches:
+    """The launches over a table, made once for each set of its tensors.
+
+    Attributes
+    ----------
+    line : Line or None
+        The tickets of all tensors, from the first step on.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.table = weakref.proxy(table)  # which keeps this: a circle would wait for the garbage collector
+        self.line: Line | None = None
+
+    def of(self, rows: Rows) -> Queue:
+        """The launches of a step over some tensors; kept for the next step."""
+        if rows.kept is None:
+            rows.kept = self._made(rows)
+        kept: Queue = rows.kept
+        return kept
+
+    def _made(self, rows: Rows) -> Queue:
+        table, n, line = self.table, len(self.table.tensors), self._line()
+        part, queue, ends = NOTHING, self.line_there, line.ends
+        if len(rows.all) < n:
+            some = np.zeros(n, bool)
+            some[rows.all] = True
+            left, ends = line.among(some)
+            queue = queue if left is line.queue else cupy.asarray(left.view(np.int32))
+            part = cupy.asarray(some)
+        taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
+        counts = table.counts.array if table.own_counts is None else table.own_counts
+        sent = (table.table.array, part, np.int32(n), table.hypers_there.array)
+        given = (*sent, counts, table.scalars_there, table.working)
+        begin = (-(-max(n, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
+        runs: list[Launch] = []
+        for i, (first, last) in enumerate(pairwise([0, *ends])):
+            taking = (table.step_there, queue, np.int32(first), np.int32(last), taken[i:], done, part)
+            runs.append(((min(last - first, _resident()),), taking))
+        at = {name: table.host[:, table.at[name]] for name in table.plan.spilled}
+        calls, held = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
+        return Queue(begin, runs, calls, held)
+
+    def _line(self) -> Line:
+        """The tickets of all tensors."""
+        if self.line is None:
+            table, n = self.table, len(self.table.tensors)
+            apart, first = table.plan.multiplies or table.cut is not None, table.cut and table.cut.first
+            lag = None if apart else self._lag()
+            made = tickets(table.stages, table.pieces, table.whole.all, lag, apart=apart, first=first)
+            self.line = Line(*made, n)
+            self.line_there = cupy.asarray(self.line.queue.view(np.int32))
+            self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)
+        return self.line
+
+    def _lag(self) -> int | None:
+        """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache holds less than half.
+
+        What is worked on at once goes through the cache too: the shorter the lag, the more is found again, and the more
+        blocks wait. Half as many tickets as there are blocks is best, or nearly, wherever ``benchmarks/l2.py`` looks.
+        """
+        passes = self.table.plan.passes
+        if len(passes) < 2:
+            return 0
+        shared = self.table.work.dtype.itemsize * max(len(p.loads) for p in passes[1:])
+        sizes = self.table.geo[:, GEOMETRY.index("SIZE")]
+        held = sizes * shared <= 2 * _cache()
+        return _resident() // 2 if 2 * int(sizes[held].sum()) >= int(sizes.sum()) else None
+
+
+def _cache() -> int:
+    """Bytes of the device's L2 cache."""
+    return int(cupy.cuda.Device().attributes["L2CacheSize"])
+
+
+def _resident() -> int:
+    """About as many blocks as the device works on at once."""
+    return 3 * int(cupy.cuda.Device().attributes["MultiProcessorCount"])

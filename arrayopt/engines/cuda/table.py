@@ -1,0 +1,281 @@
+"""Tensors as a table in device memory, and a plan's kernels that work through it."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array
+from arrayopt.engines.base import Asked, Partials, Report
+from arrayopt.engines.batch import Batch, Rows
+from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.cuda.between import hypers as hypers_of
+from arrayopt.engines.cuda.counts import counts_of
+from arrayopt.engines.cuda.cublas import Blas, blas_of
+from arrayopt.engines.cuda.cut import Cut
+from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.emit import emit
+from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
+from arrayopt.engines.cuda.products import scratch_starts
+from arrayopt.engines.cuda.stages import pieces, stages, tiles
+from arrayopt.engines.cuda.text import COLUMNS, keys
+from arrayopt.engines.cuda.upload import Upload
+from arrayopt.fusion.graph import UPDATES, reachable
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.plan import Plan
+from arrayopt.params.known import located
+
+__all__ = ["Table"]
+
+WORD = 16
+"""Bytes that are read at once, at most."""
+
+STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
+
+
+@lru_cache(maxsize=256)
+def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int) -> tuple[Any, Any]:
+    """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
+    module = cupy.RawModule(code=emit(plan, dtype, grad_dtype), options=("-std=c++17", *options))
+    return module.get_function("prepare"), module.get_function("run")
+
+
+class Table(Batch):
+    """Tensors as a table in device memory, and the kernels that work through it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        split: Lanes | None,
+        dtype: str,
+        grad_dtype: str,
+        bucket: Bucket,
+        members: list[int],
+        options: tuple[str, ...],
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
+        self.access, self.device = access(self.tensors[0].array)
+        cut = bucket.kind == "cut"
+        tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))  # a cut is between units
+        self.stages = stages(plan)
+        self.cut = Cut(self) if cut else None
+        self.pieces = pieces(self.stages, self.geo)
+        if self.cut is not None:
+            self.cut.keep_own(self.pieces)
+        self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
+        lengths = self.where.lengths(plan, self.geo)
+        self.sized = self.filled.copy()  # here or elsewhere
+        if bucket.kind == "none":  # other ranks have them; here they are counted
+            self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
+            self.whole = self._made_rows(self.whole.all)
+        n, first = len(members), len(COLUMNS)
+        self.at = {name: first + i for i, name in enumerate(self.names)}
+        drawn = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
+        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1] + len(drawn)), np.int64)
+        self.host[:, : len(GEOMETRY)] = self.geo
+        self.host[:, COLUMNS.index("GROUP")] = self.groups
+        self.host[:, COLUMNS.index("COUNT")] = members
+        first += len(self.names)
+        self.host[:, first : first + lengths.shape[1]] = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        for i, column in enumerate(drawn):
+            self.host[:, first + lengths.shape[1] + i] = column
+        self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
+        with on_device(self.access, self.device):
+            self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
+            self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
+            self.counts = counts_of(bucket)
+            self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
+            self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, options, self.device)
+        self.staged: dict[tuple[int, str], Any] = {}
+        self.launching = Launches(self)
+        self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
+        self.sent = False  # whether the table in device memory is the host's
+        self.even: Any = None  # which tensors, but for their gradients, can be read in words
+        self.alive: list[Any] = []
+        self.factor: Any = self.factor_there.array
+        self.skip: Any = NOTHING
+        self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
+
+    def _allocate(self, real: Any, work: int, groups: int) -> None:
+        """Make all that lasts in device memory."""
+        n, wide = len(self.tensors), np.result_type(real, np.complex64)
+        self.scratch = []
+        for name, (starts, size) in self._scratch().items():
+            kind = wide if self.plan.spilled[name] == "complex" else real
+            self.scratch.append(cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind))
+            self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
+        self.work = cupy.empty(max(1, work), real)
+        self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
+        self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
+        self.working = cupy.empty((n, len(self.plan.scalars) + max(1, self.values.shape[1])), real)
+        self.table = Upload(self.host.shape, np.int64)
+        self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
+        self.factor_there = Upload((1,), np.float64)
+        self.step_there = np.zeros((), STEP)
+        there = (self.table.array, self.scalars_there, self.values_there, self.work, self.working)
+        for name, x in zip(STEP.names or (), there, strict=True):
+            self.step_there[name] = x.data.ptr
+
+    def _scratch(self) -> dict[str, tuple[Ints, int]]:
+        """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what is here."""
+        if self.cut is not None:
+            return self.cut.scratch_starts()
+        return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
+
+    # ---- before a step ----------------------------------------------------------------------------------------------
+
+    @property
+    def captured(self) -> bool:
+        """Whether a CUDA graph holds addresses of this table."""
+        return bool(self.bucket.run.is_captured(self))
+
+    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+        """See `Batch.prepare`."""
+        with on_device(self.access, self.device):
+            clip = asked.clip
+            self.send(asked.hypers)
+            if is_array(clip):
+                self.factor = cupy.asarray(clip)  # PyTorch's, perhaps
+            else:
+                self.factor = self.factor_there.array
+                self.factor_there.put([1.0 if clip is None else float(clip)])
+            self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
+            self.locate()
+            self.alive = self._bind_grads(rows, grads)
+            if not self.sent:
+                self._send_table()
+            self.bucket.run.give_to(self.counts)
+
+    def _send_table(self) -> None:
+        """Have the table in device memory as it is here, which it cannot be once a graph has what it was."""
+        if self.captured and not self.table.holds(self.host):
+            moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
+            names = ", ".join(self.tensors[i].name for i in moved[:5])
+            raise ValueError(
+                f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                " write into the same arrays, or make a new Optimizer"
+            )
+        self.table.put(self.host)
+        self.sent = True
+
+    def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
+        with on_device(self.access, self.device):
+            self.send(hypers)
+            self.bucket.run.give_to(self.counts)
+
+    def send(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Send hyper-parameters to the device; what follows from them is computed there."""
+        self.hypers_there.put([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers])
+
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = {}
+        for name in self.plan.touched:
+            for row in range(len(self.tensors)):
+                x = self.stored(row, name)
+                if not self.access.contiguous(x):
+                    x = self.staged[row, name] = self.access.like(x)
+                before = 0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
+                self.host[row, self.at[name]] = self.access.located([x])[0][0] - before
+        used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
+        self.sent = False
+        self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
+        if self.plan.element != "C":
+            self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
+
+    def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
+        """Put the gradients' addresses into the table; what is returned must live until the launch."""
+        given: list[Any] = list(chosen(grads, rows.all))
+        found, whole = located(grads, len(given)) or self.access.located(given)
+        if not whole:
+            one = self.access.contiguous
+            given = [g if one(g) else self._pack(row, g) for row, g in zip(rows.all.tolist(), given, strict=True)]
+            found = self.access.located(given)[0]
+        if self.cut is not None:
+            found = found - self.cut.gradients_before(rows.all, given)
+        column = self.host[:, self.at["g"]]
+        if not ((column if rows is self.whole else column[rows.all]) == found).all():
+            column[rows.all] = found
+            self.sent = False
+        if not self.sent:
+            self.host[:, COLUMNS.index("ALIGNED")] = self.even & (column % WORD == 0)
+        return given
+
+    def _pack(self, row: int, g: Array) -> Any:
+        """A gradient's values one after the other, in memory of the table's own."""
+        if row not in self.packed:
+            self.packed[row] = self.access.like(g)
+        self.packed[row][...] = detached(g)
+        return self.packed[row]
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+        with on_device(self.access, self.device):
+            if self.blas is not None:
+                self.blas.use()
+            for k in self.launches(rows):
+                if self.blas is not None:
+                    self.blas.multiply(self.launching.of(rows).calls[k])
+            self._recorded(rows, grads)
+        self.alive = []
+
+    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        assert self.cut is not None
+        yield from self.cut.passes(rows)
+        self._recorded(rows, grads)
+        self.alive = []
+
+    def _recorded(self, rows: Rows, grads: Sequence[Array | None]) -> None:
+        """Note what a graph that is being captured has the addresses of."""
+        with on_device(self.access, self.device):
+            if cupy.cuda.get_current_stream().is_capturing():
+                self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
+
+    def launches(self, rows: Rows) -> Iterator[int]:
+        """Launch the kernels of a step one by one; something else may come on the stream where this stops.
+
+        It stops after each launch, of the stages up to pass k: k is what it yields. What multiplies is not launched.
+        """
+        for (row, name), copy in self.staged.items():
+            copy[...] = detached(self.stored(row, name))
+        if self.own_counts is not None and self.follows_t:  # what only reports moves copies of the counts on
+            self.own_counts[...] = self.counts.array
+        queue = self.launching.of(rows)
+        grid, given = queue.begin
+        self.prepare_kernel(grid, (THREADS,), (*given, self.factor, self.skip))
+        for i, (grid, given) in enumerate(queue.runs):
+            if grid[0]:
+                self.run_kernel(grid, (THREADS,), (*given, self.skip))
+            yield i
+        for (row, name), copy in self.staged.items():
+            if name in self.plan.written:
+                self.replace(row, name, copy)
+
+    def report(self, rows: Rows) -> dict[str, Report]:
+        """See `Batch.report`."""
+        with on_device(self.access, self.device):
+            kept = [x.copy() for x in (self.values_there, self.scalars_there)]
+            if self.skip is not NOTHING:
+                kept = [cupy.where(self.skip != 0, np.nan, x) for x in kept]
+            values, scalars = map(self.access.own, kept)
+
+        def column(n: Any) -> Any:
+            if n in self.where.tensor:
+                return values[:, self.where.tensor[n]]
+            return [float(n.data)] * len(self.tensors) if n.op == "const" else scalars[:, self.plan.scalars.index(n)]
+
+        columns = {name: column(node) for name, node in self.plan.reports.items()}
+        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.full.tolist()}
+
+    def reported(self, name: str, row: int) -> int:
+        """The address of a value that the last step reports of a tensor, in double precision."""
+        column = self.where.tensor[self.plan.reports[name]]
+        values = self.values_there
+        return int(values.data.ptr + (row * values.shape[1] + column) * values.itemsize)

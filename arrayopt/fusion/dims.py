@@ -1,0 +1,68 @@
+"""What the dimensions of symbolic arrays are, which of them a reduction is over, and what of them cannot be traced."""
+
+from typing import Any
+
+from arrayopt.fusion.graph import LETTERS
+
+__all__ = ["WAY_OUT", "NotFlat", "NotFolded", "NotOriented", "TraceError", "broadcast", "reduced_over"]
+
+
+class TraceError(TypeError):
+    """A rule does something that cannot be traced; the array_api engine runs it as it is."""
+
+
+class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule looks at rows, columns or batches: its tensors cannot be seen as one row of elements."""
+
+
+class NotFolded(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule sees a tensor as a matrix of its first axis and all others."""
+
+
+class NotOriented(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule compares the number of rows with that of columns."""
+
+
+WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
+
+
+def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The dimensions of a result, aligned from the last one, as arrays broadcast."""
+    out = []
+    for k in range(-max(map(len, shapes)), 0):
+        letters = {s[k] for s in shapes if len(s) >= -k} - {""}
+        if len(letters) > 1:
+            raise TraceError(f"cannot broadcast arrays over {' and '.join(sorted(letters))}{WAY_OUT}")
+        out.append(letters.pop() if letters else "")
+    return tuple(out)
+
+
+def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
+    """The dimensions that a reduction of a symbol is over, and the axes that they are.
+
+    Raises
+    ------
+    NotFlat
+        In a flat graph, if it is over some of an element's axes and not all.
+    TraceError
+        If it is over some of the axes that are seen as one, and not all, or over one that there is not.
+    """
+    if axis is None:
+        over = list(range(x.ndim))
+    else:
+        several = axis if isinstance(axis, tuple) else (axis,)
+        for a in several:
+            if not -x.ndim <= a < x.ndim:
+                raise TraceError(f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not have it")
+        over = sorted(a % x.ndim for a in several)
+    labels = [x.dims[i] for i in over if x.dims[i]]
+    if x.graph.flat:
+        if labels and len(labels) < len([d for d in x.dims if d]):
+            raise NotFlat
+        return over, "C" if labels else x.node.axes
+    parts = {d for d in x.dims if len(d) > 1}
+    some = parts & set(labels)
+    if some and some != parts:
+        what = "middle axes of a tensor of rank 5 or more" if "A" in x.dims else "axes that are seen as columns"
+        raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
+    return over, "".join(a for a in LETTERS if any(d.startswith(a) for d in labels))

@@ -1,0 +1,67 @@
+"""Words for rules that work in a rotated basis: eigenvectors of averages of g gᵀ, and how they are followed."""
+
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, dtype_name
+
+__all__ = ["first_basis", "next_basis"]
+
+SEEN = 100.0
+"""A number counts as zero up to so many times the dtype's eps times the largest beside it."""
+
+
+def first_basis(xp: Any, a: Array) -> Array:
+    """The eigenvectors of each symmetric matrix along the last two axes, as columns, by falling eigenvalues.
+
+    Those of eigenvalues that count as zero are noise, and are chosen anew: see `_basis`.
+    """
+    values, q = xp.linalg.eigh(xp.where(xp.isfinite(a), a, 0.0))
+    values, q = xp.flip(values, axis=-1), xp.flip(q, axis=-1)
+    q = _basis(xp, _where(xp, _seen(xp, values), q))
+    return q + 0.0 * xp.sum(a, axis=(-2, -1), keepdims=True)  # NaN where a is not finite
+
+
+def next_basis(xp: Any, a: Array, q: Array) -> tuple[Array, Array]:
+    """A step of power iteration from a basis q (arXiv:2409.11321, algorithm 4); and the order of its columns in q.
+
+    Columns come in the order of falling qᵀ a q, as in the authors' code; those for which a q depends on the columns
+    before them come last, and are chosen anew: see `_basis`.
+    """
+    s = xp.matmul(a, q)
+    size = xp.sum(q * s, axis=-2)
+    order = xp.argsort(xp.where(_seen(xp, size), size, 0.0), axis=-1, descending=True, stable=True)
+    s = _taken(xp, s, order)
+    seen = _seen(xp, xp.abs(xp.linalg.diagonal(xp.linalg.qr(s)[1])))
+    last = xp.argsort(xp.where(seen, 0.0, 1.0 + 0.0 * size), axis=-1, stable=True)
+    s = _taken(xp, _where(xp, seen, s), last)
+    return _basis(xp, s), xp.take_along_axis(order, last, axis=-1)
+
+
+def _seen(xp: Any, x: Array) -> Array:
+    """Which values are not zero beside the largest of their matrix, but for roundings."""
+    eps = float(np.finfo(dtype_name(x)).eps)
+    return x > SEEN * eps * xp.max(x, axis=-1, keepdims=True)
+
+
+def _where(xp: Any, columns: Array, x: Array) -> Array:
+    """Matrices with zeros in all columns but these."""
+    return xp.where(xp.expand_dims(columns, axis=-2), x, 0.0)
+
+
+def _taken(xp: Any, x: Array, order: Array) -> Array:
+    """The columns of matrices in some order."""
+    return xp.take_along_axis(x, xp.expand_dims(order, axis=-2), axis=-1)
+
+
+def _basis(xp: Any, x: Array) -> Array:
+    """The columns of each matrix made orthonormal, one after the other; the last ones may be zero.
+
+    In Householder's QR a column of zeros takes no reflection. So what comes in its place are the reflections of the
+    others, of a unit vector: the same in every library, whatever the signs of the others. Signs are chosen such that
+    Σ qᵢ/i is not negative for each column q.
+    """
+    q, _ = xp.linalg.qr(x)
+    total = xp.sum(q / xp.cumulative_sum(xp.ones_like(q), axis=-2), axis=-2, keepdims=True)
+    return xp.where(total < 0, -q, q)

@@ -1,0 +1,54 @@
+"""The fields of a rule's class: which are numbers and which switches, and how their values are read."""
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from arrayopt.hyper import coerce
+from arrayopt.rules.words import is_zero
+
+__all__ = ["function", "hypers", "is_flag", "is_off", "read"]
+
+
+def read(f: "dataclasses.Field[Any]", where: str, value: Any) -> Any:
+    """A field's value as it is stored; TypeError or ValueError, with what is to be said of the field."""
+    if "read" in f.metadata:
+        return f.metadata["read"](where, value)
+    if is_flag(f):
+        _check_option(where, value, f.metadata.get("options", (True, False)))
+        return value
+    return coerce(where, value, f.metadata.get("interval"), optional=f.metadata.get("optional", f.default is None))
+
+
+def _check_option(where: str, value: Any, options: tuple[Any, ...]) -> None:
+    """Raise where a value is not among a field's options."""
+    if any(type(value) is type(x) and value == x for x in options):
+        return
+    named = " or ".join([", ".join(map(repr, options[:-1])), repr(options[-1])])
+    kinds = {type(x) for x in options}
+    raise (ValueError if type(value) in kinds else TypeError)(f"{where} must be {named}; got {value!r}")
+
+
+def function(where: str, value: Any) -> Any:
+    """None, or a function that equals itself; else TypeError."""
+    if value is not None and (not callable(value) or isinstance(value, type)):
+        raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
+    if type(value).__hash__ is None:
+        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
+    return value
+
+
+def is_flag(f: "dataclasses.Field[Any]") -> bool:
+    """Whether a field is a structural switch and not a number."""
+    return bool(f.metadata.get("flag")) or isinstance(f.default, bool)
+
+
+def is_off(f: "dataclasses.Field[Any]", value: Any) -> bool:
+    """Whether a number is off: None, or plainly zero where the field says that this is structural."""
+    return value is None or (bool(f.metadata.get("zero_is_off")) and is_zero(value))
+
+
+@cache
+def hypers(rule: type[Any]) -> dict[str, str | None]:
+    """The numeric fields of a rule class, with their intervals."""
+    return {f.name: f.metadata.get("interval") for f in dataclasses.fields(rule) if not is_flag(f)}

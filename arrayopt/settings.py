@@ -1,0 +1,175 @@
+"""What of an Optimizer is read, and set, as an attribute."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from arrayopt.arrays import array_namespace, detached, size, working_dtype
+from arrayopt.foreign import OPTIMIZER, unknown
+from arrayopt.hyper import coerce
+from arrayopt.params.groups import Group, fields_of, unknown_key
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
+from arrayopt.rules.names import Values
+from arrayopt.saving.saved import Saved
+from arrayopt.state.run import checked_count
+from arrayopt.state.tensors import Tensor, TensorState
+from arrayopt.state.verdict import CLIP_NORM
+from arrayopt.step.stats import Stats
+
+__all__ = ["Settings"]
+
+
+class Settings(Saved):
+    """Settings, state and numbers of the run; a base of `Optimizer`."""
+
+    __slots__ = ("_stats",)
+
+    _stats: Stats
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, in order."""
+        return tuple(self._parameters.groups)
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps made, with the skipped ones. Schedules get this number in the next step."""
+        return self._run.steps
+
+    @property
+    def state(self) -> Mapping[str, Mapping[str, Any]]:
+        """The state of each tensor by its name: the number of updates ``t``, and the slots."""
+        self._parameters.lend()
+        return MappingProxyType({x.name: TensorState(x) for x in self._parameters.all})
+
+    @property
+    def stats(self) -> Stats:
+        """Trust ratios and norms of the last step, with ``stats=True``."""
+        return self._stats
+
+    @property
+    def loss_scale(self) -> Any:
+        """The factor for the loss in the next step; 1.0 without a loss scale.
+
+        A float. Where a GPU decides if a step is skipped, it is a 0-d array on the GPU: reading it here does not wait.
+        """
+        return self._run.peek("scale")
+
+    def now(self, name: str = "lr") -> float | dict[str, float | None] | None:
+        """The value of a hyper-parameter in the next step, as a plain number: for logs and progress bars.
+
+        Parameters
+        ----------
+        name : str, default "lr"
+            A field of the rule that is a number: ``"lr"``, ``"weight_decay"``, ...
+
+        Returns
+        -------
+        float, dict of str to float, or None
+            One number where all groups have the same, else the number of each group by its label. None where the field
+            is off, where a group's rule has no such field, and for the `lr` of `Adafactor` and `CAME` with
+            ``relative_step=True``: they take it from each tensor's number of updates.
+
+        Raises
+        ------
+        ValueError
+            If no rule has such a number, or a schedule's value is out of range or its sequence has run out.
+
+        Examples
+        --------
+        >>> import numpy as np, arrayopt as ao
+        >>> opt = ao.Optimizer({"w": np.ones(2), "b": np.ones(2)}, ao.SGD(lr=lambda step: 0.1 / (step + 1)))
+        >>> opt.now()
+        0.1
+        """
+        if not any(name in hypers(type(rule)) for rule in (self._rule, *(group.rule for group in self.groups))):
+            raise ValueError(f"Optimizer.now: {unknown_key(self._rule, name)}")
+        found: dict[str, float | None] = {}
+        for i, group in enumerate(self.groups):
+            value = group.rule.at(self.step_count).get(name)
+            label = group.label if group.label not in found else f"{group.label} ({i})"
+            found[label] = None if value is None else float(value)
+        return next(iter(found.values())) if len(set(found.values())) == 1 else found
+
+    def nonfinite(self) -> list[str]:
+        """The names of the tensors whose gradients were not finite in the last step. This waits for the device.
+
+        Returns
+        -------
+        list of str
+            Steps look for such gradients with `skip_nonfinite`, a loss scale or `clip_norm`; otherwise this raises a
+            RuntimeError.
+        """
+        return self._step.judging.nonfinite()
+
+    def averaged(self) -> Any:
+        """Copies of the points to evaluate at, in the parameters' structure and dtypes.
+
+        Returns
+        -------
+        params
+            With `ema_decay`, the parameters' moving averages. Without, what `ScheduleFreeAdamW` and `FISTA`
+            evaluate at. Of the other tensors copies of the parameters.
+        """
+        with self._guard("Optimizer.averaged"):
+            with self._team.warned("Optimizer.averaged"):
+                self._parameters.take_up()
+            self._team.agree("Optimizer.averaged")
+            rules = {x.name: group.rule for group in self.groups for x in group.tensors}
+            now = [(x.array, self._evaluated(x, rules[x.name])) for x in self._parameters.all]
+        return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
+
+    def _evaluated(self, x: Tensor, rule: Rule) -> Any:
+        """The whole of the point of a tensor to evaluate at."""
+        if "ema" in x.slots:
+            return self._team.collect(x, "ema")
+        p = self._team.collect(x, "p") if x.block is not None else x.array
+        if not rule.evaluated_from:
+            return p
+        p = self._team.collect(x, "master") if "master" in x.slots else detached(p)
+        xp = array_namespace(p)
+        slots = {name: self._team.collect(x, name) for name in rule.evaluated_from}
+        now = Values(**rule.at(max(self.step_count - 1, 0)), t=x.t)
+        return rule.evaluated(xp.astype(p, working_dtype(xp, p), copy=False), slots, now)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of all tensors whose group has no other value."""
+        return self._rule
+
+    def __getstate__(self) -> Any:
+        return None, {name: getattr(self, name) for name in (*Saved.__slots__, *Settings.__slots__, *self.__slots__)}
+
+    def __setstate__(self, state: Any) -> None:
+        for name, value in state[1].items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in fields_of(type(self._rule)):
+            return getattr(self._rule, name)
+        if name.startswith("_"):
+            raise AttributeError(f"Optimizer has no attribute {name!r}")
+        public = [x for x in dir(type(self)) if not x.startswith("_")]
+        raise AttributeError(unknown("Optimizer", [*fields_of(type(self._rule)), *public], name, OPTIMIZER))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "params":
+            with self._guard("Optimizer.params"):
+                self._parameters.exchange(value, "Optimizer.params")
+        elif name in fields_of(type(self._rule)):
+            self._rule = self._parameters.follow(self._rule, {name: value})
+        elif name == "clip_norm":
+            object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
+        elif name == "step_count":
+            self._run.steps = checked_count("Optimizer: `step_count`", value)
+        elif name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            raise AttributeError(f"Optimizer: {unknown_key(self._rule, name, value)}")
+
+    def __repr__(self) -> str:
+        every, groups = self._parameters.all, self._parameters.groups
+        total = sum(size(x.array) for x in every)
+        head = f"Optimizer({self._rule!r}, {len(every)} tensors, {total} parameters, step {self.step_count})"
+        return "\n".join([head, *(f"  {group!r}" for group in groups if len(groups) > 1 or group.overridden)])

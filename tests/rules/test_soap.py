@@ -1,0 +1,254 @@
+"""SOAP: what is the same in every library, when the basis changes, and what is said of engines that do not fuse it."""
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.arrays import array_namespace
+from arrayopt.rules import bases
+from arrayopt.testing.diagnosis.hypothesis import plain
+from tests.support.slow import marked
+
+RULE = ao.SOAP(lr=0.1, precondition_frequency=2)
+SIDES = {"l": "ql", "r": "qr"}
+
+
+def run(rule, params, steps=8, zero=0, engine="array_api", size=1.0):
+    """An optimizer after some steps with normal gradients, the first few of them zero."""
+    rng = np.random.default_rng(1)
+    opt = ao.Optimizer(params, rule, engine=engine)
+    for t in range(steps):
+        opt.step({n: rng.standard_normal(p.shape) * (t >= zero) * size for n, p in params.items()})
+    return opt
+
+
+def drawn(**shapes):
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+
+
+def noisy(function, size=2e-16):
+    """A function of matrices, with roundings of its own."""
+    rng = np.random.default_rng(2)
+
+    def changed(x, **options):
+        return function(x * (1 + size * rng.standard_normal(x.shape)), **options)
+
+    return changed
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("frequency", [1, 3])
+def test_rounding_errors_decide_nothing_where_gradients_have_no_direction_yet(frequency, zero, monkeypatch):
+    """Of wide and tall matrices; each one's basis would else be that of a library's rounding errors."""
+    rule = ao.SOAP(lr=0.1, precondition_frequency=frequency)
+    shapes = {"wide": (2, 9), "tall": (9, 2), "column": (7, 1)}
+    straight = run(rule, drawn(**shapes), zero=zero)
+    monkeypatch.setattr(np.linalg, "eigh", noisy(np.linalg.eigh))
+    monkeypatch.setattr(np.linalg, "qr", noisy(np.linalg.qr))
+    other = run(rule, drawn(**shapes), zero=zero)
+    assert any((other.params[n] != straight.params[n]).any() for n in shapes)
+    for n in shapes:
+        np.testing.assert_allclose(other.params[n], straight.params[n], rtol=0, atol=1e-11, err_msg=n)
+        for slot, x in straight.state[n].items():
+            np.testing.assert_allclose(other.state[n][slot], x, rtol=0, atol=1e-11, err_msg=f"{n}.{slot}")
+
+
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e6])
+def test_bases_are_orthogonal_and_hold_eigenvectors(size):
+    opt = run(RULE, drawn(wide=(3, 7), square=(5, 5)), steps=1, size=size)
+    for n in opt.state:
+        for side, q in SIDES.items():
+            a, q = opt.state[n][side], opt.state[n][q]
+            np.testing.assert_allclose(q.T @ q, np.eye(len(q)), rtol=0, atol=1e-14)
+            turned = q.T @ a @ q
+            np.testing.assert_allclose(turned, np.diag(np.diag(turned)), rtol=0, atol=1e-14 * abs(a).max())
+            assert (np.diff(np.diag(turned)) <= 1e-14 * abs(a).max()).all()
+            assert ((q / np.arange(1, len(q) + 1)[:, None]).sum(0) >= 0).all()
+
+
+def test_power_iteration_comes_to_the_eigenvectors():
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    a, q = basis @ np.diag([5.0, 3.0, 2.0, 1.0, 0.0]) @ basis.T, np.eye(5)
+    xp = array_namespace(np.ones(1))
+    for _ in range(200):
+        q, _ = bases.next_basis(xp, a, q)
+    np.testing.assert_allclose(abs(q), abs(basis), rtol=0, atol=1e-12)
+
+
+def test_the_order_goes_with_the_columns():
+    a, xp = np.diag([1.0, 4.0, 0.0, 9.0]), array_namespace(np.ones(1))
+    q, order = bases.next_basis(xp, a, np.eye(4))
+    assert order.tolist() == [3, 1, 0, 2]
+    np.testing.assert_allclose(q, np.eye(4)[:, order], atol=1e-15)
+
+
+def test_eigenvectors_are_taken_in_the_steps_that_need_them_alone(monkeypatch):
+    """The host knows the step."""
+    calls = []
+    for name in ("eigh", "qr"):
+        real = getattr(np.linalg, name)
+        monkeypatch.setattr(
+            np.linalg, name, lambda x, real=real, name=name, **how: calls.append(name) or real(x, **how)
+        )
+    found, params, rng = [], drawn(w=(3, 4)), np.random.default_rng(0)
+    opt = ao.Optimizer(params, ao.SOAP(precondition_frequency=3))
+    for _ in range(8):
+        calls.clear()
+        opt.step({"w": rng.standard_normal((3, 4))})
+        found.append((calls.count("eigh"), calls.count("qr")))
+    none, changed = (0, 0), (0, 4)
+    assert found == [(2, 2), none, none, changed, none, none, changed, none]
+
+
+def test_the_first_update_moves_nothing_and_each_tensor_counts_its_own():
+    opt = ao.Optimizer(drawn(a=(2, 3), b=(4,)), RULE)
+    start = {n: p.copy() for n, p in opt.params.items()}
+    opt.step({"a": np.ones((2, 3)), "b": None})
+    assert all((opt.params[n] == start[n]).all() for n in start)
+    opt.step({"a": np.ones((2, 3)), "b": np.ones(4)})
+    assert (opt.params["a"] != start["a"]).all()
+    assert (opt.params["b"] == start["b"]).all()
+
+
+def test_a_side_that_is_too_long_keeps_the_identity_and_a_vector_gets_adam():
+    params = drawn(wide=(3, 5), tall=(5, 3), both=(4, 6), vector=(5,), one=())
+    opt = run(ao.SOAP(lr=0.1, max_precondition_dim=3, weight_decay=0.0), params, steps=5)
+    slots = {n: set(x) - {"t", "m", "v"} for n, x in opt.state.items()}
+    assert slots == {"wide": {"l", "ql"}, "tall": {"r", "qr"}, "both": set(), "vector": set(), "one": set()}
+    rng, start = np.random.default_rng(1), drawn(wide=(3, 5), tall=(5, 3), both=(4, 6), vector=(5,), one=())
+    grads = [{n: rng.standard_normal(p.shape) for n, p in start.items()} for _ in range(5)]
+    rule = ao.Adam(lr=0.1, beta1=0.95, beta2=0.95, eps=lambda s: 1e-8 / np.sqrt(1 - 0.95 ** (s + 1)))
+    adam = ao.Optimizer({n: start[n] for n in ("both", "vector", "one")}, rule, engine="array_api")
+    for g in grads[1:]:
+        adam.step({n: g[n] for n in adam.params})
+    for n, p in adam.params.items():
+        np.testing.assert_allclose(opt.params[n], p, rtol=0, atol=1e-14, err_msg=n)
+
+
+def test_a_gradient_that_is_not_finite_reaches_the_parameter_and_raises_nothing():
+    for bad in (np.nan, np.inf):
+        for first in (True, False):
+            opt = ao.Optimizer({"w": np.ones((3, 4))}, RULE)
+            g = np.random.default_rng(0).standard_normal((3, 4))
+            wrong = g.copy()
+            wrong[1, 2] = bad
+            for x in [wrong, g, g] if first else [g, wrong, g, g]:
+                p = opt.step({"w": x})["w"]
+            assert np.isnan(p).any(), (bad, first)
+
+
+def test_zeros_stand_still_and_stacked_layers_are_the_layers():
+    opt = ao.Optimizer({"w": np.ones((3, 4))}, ao.SOAP(weight_decay=0.0, precondition_frequency=1))
+    for _ in range(4):
+        assert (opt.step({"w": np.zeros((3, 4))})["w"] == 1).all()
+    rng = np.random.default_rng(3)
+    p, grads = rng.standard_normal((2, 3, 4)), rng.standard_normal((5, 2, 3, 4))
+    whole = ao.Optimizer({"w": p.copy()}, ao.SOAP(lr=0.1, stacked=True, precondition_frequency=2))
+    each = ao.Optimizer({str(i): p[i].copy() for i in range(2)}, RULE)
+    for g in grads:
+        whole.step({"w": g})
+        each.step({str(i): g[i] for i in range(2)})
+    assert whole.params["w"].tobytes() == np.stack(list(each.params.values())).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [(ao.SOAP(lr=0.1, max_precondition_dim=3), (3, 4)), (ao.SOAP(lr=0.1, stacked=True), (3, 4)), (RULE, (2, 3, 2))],
+)
+def test_the_functional_form_knows_the_slots_of_each_shape(rule, shape):
+    params, rng = drawn(w=shape), np.random.default_rng(4)
+    opt, state = ao.Optimizer({"w": params["w"].copy()}, rule), rule.init(params)
+    for _ in range(3):
+        grads = {"w": rng.standard_normal(shape)}
+        opt.step(grads)
+        params, state = ao.update(rule, params, grads, state)
+    assert set(state["tensors"]["w"]) == set(opt.state["w"])
+    assert params["w"].tobytes() == opt.params["w"].tobytes()
+    del state["tensors"]["w"]["v"]
+    with pytest.raises(ValueError, match="update: the state of 'w' must hold"):
+        ao.update(rule, params, grads, state)
+
+
+# ---- engines, libraries and doors ------------------------------------------------------------------------------------
+
+WHY = "SOAP takes new eigenvectors in some updates only, and a plan is the same in all of them"
+
+
+def test_engines_that_fuse_refuse_it_and_auto_says_why():
+    params = {"w": np.ones((2, 3))}
+    assert (
+        f"engine array_api (numba: {WHY}; engine='array_api' runs it as it is; numpy: {WHY}"
+        in ao.Optimizer(params, RULE).explain()
+    )
+    for engine in ("numpy", "numba"):
+        with pytest.raises(ValueError, match=f"engine '{engine}' cannot run SOAP: {WHY}"):
+            ao.Optimizer(params, RULE, engine=engine).explain()
+    with pytest.raises(TypeError, match=WHY):
+        ao.source(RULE, engine="numba")
+
+
+def test_on_a_gpu_it_runs_as_written_too(cupy):
+    opt = ao.Optimizer({n: cupy.asarray(p) for n, p in drawn(w=(3, 4)).items()}, RULE)
+    assert f"engine array_api (cupy: {WHY}" in opt.explain()
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        opt.step({"w": cupy.asarray(rng.standard_normal((3, 4)))})
+    straight = run(RULE, drawn(w=(3, 4)), steps=4)
+    assert abs(opt.params["w"].get() - straight.params["w"]).max() < 1e-12
+
+
+def test_a_library_without_eigenvectors_is_refused():
+    da = pytest.importorskip("dask.array")
+    with pytest.raises(ValueError, match=r"SOAP: 'w', of shape \(2, 3\), is of a library that has no linalg.eigh"):
+        ao.Optimizer({"w": da.ones((2, 3))}, RULE)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "kind", "words"),
+    [
+        ("precondition_frequency", 0, ValueError, r"must be in \[1, inf\); got 0"),
+        ("precondition_frequency", 2.5, TypeError, "must be a whole number; got 2.5"),
+        ("max_precondition_dim", True, TypeError, "must be a whole number; got True"),
+        ("matrix", "first", ValueError, "must be 'flatten' or 'last'"),
+        ("shampoo_beta", 1.0, ValueError, r"must be in \[0, 1\); got 1.0"),
+    ],
+)
+def test_wrong_fields(field, wrong, kind, words):
+    with pytest.raises(kind, match=f"SOAP: `{field}` {words}"):
+        ao.SOAP(**{field: wrong})
+
+
+@pytest.mark.parametrize("run_it", marked([(False,), (True,)], lambda run_it: not run_it))
+def test_under_jit_xla_chooses(run_it):
+    """One function for all steps: what is not chosen is not run."""
+    jax = pytest.importorskip("jax")
+    rule = ao.SOAP(lr=0.1, precondition_frequency=2)
+    params = {"w": jax.numpy.asarray(drawn(w=(3, 4))["w"], "float32"), "b": jax.numpy.ones(3)}
+    rng = np.random.default_rng(0)
+    drawing = [{n: rng.standard_normal(p.shape) for n, p in params.items()} for _ in range(5)]
+    grads = [{n: jax.numpy.asarray(g, "float32") for n, g in each.items()} for each in drawing]
+    start = jax.tree.map(jax.numpy.asarray, rule.init(params))
+    text = str(jax.make_jaxpr(lambda p, g, s: ao.update(rule, p, g, s))(params, grads[0], start))
+    assert " cond[" in text
+    assert "eigh[" in text
+    if not run_it:
+        return
+    plain, state, traced, own = params, rule.init(params), params, start
+    step = jax.jit(lambda p, g, s: ao.update(rule, p, g, s))
+    for g in grads:
+        plain, state = ao.update(rule, plain, g, state)
+        traced, own = step(traced, g, own)
+    for n, p in plain.items():
+        np.testing.assert_allclose(traced[n], p, rtol=0, atol=2e-5)
+
+
+def test_half_of_the_state_may_be_narrow():
+    opt = run(ao.SOAP(state_dtype="float16", precondition_frequency=2), drawn(w=(3, 4)), steps=3)
+    kinds = {slot: str(x.dtype) for slot, x in opt.state["w"].items() if slot != "t"}
+    assert kinds == {"m": "float16", "v": "float16"} | dict.fromkeys(("l", "ql", "r", "qr"), "float64")
+
+
+def test_diagnose_does_not_try_it():
+    assert ao.SOAP not in {one.kind for one in plain([(3, 4)])}
