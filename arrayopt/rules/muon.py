@@ -166,7 +166,8 @@ class NorMuon(_Muon):
     Examples
     --------
     >>> import numpy as np, arrayopt as ao
-    >>> ao.Optimizer(np.eye(2), ao.NorMuon(lr=0.1, weight_decay=0.0)).step(np.array([[3.0, 0], [0, -1.0]])).round(2)
+    >>> opt = ao.Optimizer(np.eye(2), ao.NorMuon(lr=0.1, weight_decay=0.0))
+    >>> opt.step(np.array([[3.0, 0], [0, -1.0]])).round(2) + 0.0
     array([[0.9, 0. ],
            [0. , 1.1]])
     """
