@@ -11,7 +11,7 @@ from arrayopt.fusion.layout import boundaries, starts
 from arrayopt.fusion.plan import Plan
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["check_slots", "stretches", "unit_ends", "unlike"]
+__all__ = ["check_slots", "part_start", "stretches", "unit_ends", "unlike"]
 
 
 def unlike(tensor: Tensor) -> ValueError:
@@ -27,6 +27,21 @@ def check_slots(tensor: Tensor, plan: Plan) -> None:
     undivided = () if tensor.share is None else tensor.share.undivided
     if any(name in undivided for name, axes in plan.slots.items() if axes == plan.element):
         raise unlike(tensor)
+
+
+def part_start(tensor: Tensor) -> int:
+    """Where a part that the user gave begins, as units count: what positions of its elements are to be less by.
+
+    Raises
+    ------
+    ValueError
+        If it is not one stretch of the tensor's elements.
+    """
+    assert tensor.share is not None
+    assert tensor.block is not None
+    if tensor.block.first(tuple(tensor.array.shape)) is None:
+        raise unlike(tensor)
+    return tensor.share.first
 
 
 def unit_ends(tensor: Tensor, plan: Plan, geo: Ints) -> list[int]:

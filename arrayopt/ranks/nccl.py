@@ -143,10 +143,9 @@ class NcclComm(Comm):
         kind = self._nccl.NCCL_UINT8
         with self._device:
             out = [(to, self._there(x)) for to, x in sent]
-            host = [isinstance(x, np.ndarray) for _, x in received]
             rooms = [
-                (source, self._cupy.empty(x.size, np.uint8) if copied else x, x)
-                for copied, (source, x) in zip(host, received, strict=True)
+                (source, self._cupy.empty(x.size, np.uint8) if isinstance(x, np.ndarray) else x, x)
+                for source, x in received
             ]
         calls = [partial(self._comm.send, x.data.ptr, x.size, kind, to) for to, x in out]
         calls += [partial(self._comm.recv, x.data.ptr, x.size, kind, r) for r, x, _ in rooms]

@@ -15,7 +15,7 @@ from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.stages import CHUNK
-from arrayopt.engines.cuts import check_slots, stretches, unit_ends, unlike
+from arrayopt.engines.cuts import check_slots, part_start, stretches, unit_ends, unlike
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.stages import staged
 from arrayopt.state.shares import Shards
@@ -55,9 +55,7 @@ class Cut:
         if plan.element != "C":
             raise unlike(tensor)
         if plan.draws:  # units have the numbers of parts that lie end to end
-            if tensor.block.first(tuple(tensor.array.shape)) is None:
-                raise unlike(tensor)
-            self.of.firsts[row] -= share.first
+            self.of.firsts[row] -= part_start(tensor)
         ends = [end // CHUNK for end in share.ends]
         geo[[GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS")]] = share.last, ends[-1], ends[-1]
         return ends

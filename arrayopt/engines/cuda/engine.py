@@ -24,7 +24,7 @@ class CuPy(Fused):
     """Generated kernels over all tensors at once; results do not depend on the grid."""
 
     name = "cupy"
-    batch = products = Table
+    products = Table
     side_by_side = False
     lean = LEAN
     counts, halves, cuts, parts = True, False, True, True

@@ -15,7 +15,7 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuts import check_slots, stretches, unit_ends, unlike
+from arrayopt.engines.cuts import check_slots, part_start, stretches, unit_ends, unlike
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, partial_length
@@ -100,10 +100,8 @@ class Cut:
         """Have random numbers drawn by positions in the whole tensor: a window's units know these."""
         if row in self.windows:
             self.of.table[row, self.of.start] = 0
-        elif self.of.tensors[row].block.first(tuple(self.of.tensors[row].array.shape)) is None:
-            raise unlike(self.of.tensors[row])
         else:  # units have the numbers of parts that lie end to end
-            self.of.table[row, self.of.start] -= self.shares[row].first
+            self.of.table[row, self.of.start] -= part_start(self.of.tensors[row])
 
     # ---- addresses --------------------------------------------------------------------------------------------------
 
