@@ -1,5 +1,8 @@
 """Process groups of torch.distributed, such as those of gloo."""
 
+import atexit
+import ctypes
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,6 +12,16 @@ import numpy as np
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
 
 __all__ = ["ProcessGroup"]
+
+_KEPT: deque[Any] = deque(maxlen=1024)
+"""The tensors of the last calls, without their memory.
+
+A thread of gloo lets go of a call's tensors some time after the call has been waited for. If it were the last that has
+them, it would need Python's lock, and while the interpreter ends, that ends the process with SIGABRT
+(https://github.com/pytorch/pytorch/pull/179291). So they are kept here, and at the end for good.
+"""
+
+atexit.register(ctypes.pythonapi.Py_IncRef, ctypes.py_object(_KEPT))
 
 
 class ProcessGroup(Comm):
@@ -35,11 +48,12 @@ class ProcessGroup(Comm):
 
     def _tensor(self, x: Bytes) -> Any:
         """Bytes as a tensor; on the CPU, of the same memory."""
-        own = x if x.flags.writeable else x.copy()
-        return self._torch.from_numpy(own).to(self._device)
+        return self._torch.from_numpy(x).to(self._device)
 
-    def _wait(self, begun: Sequence[Any]) -> None:
-        limit = timedelta(seconds=self.timeout)
+    def _wait(self, begun: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()) -> None:
+        """Wait for a call to end: its works, the tensors it sends, and those it fills, with the memory they are for."""
+        tensors, limit = [*sent, *(there for there, _ in received)], timedelta(seconds=self.timeout)
+        _KEPT.extend(tensors)
         try:
             for work in begun:
                 if work is not None:
@@ -48,6 +62,11 @@ class ProcessGroup(Comm):
             self._broken = True
             first = str(error).partition("\n")[0]
             raise RankError(f"torch.distributed: {first} (the time limit is {self.timeout:g} s)") from error
+        if self._device != "cpu":
+            for there, room in received:
+                room[...] = there.cpu().numpy()
+        for there in tensors:
+            there.set_()
 
     def renew(self) -> None:
         if self._broken:  # gloo ends the process where a message is of another size than was expected
@@ -55,43 +74,42 @@ class ProcessGroup(Comm):
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         most = max(counts)
-        room, begun = np.zeros((self.size, most), np.uint8), list[Any]()
-        rooms = [self._tensor(x) for x in room]
+        room, mine = np.zeros((self.size, most), np.uint8), np.zeros(most, np.uint8)
+        mine[: len(sent)] = sent
+        rooms, own, begun = [self._tensor(x) for x in room], self._tensor(mine), list[Any]()
         if most:
-            mine = np.zeros(most, np.uint8)
-            mine[: len(sent)] = sent
-            begun = [self._dist.all_gather(rooms, self._tensor(mine), group=self._group, async_op=True)]
+            begun = [self._dist.all_gather(rooms, own, group=self._group, async_op=True)]
 
         def finish() -> list[Bytes]:
-            self._wait(begun)
-            return [x.cpu().numpy()[:count] for x, count in zip(rooms, counts, strict=True)]
+            self._wait(begun, [own], list(zip(rooms, room, strict=True)))
+            return [x[:count] for x, count in zip(room, counts, strict=True)]
 
         return finish
 
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
-        begun = []
+        begun, rooms = list[Any](), list[Any]()
         for root, piece in pieces:
-            there = self._tensor(piece)
-            begun.append(
-                (self._dist.broadcast(there, self._roots[root], group=self._group, async_op=True), there, piece)
-            )
-        self._wait([work for work, _, _ in begun])
-        if self._device != "cpu":
-            for _, there, piece in begun:
-                piece[:] = there.cpu().numpy()
+            own = piece if piece.flags.writeable else piece.copy()  # torch warns of memory that it cannot write
+            rooms.append((self._tensor(own), own))
+            begun.append(self._dist.broadcast(rooms[-1][0], self._roots[root], group=self._group, async_op=True))
+        self._wait(begun, (), rooms)
 
     def add(self, x: Any, counts: Sequence[int]) -> Any:
-        there = self._torch.from_numpy(x).to(self._device)
-        self._wait([self._dist.all_reduce(there, group=self._group, async_op=True)])
+        there = self._tensor(x)
+        self._wait([self._dist.all_reduce(there, group=self._group, async_op=True)], (), [(there, x)])
         first = sum(counts[: self.rank])
-        return there.cpu().numpy()[first : first + counts[self.rank]]
+        return x[first : first + counts[self.rank]]
 
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
-        rooms = [(self._tensor(room), source, room) for source, room in received]
-        calls = [self._dist.P2POp(self._dist.irecv, x, self._roots[source], self._group) for x, source, _ in rooms]
-        calls += [self._dist.P2POp(self._dist.isend, self._tensor(x), self._roots[to], self._group) for to, x in sent]
+        rooms = [(self._tensor(room), room) for _, room in received]
+        pieces = [self._tensor(x if x.flags.writeable else x.copy()) for _, x in sent]
+        calls = [
+            self._dist.P2POp(self._dist.irecv, there, self._roots[source], self._group)
+            for (there, _), (source, _) in zip(rooms, received, strict=True)
+        ]
+        calls += [
+            self._dist.P2POp(self._dist.isend, there, self._roots[to], self._group)
+            for there, (to, _) in zip(pieces, sent, strict=True)
+        ]
         if calls:
-            self._wait(self._dist.batch_isend_irecv(calls))
-        if self._device != "cpu":
-            for there, _, room in rooms:
-                room[:] = there.cpu().numpy()
+            self._wait(self._dist.batch_isend_irecv(calls), pieces, rooms)

@@ -41,7 +41,7 @@ class Sums:
     """
 
     def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
-        self._comm, self._mean, self._add = comm, mean, self._quickly if fast else self._in_order
+        self._comm, self._mean, self._fast = comm, mean, fast
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Arrays for the sums; for tensors that other ranks have, the gradients as they are."""
@@ -70,7 +70,7 @@ class Sums:
     ) -> None:
         """Add up some of the gradients, all of one device."""
         with on_its_device(grads[which[0]]):
-            self._add(which, tensors, grads, rooms)
+            (self._quickly if self._fast else self._in_order)(which, tensors, grads, rooms)
 
     def _on_device(self, g: Array) -> bool:
         """Whether the communicator takes a gradient from device memory."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from tests.support.ranks import contents, differing, gradients, parameters, train
+from tests.support.ranks import contents, differing, gradients, left_by, parameters, train
 
 
 def errors_of(f, ranks=3):
@@ -195,3 +195,16 @@ def test_run_raises_what_a_rank_raised():
 
     with pytest.raises(KeyError, match="mine"):
         ao.ranks.run(3, rank)
+
+
+@pytest.mark.parametrize("reduction", ["ordered", "fast"])
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+def test_who_is_let_go_is_free_at_once(engine, reduction):
+    """What waits for the garbage collector keeps memory, and a process group when its process is about to end."""
+    shapes = {"w": (300, 400), "b": (130,)}
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads="mean", reduction=reduction)
+        train(parameters(shapes), ao.CAME(lr=0.01), [gradients(0, shapes)], there, engine=engine, clip_norm=1.0)
+
+    assert left_by(lambda: ao.ranks.run(2, rank)) == set()

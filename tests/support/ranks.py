@@ -1,5 +1,7 @@
 """One process and many ranks over the same problem: what must be equal, bit for bit."""
 
+import gc
+
 import numpy as np
 
 import arrayopt as ao
@@ -60,3 +62,18 @@ def kinds(opt):
     """Of how many tensors this rank has all, a part, and nothing."""
     held = [tensor.kind for tensor in opt._parameters.all]
     return {kind: held.count(kind) for kind in ("whole", "cut", "none")}
+
+
+def left_by(f):
+    """The types of this package of which f leaves objects that only the garbage collector frees."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        f()
+        gc.collect()
+        return {type(x).__name__ for x in gc.garbage if type(x).__module__.startswith("arrayopt")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

@@ -4,6 +4,7 @@ As in `arrayopt.engines.numba.cut`, addresses are put back by what lies before t
 passes is computed on each rank that has some.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ class Cut:
     """
 
     def __init__(self, table: Any) -> None:
-        self.of, self.form = table, staged(table.plan)
+        self.of, self.form = weakref.proxy(table), staged(table.plan)  # no circle: memory is free when it is let go
         self.shares = [tensor.share for tensor in table.tensors]
         self.ends = [self._units(row) for row in range(len(self.shares))]
         rank = self.shares[0].rank

@@ -7,6 +7,7 @@ a part is a window; see `arrayopt.fusion.windows`.
 
 import functools
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,7 +63,8 @@ class Cut:
     """
 
     def __init__(self, table: Any, every: dict[int, Ints]) -> None:
-        self.of, self.shares, self.windows = table, [tensor.share for tensor in table.tensors], every
+        self.of = weakref.proxy(table)  # which has this: a circle would keep an optimizer's memory when it is let go
+        self.shares, self.windows = [tensor.share for tensor in table.tensors], every
         self.units: Ints = np.array([self._units(row) for row in range(len(self.shares))])
         rank = self.shares[0].rank
         table.table[:, -2], table.table[:, -1] = self.units[:, rank], self.units[:, rank + 1]

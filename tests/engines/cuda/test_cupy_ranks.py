@@ -7,7 +7,7 @@ import arrayopt as ao
 from arrayopt.engines.cuda import stages
 from tests.engines.cuda.test_cupy import trees
 from tests.support import parts as cut
-from tests.support.ranks import gradients, parameters
+from tests.support.ranks import gradients, left_by, parameters
 from tests.support.slow import marked
 
 SHAPES = {"w": (256, 128), "b": (130,), "k": (70, 20), "s": (), "e": (0, 3), "l": (20000,)}
@@ -135,6 +135,10 @@ def test_norms_of_parts_are_those_of_whole_tensors(cupy, label, ranks, tmp_path)
     loaded.load(tmp_path / "parts")
     for name, x in results[-1][0].items():
         assert cut.taken(name, loaded.params[name], ranks - 1, ranks).tobytes() == x.tobytes()
+
+
+def test_who_is_let_go_is_free_at_once(cupy):
+    assert left_by(lambda: ao.ranks.run(2, lambda comm: trained(cupy, ao.LAMB(lr=0.01), comm))) == set()
 
 
 def test_random_numbers_of_parts_are_those_of_the_whole(cupy):
