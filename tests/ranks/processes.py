@@ -1,4 +1,6 @@
-"""What each process of a group does in test_processes.py: ``-m tests.ranks.processes mpi|gloo WHAT FOLDER``."""
+"""What each process of a group does in test_processes.py: ``-m tests.ranks.processes mpi WHAT FOLDER``, or
+``gloo WHAT FOLDER RANK SIZE``.
+"""
 
 import os
 import sys
@@ -11,16 +13,16 @@ import arrayopt as ao
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
 
 
-def ranks(library):
-    """A communicator, its rank and its size."""
+def ranks(library, folder, rank=None, size=None):
+    """A communicator, its rank and its size; these are given where the library has no starter of its own."""
     if library == "mpi":
         from mpi4py import MPI
 
         return MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
-    return dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=int(rank), world_size=int(size))
+    return dist.group.WORLD, int(rank), int(size)
 
 
 def equal(comm, rank, size, folder):
@@ -187,8 +189,8 @@ def hangs(comm, rank, size, folder):
 
 
 if __name__ == "__main__":
-    library, what, folder = sys.argv[1:]
-    {"equal": equal, "ends": ends, "hangs": hangs, "nccl": nccl}[what](*ranks(library), folder)
+    library, what, folder, *place = sys.argv[1:]
+    {"equal": equal, "ends": ends, "hangs": hangs, "nccl": nccl}[what](*ranks(library, folder, *place), folder)
     if library == "gloo":
         import torch.distributed as dist
 
