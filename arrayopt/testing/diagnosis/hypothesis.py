@@ -137,6 +137,13 @@ class Hypothesis:
                 if twist.applies(rule) and not (twist.known and not known) and not (twist.wide and narrow):
                     yield replace(self, twist=key)
 
+    def with_one_switch_less(self) -> Iterator["Hypothesis"]:
+        """All in which a field is as by default again."""
+        for name, _ in self.switches:
+            new = replace(self, switches=tuple(x for x in self.switches if x[0] != name))
+            if new.is_possible():
+                yield new
+
     def takes(self, tensors: Iterable[Any]) -> bool:
         """Whether the rule is one for all these tensors."""
         rule = self.rule()
