@@ -46,6 +46,8 @@ class Fused(ABC):
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
     """Whether the batches themselves count the updates."""
+    narrows: ClassVar[bool] = False
+    """Whether there is arithmetic in bfloat16, as the iterations of Muon ask for."""
     products: ClassVar[type[Any] | None] = None
     """The kind of `Batch` for plans with products of matrices, where the engine has these."""
 
@@ -65,6 +67,8 @@ class Fused(ABC):
         for stats in (False, True):
             for plan in _plans(bucket, stats=stats, lean=self.lean):
                 layout(plan)
+                if not self.narrows:
+                    plan.check_wide()
                 if plan.multiplies:
                     self.check_products(bucket)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt.arrays import NARROW
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = [
@@ -78,7 +79,8 @@ class Node:
     dtype : str
         ``real``, ``complex`` or ``bool``.
     data : object
-        The name of an input or of a scalar, or the value of a constant.
+        The name of an input or of a scalar, or the value of a constant. Of a product: whether each operand is turned,
+        whether the result is symmetric, and `narrow`.
     """
 
     op: str
@@ -99,6 +101,11 @@ class Node:
     def reduces(self) -> bool:
         """Whether it makes one value of many."""
         return self.op in REDUCTIONS
+
+    @property
+    def narrow(self) -> str:
+        """The dtype of 16 bits that its values are rounded to, as arithmetic in bfloat16 does; empty where they are not."""
+        return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
     def symmetric(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING
+from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotOriented, TraceError
 from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, POSITION, UPDATES, Graph, Node
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
@@ -146,6 +146,8 @@ def trace(
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
         fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
+    if any(x.dtype in NARROW for x in fresh.values()):
+        raise TraceError("slots that arithmetic in 16 bits is done on are not fused; engine='array_api' may have them")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}

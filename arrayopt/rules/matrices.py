@@ -3,7 +3,9 @@
 import math
 from typing import Any
 
-from arrayopt.arrays import Array
+import array_api_compat
+
+from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.words import clamp, norm
 
@@ -25,7 +27,7 @@ def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], eps: Any,
     """
     x = x / clamp(xp, norm(xp, x, axis=(-2, -1), keepdims=True), eps, None)
     wide = x.dtype
-    x = x if dtype is None else xp.astype(x, getattr(xp, dtype))
+    x = x if dtype is None else xp.astype(x, dtype_of(xp, dtype))
     tall = x.shape[-2] > x.shape[-1]
     x = xp.matrix_transpose(x) if tall else x
     for a, b, c in coefficients:
@@ -47,7 +49,8 @@ def refused(xp: Any, p: Array, dtype: str | None) -> str:
     """Why a rule of matrices with steps in some dtype cannot update a tensor; empty where it can."""
     if p.ndim < 2:
         return "is no matrix; give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
-    if dtype is not None and not hasattr(xp, dtype):
+    # CuPy has no name for bfloat16, and engine "cupy" needs none
+    if dtype is not None and not hasattr(xp, dtype) and not array_api_compat.is_cupy_namespace(xp):
         return f"is of a library that has no {dtype}; leave out `ns_dtype`"
     return ""
 

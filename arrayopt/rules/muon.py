@@ -78,8 +78,8 @@ class Muon(_Muon):
     ns_coefficients : tuple of float, default (3.4445, -4.775, 2.0315)
         a, b and c. Or a sequence of such triples, one for each iteration; their number counts then, and not `ns_steps`.
     ns_dtype : {None, "bfloat16"}
-        The dtype of the iterations; None is the dtype of arithmetic. The array library must have it: PyTorch and JAX
-        do. The update then runs as it is written, on engine ``"array_api"``.
+        The dtype of the iterations; None is the dtype of arithmetic. PyTorch and JAX have bfloat16: the update then
+        runs as it is written, on engine ``"array_api"``. On a GPU engine ``"cupy"`` has it, for CuPy's arrays too.
     eps : number, schedule or sequence, default 1e-7
         The least norm that d is divided by, in (0, inf).
     scale : {"original", "match_rms_adamw", "none"}
