@@ -46,8 +46,8 @@ TYPES = {
     "float64": (1, 70, ctypes.c_double),
     "bfloat16": (14, 68, ctypes.c_float),
 }
-"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for. What is
-multiplied in bfloat16 is added up in float32."""
+"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for. What
+is multiplied in bfloat16 is added up in float32."""
 
 MATH = 16
 """The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than arithmetic has."""

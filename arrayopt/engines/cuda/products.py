@@ -22,8 +22,8 @@ GROUPED = 256
 def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
     """Where the scratch arrays of each tensor begin in one for all, in elements, and how many elements that has.
 
-    Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is done with their matrices
-    is one call.
+    Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is done with their
+    matrices is one call.
     """
     order = np.lexsort(geo[:, [GEOMETRY.index(x) for x in "ABRC"]].T)
     found = {}
