@@ -104,7 +104,7 @@ class Node:
 
     @property
     def narrow(self) -> str:
-        """The dtype of 16 bits that its values are rounded to, as arithmetic in bfloat16 does; empty if there is none."""
+        """The dtype of 16 bits that its values are rounded to, as in arithmetic in bfloat16; empty if there is none."""
         return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property

@@ -9,7 +9,7 @@ from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.words import clamp, norm
 
-__all__ = ["Triple", "as_matrices", "from_one", "newton_schulz", "refused", "scale_of", "triples", "whole_number"]
+__all__ = ["Triple", "as_matrices", "newton_schulz", "refused", "scale_of", "triples"]
 
 Triple = tuple[float, float, float]
 
@@ -53,25 +53,6 @@ def refused(xp: Any, p: Array, dtype: str | None) -> str:
     if dtype is not None and not hasattr(xp, dtype) and not array_api_compat.is_cupy_namespace(xp):
         return f"is of a library that has no {dtype}; leave out `ns_dtype`"
     return ""
-
-
-def whole_number(where: str, value: Any) -> int:
-    """An integer from 1 to 100."""
-    return _counted(where, value, 100)
-
-
-def from_one(where: str, value: Any) -> int:
-    """An integer from 1."""
-    return _counted(where, value, math.inf)
-
-
-def _counted(where: str, value: Any, most: float) -> int:
-    """An integer from 1 to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{where} must be a whole number; got {value!r}")
-    if not 1 <= value <= most:
-        raise ValueError(f"{where} must be in [1, {most}{')' if most == math.inf else ']'}; got {value}")
-    return value
 
 
 def triples(where: str, value: Any) -> tuple[Any, ...]:

@@ -1,12 +1,13 @@
 """Muon, NorMuon and MuonH: momentum, made orthogonal by Newton-Schulz iterations."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from arrayopt.arrays import Array
-from arrayopt.hyper import Hyper, choice, flag, real, structural
+from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
-from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples, whole_number
+from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples
 from arrayopt.rules.words import debias, ema, nonzero, norm
 
 __all__ = ["Muon", "MuonH", "NorMuon"]
@@ -20,7 +21,7 @@ class _Muon(Rule):
     momentum: Hyper = real("[0, 1)", 0.95)
     nesterov: bool = flag(True)
     bias_correction: bool = flag(False)
-    ns_steps: int = structural(5, whole_number)
+    ns_steps: int = structural(5, partial(whole, first=1, last=100))
     ns_coefficients: tuple[Any, ...] = structural((3.4445, -4.775, 2.0315), triples)
     ns_dtype: str | None = choice(None, "bfloat16")
     eps: Hyper = real("(0, inf)", 1e-7)

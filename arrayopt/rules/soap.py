@@ -1,13 +1,14 @@
 """SOAP: Adam in the basis of Shampoo's eigenvectors."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
-from arrayopt.hyper import Hyper, choice, flag, real, structural
+from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
 from arrayopt.rules.bases import first_basis, next_basis
-from arrayopt.rules.matrices import as_matrices, from_one
+from arrayopt.rules.matrices import as_matrices
 from arrayopt.rules.words import bias_correction, branch, ema, on_scalar, sqrt
 
 __all__ = ["SOAP"]
@@ -96,8 +97,8 @@ class SOAP(Rule):
     eps: Hyper = real("(0, inf)", 1e-8)
     weight_decay: Hyper = real("[0, inf)", 0.01)
     bias_correction: bool = flag(True)
-    precondition_frequency: int = structural(10, from_one)
-    max_precondition_dim: int = structural(10000, from_one)
+    precondition_frequency: int = structural(10, partial(whole, first=1))
+    max_precondition_dim: int = structural(10000, partial(whole, first=1))
     matrix: str = choice("flatten", "last")
 
     squares: ClassVar[tuple[str, ...]] = ("v",)

@@ -208,7 +208,7 @@ def test_a_library_without_eigenvectors_is_refused():
 @pytest.mark.parametrize(
     ("field", "wrong", "kind", "words"),
     [
-        ("precondition_frequency", 0, ValueError, r"must be in \[1, inf\); got 0"),
+        ("precondition_frequency", 0, ValueError, r"must be in \[1, 2\*\*64\); got 0"),
         ("precondition_frequency", 2.5, TypeError, "must be a whole number; got 2.5"),
         ("max_precondition_dim", True, TypeError, "must be a whole number; got True"),
         ("matrix", "first", ValueError, "must be 'flatten' or 'last'"),
