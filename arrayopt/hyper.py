@@ -132,7 +132,7 @@ def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
 
 
 def whole(where: str, value: Any, *, first: int = 0, last: int | None = None) -> int:
-    """A whole number, also one of NumPy's, from `first` to `last`, or of up to 64 bits; else TypeError or ValueError."""
+    """A whole number, of Python or NumPy, from `first` to `last`, or of up to 64 bits; else TypeError or ValueError."""
     try:
         number = None if isinstance(value, bool | np.bool_) else int(operator.index(value))
     except TypeError:
