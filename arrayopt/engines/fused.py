@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
@@ -64,6 +66,11 @@ class Fused(ABC):
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
+        if bucket.rule.branches and self.counts:
+            raise TraceError(
+                f"{type(bucket.rule).__name__} makes some updates as they are written, by their number, which the"
+                " device counts; engine='array_api' runs it as it is"
+            )
         for stats in (False, True):
             for plan in _plans(bucket, stats=stats, lean=self.lean):
                 layout(plan)
@@ -113,18 +120,20 @@ class Fused(ABC):
                     f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
-        return "\n    ".join([self.describe(), *lines])
+        some = ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        return "\n    ".join([self.describe(), *some, *lines])
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:  # noqa: B027
         """Before the first steps of these buckets: what takes long may be begun for all of them together."""
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
+        written, asked = _as_written(bucket, asked)
         threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
         watched = self.batches(bucket, asked) if asked.stats else []
 
         def launch() -> dict[str, Report]:
-            reports: dict[str, Report] = {}
+            reports: dict[str, Report] = written()
             for batch, rows, given in watched:  # they see what the update is about to overwrite
                 batch.launch(rows, given, threads)
                 reports |= batch.report(rows)
@@ -226,6 +235,17 @@ class Fused(ABC):
         if plan.idle and not self.counts:
             return Idle
         return self.products if plan.multiplies and self.products else self.batch
+
+
+def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
+    """The updates that are made as they are written, which are ready to be made, and what is asked of the others."""
+    if bucket.rule.branches:
+        t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
+        due = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
+        if any(due.values()):
+            here, others = ([g if due[n] is x else None for n, g in zip(t.tolist(), asked.grads, strict=True)] for x in (True, False))
+            return ArrayAPI().prepare(bucket, asked._replace(grads=here)), asked._replace(grads=others)
+    return dict, asked
 
 
 def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:

@@ -122,8 +122,8 @@ class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
     In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in; for `lean` and `tall` see
-    `arrayopt.fusion.trace.trace`.
+    the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and `sides` see
+    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of `arrayopt.rules.words.branch` holds.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
@@ -132,6 +132,8 @@ class Graph:
     tiny: float = float(np.finfo("float64").tiny)
     lean: bool = False
     tall: int | None = None
+    sides: tuple[int, int] | None = None
+    ordinary: bool = False
 
     @property
     def real(self) -> str:

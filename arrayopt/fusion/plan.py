@@ -160,7 +160,7 @@ def plan(traced: Trace) -> Plan:
     for each space of elements by itself, and put in order by their levels.
     """
     element = traced.element
-    whole = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
+    whole = {n: x for n, x in traced.outputs.items() if n == "p" or is_whole(traced.slots[n], element)}
     copies: dict[Node, Node] = {}
     small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
@@ -178,8 +178,8 @@ def plan(traced: Trace) -> Plan:
     scratch = {name: n for n, name in (made | given).items()}
     complex_ = traced.storage["p"].startswith("complex")
     for space in spaces:
-        stored = outputs if space == element else {}
-        stored = stored | {name: n for n, name in given.items() if n.axes == space}
+        stored = {name: x for name, x in outputs.items() if traced.slots.get(name, element) == space}
+        stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(space, stored, own, narrow, made)
         order += [(k, p.fed(complex_)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotOriented, TraceError, broadcast, reduced_over
+from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError, broadcast, reduced_over
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
@@ -27,6 +27,10 @@ class Symbol:
     @property
     def lean(self) -> bool:
         return self.graph.lean
+
+    @property
+    def ordinary(self) -> bool:
+        return self.graph.ordinary
 
     @property
     def ndim(self) -> int:
@@ -85,9 +89,13 @@ class _Extent(Symbol):
 
 
 def _comparison(method: str) -> Any:
-    """How an extent compares: with another by the graph's orientation, with anything else as a scalar."""
+    """How an extent compares: with another by the graph's orientation, with a number by its sides, else as a scalar."""
 
     def compare(self: _Extent, other: Any) -> Any:
+        if isinstance(other, int) and self.letter.upper() in ("R", "C"):
+            if self.graph.sides is None:
+                raise NotMeasured
+            return getattr(operator, method)(self.graph.sides["RC".index(self.letter.upper())], other)
         if not isinstance(other, _Extent):
             return getattr(Symbol, method)(self, other)
         pair = self.letter.upper(), other.letter.upper()
@@ -130,7 +138,12 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
         wide = REAL.get(wide, wide)
     made = graph.make(op, *(n for n, _, _ in lifted))
     made = graph.make(wide, made) if wide in NARROW else made  # each operation rounds its result
-    return Symbol(graph, made, broadcast([d for _, d, _ in lifted]), wide)
+    dims = broadcast([d for _, d, _ in lifted])
+    if len(dims) > 1 and dims[-1] and dims[-1] == dims[-2]:  # all rows beside all rows
+        if dims[-1] in made.axes:
+            raise TraceError(f"what varies by {dims[-1]} along two dimensions is a product of matrices{WAY_OUT}")
+        dims = (*dims[:-1], dims[-1].lower())
+    return Symbol(graph, made, dims, wide)
 
 
 def _method(op: str, *, swap: bool) -> Any:

@@ -9,7 +9,7 @@ from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.words import clamp, norm
 
-__all__ = ["Triple", "as_matrices", "newton_schulz", "refused", "scale_of", "triples"]
+__all__ = ["Triple", "as_matrices", "as_tensor", "newton_schulz", "refused", "scale_of", "triples"]
 
 Triple = tuple[float, float, float]
 
@@ -17,6 +17,11 @@ Triple = tuple[float, float, float]
 def as_matrices(xp: Any, x: Array, matrix: str) -> Array:
     """x as matrices along its last two axes: with ``"flatten"`` its first axis against all others, one matrix."""
     return xp.reshape(x, (x.shape[0], -1)) if matrix == "flatten" and x.ndim > 2 else x
+
+
+def as_tensor(xp: Any, x: Array, p: Array) -> Array:
+    """What `as_matrices` has made of a tensor of the shape of p, or what follows from it, as that tensor again."""
+    return x if x.ndim == p.ndim else xp.reshape(x, p.shape)
 
 
 def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], eps: Any, dtype: str | None = None) -> Array:

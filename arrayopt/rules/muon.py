@@ -7,7 +7,7 @@ from typing import Any, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
-from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples
+from arrayopt.rules.matrices import as_matrices, as_tensor, newton_schulz, refused, scale_of, triples
 from arrayopt.rules.words import debias, ema, nonzero, norm
 
 __all__ = ["Muon", "MuonH", "NorMuon"]
@@ -124,7 +124,7 @@ class Muon(_Muon):
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         m, x = self._orthogonal(xp, g, s, h)
-        step = xp.reshape(scale_of(x, self.scale) * x, p.shape)
+        step = as_tensor(xp, scale_of(x, self.scale) * x, p)
         return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m}
 
 
@@ -187,7 +187,7 @@ class NorMuon(_Muon):
         v = ema(s["v"], xp.mean(x * x, axis=-1), h.beta2)
         y = x / xp.expand_dims(xp.sqrt(v) + h.eps2, axis=-1)
         of_x, of_y = (norm(xp, z, axis=(-2, -1), keepdims=True) for z in (x, y))
-        step = xp.reshape(scale_of(x, self.scale) * (of_x / (of_y + h.eps2)) * y, p.shape)
+        step = as_tensor(xp, scale_of(x, self.scale) * (of_x / (of_y + h.eps2)) * y, p)
         return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m, "v": v}
 
 
@@ -246,7 +246,7 @@ class MuonH(_Muon):
             new = {"m": m, "radius": radius}
         q = q - h.lr * _spread(xp, xp.where(radius > 0, radius / nonzero(xp, of_x), 1.0)) * x
         q = q * _spread(xp, xp.where(radius > 0, radius / nonzero(xp, _sizes(xp, q)), 1.0))
-        return xp.reshape(q, p.shape), new
+        return as_tensor(xp, q, p), new
 
 
 def _sizes(xp: Any, x: Array) -> Array:

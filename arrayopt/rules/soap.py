@@ -8,7 +8,7 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
 from arrayopt.rules.bases import first_basis, next_basis
-from arrayopt.rules.matrices import as_matrices
+from arrayopt.rules.matrices import as_matrices, as_tensor
 from arrayopt.rules.words import bias_correction, branch, ema, on_scalar, sqrt
 
 __all__ = ["SOAP"]
@@ -103,13 +103,15 @@ class SOAP(Rule):
 
     squares: ClassVar[tuple[str, ...]] = ("v",)
     wide: ClassVar[tuple[str, ...]] = ("l", "r", "ql", "qr")
-    unfused: ClassVar[str] = "takes new eigenvectors in some updates only, and a plan is the same in all of them"
 
     def refuses(self, xp: Any, p: Array) -> str:
         lacking = [x for x in ("eigh", "qr") if not hasattr(getattr(xp, "linalg", None), x)]
         if p.ndim < 2 or not lacking:
             return ""
         return f"is of a library that has no linalg.{lacking[0]}; give it another rule, by a group"
+
+    def as_written(self, t: int) -> bool:
+        return t == 1 or (t - 1) % self.precondition_frequency == 0
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         found = {"m": xp.zeros_like(p), "v": xp.zeros_like(p)}
@@ -146,17 +148,16 @@ class SOAP(Rule):
         k = h.t - 1
         m = ema(s["m"], g, h.beta1)
         turned_m, turned_g = (self._turned(xp, x, s) for x in (m, g))
-        shape = turned_g.shape
-        v = ema(xp.reshape(s["v"], shape), turned_g * turned_g, h.beta2)
+        v = ema(as_matrices(xp, s["v"], self.matrix), turned_g * turned_g, h.beta2)
         u = self._turned(xp, turned_m / (sqrt(xp, v) + h.eps), s, back=True)
         scale = h.lr
         if self.bias_correction:
             scale = scale * on_scalar("sqrt", bias_correction(h.beta2, k)) / bias_correction(h.beta1, k)
-        moved = p - scale * xp.reshape(u, p.shape)
+        moved = p - scale * as_tensor(xp, u, p)
         new = {"m": m, "v": v, **self._grams(xp, g, s, h), **{x: s[x] for x in s if x[0] == "q"}}
         if "ql" in new or "qr" in new:
             new = branch(k % self.precondition_frequency == 0, lambda: _refreshed(xp, new), lambda: new)
-        return moved - h.lr * h.weight_decay * moved, {**new, "v": xp.reshape(new["v"], p.shape)}
+        return moved - h.lr * h.weight_decay * moved, {**new, "v": as_tensor(xp, new["v"], p)}
 
     def _turned(self, xp: Any, x: Array, s: dict[str, Array], *, back: bool = False) -> Array:
         """x as matrices in the basis of the eigenvectors; or `back` from there."""
