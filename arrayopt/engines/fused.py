@@ -241,9 +241,10 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     """The updates that are made as they are written, which are ready to be made, and what is asked of the others."""
     if bucket.rule.branches:
         t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
-        due = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
-        if any(due.values()):
-            here, others = ([g if due[n] is x else None for n, g in zip(t.tolist(), asked.grads, strict=True)] for x in (True, False))
+        numbers = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
+        if any(numbers.values()):
+            due = [(g, numbers[n]) for g, n in zip(asked.grads, t.tolist(), strict=True)]
+            here, others = [g if now else None for g, now in due], [None if now else g for g, now in due]
             return ArrayAPI().prepare(bucket, asked._replace(grads=here)), asked._replace(grads=others)
     return dict, asked
 

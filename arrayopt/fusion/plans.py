@@ -81,7 +81,9 @@ def _same(made: _ByKey) -> Plan:
 
 
 @lru_cache(maxsize=KEPT)
-def _measured(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, sides: tuple[int, int]) -> Plan:
+def _measured(
+    key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, sides: tuple[int, int]
+) -> Plan:
     """The plan for matrices of so many rows and columns; one for all that it suits."""
     rows, columns = sides
     tall = (rows > columns) - (rows < columns)

@@ -7,7 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError, broadcast, reduced_over
+from arrayopt.fusion.dims import (
+    WAY_OUT,
+    NotFlat,
+    NotFolded,
+    NotMeasured,
+    NotOriented,
+    TraceError,
+    broadcast,
+    reduced_over,
+)
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 

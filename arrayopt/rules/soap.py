@@ -72,7 +72,8 @@ class SOAP(Rule):
     by the rule and not by rounding errors, so that libraries agree; where eigenvalues are equal, it is the library's
     choice.
 
-    No engine fuses it, for what is done in some updates only has no plan there: engine ``"array_api"`` runs it.
+    The first update of a tensor, and those that change the basis, are made as they are written. The others are fused,
+    but on a GPU.
 
     References
     ----------
@@ -81,7 +82,7 @@ class SOAP(Rule):
     Examples
     --------
     >>> import numpy as np, arrayopt as ao
-    >>> opt = ao.Optimizer(np.eye(2), ao.SOAP(lr=0.1, weight_decay=0.0))
+    >>> opt = ao.Optimizer(np.eye(2), ao.SOAP(lr=0.1, weight_decay=0.0), engine="numpy")
     >>> opt.step(np.array([[3.0, 1.0], [1.0, -1.0]]))  # Q_L and Q_R are known now
     array([[1., 0.],
            [0., 1.]])

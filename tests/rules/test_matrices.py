@@ -1,4 +1,4 @@
-"""The common tests of rules of matrices: rows of `MATRICES` and `BRANCHED` on every engine, the latter as written too."""
+"""The common tests of rules of matrices: rows of `MATRICES` and `BRANCHED` on every engine and library."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support import witness
-from tests.support.cases import FAR, LARGE, MATRICES, ROWS, SMALL, BRANCHED, BRANCHED_ROWS, make
+from tests.support.cases import BRANCHED, BRANCHED_ROWS, FAR, LARGE, MATRICES, ROWS, SMALL, make
 from tests.support.slow import marked
 
 FUSED = ("numpy", "numba")
