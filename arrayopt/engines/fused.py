@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ from arrayopt.arrays import Array, Ints, dtype_name, size
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Rows
+from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.dims import TraceError
@@ -21,6 +23,9 @@ from arrayopt.params.heads import dtypes
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Fused", "Prepared"]
+
+SMALL = 1 << 17
+"""Tensors of up to so many elements are small."""
 
 Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
@@ -238,15 +243,30 @@ class Fused(ABC):
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
-    """The updates that are made as they are written, which are ready to be made, and what is asked of the others."""
-    if bucket.rule.branches:
-        t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
-        numbers = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
-        if any(numbers.values()):
-            due = [(g, numbers[n]) for g, n in zip(asked.grads, t.tolist(), strict=True)]
-            here, others = [g if now else None for g, now in due], [None if now else g for g, now in due]
-            return ArrayAPI().prepare(bucket, asked._replace(grads=here)), asked._replace(grads=others)
-    return dict, asked
+    """The updates that are made as they are written, which are ready to be made, and what is asked of the others.
+
+    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet than to work.
+    """
+    if not bucket.rule.branches:
+        return dict, asked
+    t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
+    numbers = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
+    if not any(numbers.values()):
+        return dict, asked
+    due = [g is not None and numbers[n] for g, n in zip(asked.grads, t.tolist(), strict=True)]
+    ready = []
+    for small, held in ((True, one_thread), (False, nullcontext)):
+        mine = [x and (size(tensor.array) <= SMALL) is small for x, tensor in zip(due, bucket.tensors, strict=True)]
+        if any(mine):
+            with held():
+                ready.append(ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine))))
+    others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
+    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
+
+
+def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> list[Array | None]:
+    """Some of the gradients, and None for the others."""
+    return [g if x else None for g, x in zip(grads, which, strict=True)]
 
 
 def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:

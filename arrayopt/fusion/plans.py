@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.plan import Plan, plan
@@ -26,7 +27,7 @@ class _ByStructure:
         return hash(self.rule.structure)
 
 
-_Options = tuple[tuple[str, bool], ...]
+_Options = tuple[tuple[str, Any], ...]
 """What `trace` is asked for."""
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.arrays import array_namespace
-from arrayopt.engines import array_api
+from arrayopt.engines import array_api, fused
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules import bases
 from arrayopt.testing.diagnosis.hypothesis import plain
@@ -225,6 +225,24 @@ def test_fused_updates_are_those_of_the_rule_as_written(what, engine):
             y = found.state[n][slot]
             if slot != "t":
                 np.testing.assert_allclose(np.asarray(y, float), np.asarray(x, float), rtol=0, atol=far, err_msg=slot)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_over_small_tensors_blas_is_held_to_one_thread(small, monkeypatch):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    seen, real = [], np.linalg.qr
+
+    def counted(x, **how):
+        seen.append({i["num_threads"] for i in threadpoolctl.threadpool_info() if i["user_api"] == "blas"})
+        return real(x, **how)
+
+    if not small:
+        monkeypatch.setattr(fused, "SMALL", 11)
+    monkeypatch.setattr(np.linalg, "qr", counted)
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        run(RULE, drawn(w=(3, 4)), steps=3, engine="numpy")
+    assert len(seen) == 2 + 4
+    assert set(map(frozenset, seen)) == ({frozenset({1})} if small else {frozenset({2})})
 
 
 def test_what_is_reported_is_the_same():
