@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from arrayopt.codecs import CODECS
 from arrayopt.state.run import Run
 
 __all__ = ["Alike", "Blas", "Call", "blas_of", "grouped", "has_groups", "library", "strided"]
@@ -40,8 +41,13 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 """What is called, and its arguments; each returns a status. cuBLAS has groups from CUDA 12.5 on."""
 
-TYPES = {"float32": (0, 68, ctypes.c_float), "float64": (1, 70, ctypes.c_double)}
-"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for."""
+TYPES = {
+    "float32": (0, 68, ctypes.c_float),
+    "float64": (1, 70, ctypes.c_double),
+    "bfloat16": (14, 68, ctypes.c_float),
+}
+"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for. What
+is multiplied in bfloat16 is added up in float32."""
 
 MATH = 16
 """The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than arithmetic has."""
@@ -173,7 +179,7 @@ def strided(dtype: str, of: Alike) -> Call:
     """
     kind, compute, real = TYPES[dtype]
     rows, columns, length = of.extents
-    size = np.dtype(dtype).itemsize
+    size = CODECS[dtype].itemsize
     a, b, c = ((x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True))
     turned = (int(of.turned[1]), int(of.turned[0]))
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))

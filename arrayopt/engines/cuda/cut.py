@@ -94,7 +94,7 @@ class Cut:
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
         """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and its size."""
         held = np.array([share.last - share.first for share in self.shares])
-        sizes, first = -(-held // 4) * 4, np.array([share.first for share in self.shares])
+        sizes, first = -(-held // 8) * 8, np.array([share.first for share in self.shares])
         return dict.fromkeys(self.of.plan.spilled, (np.cumsum(sizes) - sizes - first, int(sizes.sum())))
 
     def passes(self, rows: Rows) -> Iterator[list[Partials]]:

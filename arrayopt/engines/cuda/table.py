@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array
+from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints, detached, is_array
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
@@ -101,10 +101,11 @@ class Table(Batch):
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
-        n, wide = len(self.tensors), np.result_type(real, np.complex64)
+        n = len(self.tensors)
         self.scratch = []
         for name, (starts, size) in self._scratch().items():
-            kind = wide if self.plan.spilled[name] == "complex" else real
+            stored = self.plan.storage[name]
+            kind = np.dtype(np.uint16 if stored in NARROW else stored)
             self.scratch.append(cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind))
             self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
         self.work = cupy.empty(max(1, work), real)

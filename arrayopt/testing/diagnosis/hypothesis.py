@@ -162,8 +162,9 @@ def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     """Every rule as it is by default that takes tensors of these shapes."""
     tensors = [np.zeros(shape) for shape in set(shapes)]
     kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
-    kinds = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule and not kind.unfused]
-    found = [Hypothesis(kind) for kind in kinds]  # without those that would run as they are written, which takes long
+    rules: list[type[Rule]] = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
+    # without those of which some updates run as they are written: to evaluate them takes long
+    found = [Hypothesis(kind) for kind in rules if kind.as_written is Rule.as_written]
     found = [one for one in found if one.takes(tensors)]
     for name in ("momentum", "nesterov"):
         for one in list(found):

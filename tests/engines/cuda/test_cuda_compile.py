@@ -1,5 +1,6 @@
 """Every kernel, compiled for real devices: what it takes of registers, and how much it spills."""
 
+import itertools
 import re
 
 import pytest
@@ -94,6 +95,18 @@ def test_what_comes_between_products_compiles(name, form, dtype, arch):
     _, _, log = nvrtc.compile(emit(plan, dtype), arch=arch, options=OPTIONS)
     used = nvrtc.usage(log)["run"]
     assert max(used.spill_stores, used.spill_loads) <= (32 if dtype == "float64" else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    marked(itertools.product(MATRICES, ARCHS), lambda *case: case == ("Muon", NEWEST)),
+)
+def test_arithmetic_in_bfloat16_compiles(name, arch):
+    rule = make(name, {"lr": 0.1, "ns_steps": 2, "ns_dtype": "bfloat16"})
+    text = emit(plan_for(rule, 2, "float32", shape=(30, 40), lean=True), "float32")
+    assert "to_bfloat16(" in text
+    used = nvrtc.usage(nvrtc.compile(text, arch=arch, options=OPTIONS)[2])["run"]
+    assert used.spill_stores == used.spill_loads == 0
 
 
 @pytest.mark.parametrize(
