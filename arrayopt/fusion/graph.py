@@ -11,7 +11,7 @@ called r and c. Its values are elements too, of a space of their own: ``"Rr"`` o
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ __all__ = [
     "UPDATES",
     "Graph",
     "Node",
+    "Spare",
     "evaluate",
     "is_whole",
     "reachable",
@@ -61,6 +62,18 @@ SCRATCH = "spill"
 """What the names of scratch arrays begin with."""
 
 
+class Spare(NamedTuple):
+    """Where a sum is looked at: nowhere, while sums of other values, `plain`, have all their parts in [low, high].
+
+    What an engine puts in place of a part of it changes nothing, if it is finite and not negative, and the same part of
+    the sum of `plain` is in [low, high]. `plain` is the number of a node.
+    """
+
+    plain: int
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """One value of the graph.
@@ -79,8 +92,8 @@ class Node:
     dtype : str
         ``real``, ``complex`` or ``bool``.
     data : object
-        The name of an input or of a scalar, or the value of a constant. Of a product: whether each operand is turned,
-        whether the result is symmetric, and `narrow`.
+        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`. Of a product:
+        whether each operand is turned, whether the result is symmetric, and `narrow`.
     """
 
     op: str

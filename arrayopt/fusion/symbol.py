@@ -17,7 +17,7 @@ from arrayopt.fusion.dims import (
     broadcast,
     reduced_over,
 )
-from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = ["NAMESPACE", "Symbol", "lift"]
@@ -30,12 +30,20 @@ class Symbol:
     Several dimensions that are seen as one axis have its letter and a number. A transposed matrix has the same node.
     """
 
+    spare: Spare | None = None
+
     def __init__(self, graph: Graph, node: Node, dims: tuple[str, ...], dtype: str) -> None:
         self.graph, self.node, self.dims, self.dtype = graph, node, dims, dtype
 
     @property
     def lean(self) -> bool:
         return self.graph.lean
+
+    def beside(self, plain: "Symbol", low: float, high: float) -> "Symbol":
+        """The same values, of which sums are `Spare` ones."""
+        made = Symbol(self.graph, self.node, self.dims, self.dtype)
+        made.spare = Spare(plain.node.id, low, high)
+        return made
 
     @property
     def ordinary(self) -> bool:
@@ -230,7 +238,7 @@ def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) ->
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
     over, gone = reduced_over(x, axis)
     left = "".join(a for a in x.node.axes if a not in gone)
-    node = x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=gone)
+    node = x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=x.spare or gone)
     extra = "".join(a for a in gone if a not in x.node.axes)
     if extra and op == "sum":  # the value is the same along these axes: so many times itself
         node = x.graph.make("mul", node, x.graph.make("host", data=f"count:{extra}"))

@@ -142,6 +142,14 @@ TINY = {"float32": 2.0**-100, "float64": 2.0**-900}
 NEAR = {"float32": 2.0**-40, "float64": 2.0**-300}
 """Values of which a sum of squares is below `TINY` are below these."""
 
+ORDINARY = {"float32": (2.0**-60, 2.0**60), "float64": (2.0**-860, 2.0**900)}
+"""Where a part of a sum of squares is in this range, the same part of the sums of grown, or of shrunk, values is idle.
+
+Grown ones are taken where a sum, or a mean of fewer than 2⁴⁰ values, is below `TINY`: so are all of its parts then, or
+below `TINY` · 2⁴⁰. Shrunk ones are taken where a sum has overflowed: then what they make of this part is less than half
+of an ULP of what they make of the parts that have.
+"""
+
 LARGEST = {"float32": 2.0**127, "float64": 2.0**1023}
 """Powers of two that a dtype can still hold."""
 
@@ -241,16 +249,21 @@ def _root(xp: Any, x: Array, over: Callable[[Array], Array], *, all_sizes: bool 
         large, small = PAIR[real_name(x)]
         grown, shrunk = (over(abs2(xp, y)) for y in (x * large, x * small))
         return xp.where(xp.isfinite(grown), sqrt(xp, grown) * (1.0 / large), sqrt(xp, shrunk) * (1.0 / small))
-    small, square = SMALL[real_name(x)], over(abs2(xp, x))
+    small, squares = SMALL[real_name(x)], abs2(xp, x)
+    square = over(squares)
     if isinstance(x, np.ndarray) and square.size and TINY[real_name(x)] <= square.min() <= square.max() < math.inf:
         return sqrt(xp, square)  # which is what is chosen below
     far, near = x * small, x * (1.0 / small)
-    if not hasattr(x, "lean"):
+    if hasattr(x, "lean"):
+        low, high = ORDINARY[real_name(x)]
+        shrunk = over(abs2(xp, far).beside(squares, 0.0, high))
+        grown = over(abs2(xp, near).beside(squares, low, math.inf))
+    else:
         # each without the values that it is not for: no square overflows for nothing, and warns; and a compiler cannot
         # take the square of the scale alone, which is zero or infinite (XLA would)
         far = xp.where(xp.abs(x) <= 1.0, 0.0, far)
         near = xp.where(xp.abs(x) < NEAR[real_name(x)], near, 0.0)
-    shrunk, grown = (over(abs2(xp, y)) for y in (far, near))
+        shrunk, grown = (over(abs2(xp, y)) for y in (far, near))
     root = root_of_squares(xp, square, shrunk, small)
     return xp.where(square < TINY[real_name(x)], sqrt(xp, grown) * small, root)
 

@@ -26,11 +26,14 @@ from arrayopt.fusion.stages import staged
 
 __all__ = ["NumPy"]
 
-PACKED = 2048
+PACKED = 16384
 """Tensors of up to so many elements are taken together, where the plan does not look at rows and columns."""
 
-GROUP = 16384
-"""So many elements are taken together."""
+GROUP = 65536
+"""So many elements are taken together; of more, temporary arrays would be new memory each time."""
+
+REDUCED = 2048
+"""Of tensors of up to so many elements that are taken together, reductions are made together, too."""
 
 SHARED = 1 << 20
 """Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
@@ -108,10 +111,13 @@ class _Blocks(Batch):
         geo = dict(zip(GEOMETRY, self.geo[row].tolist(), strict=True))
         extents = geo["A"] * geo["B"], geo["R"], geo["C"], geo["G"]
 
-        def pass_(k: int, planes: dict[str, Any], env: dict[Node, Any]) -> dict[Node, Any]:
+        def pass_(
+            k: int, planes: dict[str, Any], env: dict[Node, Any], reduce: Callable[[Node, Any], Any]
+        ) -> dict[Node, Any]:
             shape = next(iter(planes.values())).shape
             buffers = buffers_of(self.programs[k].buffers, self.real, geo["G"] * geo["R"] * geo["C"])
-            return self._run(k, planes, env, [x[: math.prod(shape)].reshape(shape) for x in buffers])
+            room = [x[: math.prod(shape)].reshape(shape) for x in buffers]
+            return self.programs[k].run(planes, env, room, self.real, reduce)
 
         Matrices(self.plan, split, arrays, known, extents, int(self.firsts[row]), self.real).run(pass_, threads)
 
@@ -160,6 +166,10 @@ class _Blocks(Batch):
         }
         small = [n for n in prog.small if n.op != POSITION]
         spread = {n: self._constant(_spread(_lookup(n, known, arrays), a, b)) for n in small}
+        over = {"tensor": (None, None), "row": (2, None), "column": (1, None), "batch": ((1, 2), np.float64)}
+
+        def reduce(r: Node, x: Any) -> Any:
+            return REDUCTIONS[r.op].ufunc.reduce(x, *over[p.reductions[r]])
 
         @np.errstate(all="ignore")
         def some(lo: int, hi: int) -> None:
@@ -174,17 +184,10 @@ class _Blocks(Batch):
                 block = {name: elements[name][ab, rows, cols] for name in p.arrays}
                 env = {m: _cut(x, ab, rows, cols) for m, x in spread.items()}
                 env |= {m: positions((ab, rows, cols), (r * c, c, 1), self.firsts[row]) for m in p.using(POSITION)}
-                got = self._run(k, block, env, [x[:n].reshape(shape) for x in buffers])
-                for m, kind in p.reductions.items():
-                    reduce, x = REDUCTIONS[m.op].ufunc.reduce, got[m.args[0]]
-                    if kind == "tensor":
-                        parts[m][u] = reduce(x, axis=None)
-                    elif kind == "row":
-                        reduce(x, axis=2, out=parts[m][ab, rows, ct])
-                    elif kind == "column":
-                        reduce(x, axis=1, out=parts[m][ab, rt, cols])
-                    else:
-                        reduce(x, axis=(1, 2), out=parts[m][ab, rt, ct])
+                at = {"tensor": (u,), "row": (ab, rows, ct), "column": (ab, rt, cols), "batch": (ab, rt, ct)}
+                got = prog.run(block, env, [x[:n].reshape(shape) for x in buffers], self.real, reduce)
+                for m, x in got.items():
+                    parts[m][at[p.reductions[m]]] = x
 
         run([partial(some, units * i // threads, units * (i + 1) // threads) for i in range(threads)])
         return parts
@@ -205,13 +208,6 @@ class _Blocks(Batch):
         whole = reduce(part, axis=(1, 2)).reshape(a, b, 1, 1)
         return (whole if "B" in r.axes else reduce(whole, axis=1, keepdims=True)).astype(self.real)
 
-    def _run(self, k: int, block: dict[str, Any], env: dict[Node, Any], buffers: list[Any]) -> dict[Node, Any]:
-        """A pass on one block: loads, operations and stores; the values that it reduces."""
-        p, prog = self.form.passes[k], self.programs[k]
-        made = prog.run(block, env, buffers, self.real)
-        prog.finish(p, block, made)
-        return made
-
     # ---- many small tensors -----------------------------------------------------------------------------------------
 
     @np.errstate(all="ignore")
@@ -229,9 +225,17 @@ class _Blocks(Batch):
             column = self.scalars[rows, i].astype(bool if n.dtype == "bool" else float)
             known[n] = column[0].item() if (column == column[0]).all() else column
         got: dict[Node, Any] = {}
+
+        ends, large = starts + sizes, np.flatnonzero(sizes > REDUCED).tolist()
+
+        def reduce(r: Node, x: Any) -> Any:
+            ufunc = REDUCTIONS[r.op].ufunc
+            made = ufunc.reduceat(x, starts).astype(np.float64)
+            made[large] = [ufunc.reduce(x[starts[i] : ends[i]]) for i in large]
+            return made
+
         for k, between in enumerate(self.form.between):
-            for r in between.combine:
-                known[r] = REDUCTIONS[r.op].ufunc.reduceat(got[r.args[0]], starts).astype(np.float64)
+            known |= got
             for n in between.nodes:
                 known[n] = OPS[n.op].numpy(*(_lookup(x, known, {}) for x in n.args))
             if k < len(self.form.passes):
@@ -240,13 +244,13 @@ class _Blocks(Batch):
                 for n in self.form.passes[k].using(POSITION):
                     env[n] = np.arange(block["g"].size) + np.repeat(self.firsts[rows] - starts, sizes)
                 buffers = buffers_of(prog.buffers, self.real, block["g"].size)
-                got = self._run(k, block, env, [x[: block["g"].size] for x in buffers])
+                got = prog.run(block, env, [x[: block["g"].size] for x in buffers], self.real, reduce)
         for n, i in self.where.tensor.items():
             self.values[rows, i] = known[n]
         for name in names:
             if name in self.plan.written:
-                for row, piece in zip(chosen, np.split(block[name], starts[1:]), strict=True):
-                    old = self.stored(row, name)
+                for row, start, end in zip(chosen, starts, ends, strict=True):
+                    old, piece = self.stored(row, name), block[name][start:end]
                     if isinstance(old, np.ndarray) and old.ndim == 1 and old.flags.writeable:
                         old[...] = piece
                     else:

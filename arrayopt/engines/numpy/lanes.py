@@ -19,12 +19,12 @@ from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import Between, Sweep, staged
+from arrayopt.fusion.stages import Between, staged
 
 __all__ = ["Matrices", "positions"]
 
-Run = Callable[[int, dict[str, Any], dict[Node, Any]], dict[Node, Any]]
-"""Pass k on arrays by name, with values that are known: the values of the elements."""
+Run = Callable[[int, dict[str, Any], dict[Node, Any], Callable[[Node, Any], Any]], dict[Node, Any]]
+"""Pass k on arrays by name, with values that are known: what a function makes of the values of each reduction."""
 
 
 def positions(cuts: Sequence[slice], steps: Sequence[int], first: Any) -> Any:
@@ -120,7 +120,11 @@ class Matrices:
                 env |= {n: positions(cuts, (self.columns, 1, each), self.first) for n in p.using(POSITION)}
                 for name in set(p.arrays).difference(planes):
                     planes[name] = self._take(self.arrays[name][ab])
-                self._reductions(p, pass_(k, planes, env), env, u)
+                for r, x in pass_(k, planes, env, _partial).items():
+                    if r.axes:
+                        env[r] = x
+                    else:
+                        self.parts[r][u] = x
         for k in s.passes:
             for name in self.plan.passes[k].stores:
                 self.arrays[name][ab] = planes[name].transpose(2, 0, 1)
@@ -142,13 +146,10 @@ class Matrices:
         args = [self._value(a, env) for a in n.args]
         return _reduced(n, args[0]) if n.reduces else OPS[n.op].numpy(*args)
 
-    def _reductions(self, p: Sweep, got: dict[Node, Any], env: dict[Node, Any], u: int) -> None:
-        """The reductions of a pass over some matrices."""
-        for r in p.reductions:
-            if r.axes:
-                env[r] = _reduced(r, got[r.args[0]])
-            else:
-                self.parts[r][u] = REDUCTIONS[r.op].ufunc.reduce(got[r.args[0]], axis=None)
+
+def _partial(r: Node, x: Any) -> Any:
+    """A reduction of elements side by side; if it is of the whole tensor, this unit's part."""
+    return _reduced(r, x) if r.axes else REDUCTIONS[r.op].ufunc.reduce(x, axis=None)
 
 
 def _reduced(n: Node, x: Any) -> Any:

@@ -220,10 +220,9 @@ class _Stack:
                 env[n] = positions(cuts, (0, *(math.prod(shape[i:]) for i in (2, 3, 4)), 1), self.firsts)
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, self.real, count)]
-            made = prog.run(block, env, room, self.real)
-            for r in p.reductions:
-                got[r][i] = self._reduced(r, np.broadcast_to(made[r.args[0]], here))
-            prog.finish(p, block, made)
+            made = prog.run(block, env, room, self.real, lambda r, x: self._reduced(r, np.broadcast_to(x, here)))
+            for r, x in made.items():
+                got[r][i] = x
 
         self._shared([partial(some, i, cut) for i, cut in enumerate(cuts)])
         return {r: self._joined(r, x) for r, x in got.items()}

@@ -1,21 +1,39 @@
 """A pass as a list of NumPy calls that write into a few numbered buffers."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arrayopt.codecs import CODECS, Codec
-from arrayopt.fusion.graph import Node
+from arrayopt.fusion.graph import Node, Spare, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.stages import Sweep
 
 __all__ = ["Program", "program"]
 
 _VIEWS = ("real", "imag")
+
+
+Steps = tuple[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], int], ...]
+
+
+class Extra(NamedTuple):
+    """What a sum takes that is only looked at where the sum `plain` is not in [low, high]: see `Spare`."""
+
+    plain: Node
+    low: float
+    high: float
+    steps: Steps
+
+    def idle(self, x: Any) -> bool:
+        """Whether all parts of the sum `plain` are such that nothing looks at this one."""
+        least, most = (x.min(), x.max()) if x.ndim else (x, x)
+        return bool(self.low <= least and most <= self.high)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,6 +45,8 @@ class Program:
     steps : tuple of (callable, callable, int)
         What is called; what picks the arguments from the list of values, with where to write last; and where a result
         that is a view of an argument belongs, or -1.
+    reductions : tuple of (Node, int, Extra or None)
+        What is reduced, and where its values are; of a `Spare` one, what it takes more.
     blank : tuple
         The list with nothing but constants in it.
     loads : tuple of (str, callable, int)
@@ -35,27 +55,30 @@ class Program:
         Values over fewer axes, and scalars of the step, that are read.
     made : tuple of (int, int or str)
         In what results are written: a buffer by number, or a stored array by name.
-    wanted : dict of Node to int
-        What is summed or copied afterwards.
     buffers : tuple of str
         What each buffer holds: ``real``, ``complex`` or ``bool``.
-    copies : tuple of (str, callable, Node)
-        Stores that no step writes in place, and by what.
+    copies : tuple of (str, callable, int, bool)
+        Stores that no step writes in place, by what, of which value, and whether that may lie in a stored array.
     """
 
-    steps: tuple[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], int], ...]
+    steps: Steps
+    reductions: tuple[tuple[Node, int, "Extra | None"], ...]
     blank: tuple[Any, ...]
     loads: tuple[tuple[str, Callable[..., Any], int], ...]
     small: dict[Node, int]
     made: tuple[tuple[int, int | str], ...]
-    wanted: dict[Node, int]
     buffers: tuple[str, ...]
-    copies: tuple[tuple[str, Callable[..., Any], Node], ...]
+    copies: tuple[tuple[str, Callable[..., Any], int, bool], ...]
 
     def run(
-        self, block: Mapping[str, Any], known: Mapping[Node, Any], buffers: Sequence[Any], real: Any
+        self,
+        block: Mapping[str, Any],
+        known: Mapping[Node, Any],
+        buffers: Sequence[Any],
+        real: Any,
+        reduce: Callable[[Node, Any], Any],
     ) -> dict[Node, Any]:
-        """Make all calls, under an `errstate` of the caller's; what is wanted afterwards."""
+        """Make all calls and stores, under an `errstate` of the caller's; what `reduce` makes of the values of each."""
         values = list(self.blank)
         for n, i in self.small.items():
             values[i] = known[n]
@@ -63,19 +86,27 @@ class Program:
             values[i] = load(block[name], real)
         for i, target in self.made:
             values[i] = block[target] if isinstance(target, str) else buffers[target]
-        for call, pick, view in self.steps:
-            made = call(*pick(values))
-            if view >= 0:
-                values[view] = made
-        return {n: values[i] for n, i in self.wanted.items()}
+        _make(self.steps, values)
+        got: dict[Node, Any] = {}
+        for r, i, extra in self.reductions:
+            if extra is not None and extra.idle(plain := got[extra.plain]):
+                got[r] = np.zeros_like(plain) if plain.ndim else 0.0
+                continue
+            if extra is not None:
+                _make(extra.steps, values)
+            got[r] = reduce(r, values[i])
+        copied = [np.array(values[i]) if raw and len(self.copies) > 1 else values[i] for _, _, i, raw in self.copies]
+        for (name, store, _, _), x in zip(self.copies, copied, strict=True):
+            store(block[name], x)
+        return got
 
-    def finish(self, p: Sweep, block: Mapping[str, Any], made: Mapping[Node, Any]) -> None:
-        """Make the stores that no step has made in place."""
-        if self.copies:
-            raw = {*p.loads.values(), *(n for n in p.nodes if n.op in _VIEWS)}
-            copied = [np.array(made[n]) if n in raw and len(self.copies) > 1 else made[n] for _, _, n in self.copies]
-            for (name, store, _), x in zip(self.copies, copied, strict=True):
-                store(block[name], x)
+
+def _make(steps: Steps, values: list[Any]) -> None:
+    """Make calls, and put what is a view of an argument in its place."""
+    for call, pick, view in steps:
+        made = call(*pick(values))
+        if view >= 0:
+            values[view] = made
 
 
 @lru_cache(maxsize=512)
@@ -91,14 +122,17 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
     """
     stored = {name: CODECS[dtype] for name, dtype in storage}
     read = dict(p.loads)
-    last = {a: i for i, n in enumerate(p.nodes) for a in n.args}
+    extras = _extras(p)
+    spare = {n for nodes in extras.values() for n in nodes}
+    order = [*(n for n in p.nodes if n not in spare), *(n for nodes in extras.values() for n in nodes)]
+    last = {a: i for i, n in enumerate(order) for a in n.args}
     kept = {s.args[0] for s in p.reductions} | set(p.stores.values())
-    bases = {n: n.args[0] for n in p.nodes if n.op in _VIEWS}
+    bases = {n: n.args[0] for n in order if n.op in _VIEWS}
     direct: dict[Node, str] = {}
     for name, node in p.stores.items():
-        if not stored[name].rounds and node in p.nodes and node not in direct and node.op not in _VIEWS:
-            old, at = read.get(name), p.nodes.index(node)
-            still_read = -1 if old is None else max(last.get(old, -1), len(p.nodes) if old in kept else -1)
+        if not stored[name].rounds and node in order and node not in direct and node.op not in _VIEWS:
+            old, at = read.get(name), order.index(node)
+            still_read = -1 if old is None else max(last.get(old, -1), len(order) if old in kept else -1)
             if old in bases.values():
                 continue  # a view of what is stored is read later
             if still_read < at or (still_read == at and OPS[node.op].in_place):
@@ -107,7 +141,7 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     where: dict[Node, int] = {}
     targets: dict[Node, int | str] = {}
-    for i, n in enumerate(p.nodes):
+    for i, n in enumerate(order):
         target: int | str = direct.get(n, -1)
         if n in bases:
             target = -1
@@ -122,34 +156,61 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
             if a in where and last[a] == i and not held:
                 free[a.dtype].append(where.pop(a))
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return _placed(p, stored, targets, copies, tuple(buffers))
+    return _placed(p, stored, targets, extras, copies, tuple(buffers))
+
+
+def _extras(p: Sweep) -> dict[Node, list[Node]]:
+    """The sums that can be spared, for the pass makes what they stand beside; and what is computed for each alone."""
+    plain = _plain(p)
+    can = [r for r in p.reductions if isinstance(r.data, Spare) and (r.data.plain, r.axes) in plain]
+    roots = {r: [r.args[0]] for r in can}
+    others = [*p.stores.values(), *(r.args[0] for r in p.reductions if r not in roots)]
+    found = [set(reachable(x)) for x in (others, *roots.values())]
+    needed = Counter(n for some in found for n in some)
+    return {r: [n for n in p.nodes if n in some and needed[n] == 1] for r, some in zip(can, found[1:], strict=True)}
+
+
+def _plain(p: Sweep) -> dict[tuple[int, str], Node]:
+    """The sums that no other makes idle, by what they are of, and their axes."""
+    return {(r.args[0].id, r.axes): r for r in p.reductions if r.op == "sum" and not isinstance(r.data, Spare)}
 
 
 def _placed(
     p: Sweep,
     stored: dict[str, Codec],
     targets: dict[Node, int | str],
+    extras: dict[Node, list[Node]],
     copies: dict[str, Node],
     buffers: tuple[str, ...],
 ) -> Program:
     """A program, with a place in one list for each value that it is about."""
-    wanted = dict.fromkeys([*(s.args[0] for s in p.reductions), *copies.values()])
     args = [a for n in targets for a in n.args]
+    wanted = [*(r.args[0] for r in p.reductions), *copies.values()]
     at = {n: i for i, n in enumerate(dict.fromkeys([*p.loads.values(), *args, *targets, *wanted]))}
-    return Program(
-        steps=tuple(
+    raw = {*p.loads.values(), *(n for n in p.nodes if n.op in _VIEWS)}
+    plain, first = _plain(p), [r for r in p.reductions if r not in extras]
+
+    def steps(nodes: Iterable[Node]) -> Steps:
+        return tuple(
             (
                 OPS[n.op].into or OPS[n.op].numpy,
                 operator.itemgetter(*(at[a] for a in n.args), at[n]),
                 at[n] if targets[n] == -1 else -1,
             )
-            for n in targets
-        ),
+            for n in nodes
+        )
+
+    def extra(r: Node) -> Extra:
+        return Extra(plain[r.data.plain, r.axes], r.data.low, r.data.high, steps(extras[r]))
+
+    spare = {n for nodes in extras.values() for n in nodes}
+    return Program(
+        steps=steps(n for n in targets if n not in spare),
+        reductions=tuple((r, at[r.args[0]], extra(r) if r in extras else None) for r in [*first, *extras]),
         blank=tuple(n.data if n.op == "const" else None for n in at),
         loads=tuple((name, stored[name].load, at[n]) for name, n in p.loads.items()),
         small={n: at[n] for n in p.uses},
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
-        wanted={n: at[n] for n in wanted},
         buffers=buffers,
-        copies=tuple((name, stored[name].store, n) for name, n in copies.items()),
+        copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
     )
