@@ -37,8 +37,8 @@ template <class Pass, int N, int kRows>
 __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
                                              long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
     const long long row = batch * t.R + r, at = row * t.C + c, stride = kWarps * t.C;
-    typename Pass::template Loads<N> loads[kRows];
-    typename Pass::template Columns<N> values;
+    // Zero where nothing is read: what has a value on some paths alone would keep its registers from the other passes, too.
+    typename Pass::template Loads<N> loads[kRows] = {};
     if (aligned && n == N) {
 #pragma unroll
         for (int u = 0; u < kRows; ++u)
@@ -46,7 +46,7 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bo
     } else if (n > 0) {
         loads[0] = pass.template load<N, false>(at, n);
     }
-    if (n > 0) values = pass.template columns<N>(c, n);
+    const typename Pass::template Columns<N> values = pass.template columns<N>(c, n);
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
         if (u * kWarps < left) {

@@ -67,9 +67,8 @@ class CudaWords(Lines):
         return known
 
 
-AHEAD, LEAST = 32 << 10, 24 << 10
-"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have
-fewer registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
+AHEAD = 32 << 10
+"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
 """With more loads, stores and sums than that, a pass needs more than 80 registers."""
@@ -113,7 +112,7 @@ class CudaText(CudaWords, Written):
         if self.plan.multiplies:  # many passes share the registers, and products take the time
             return 1
         if self.plan.element != "C":
-            return min(8, -(-LEAST // each)) if each else 1
+            return min(8, -(-AHEAD // each)) if each else 1
         return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
 
     # ---- values -----------------------------------------------------------------------------------------------------
