@@ -17,6 +17,13 @@ __device__ __forceinline__ Tile tile_of(const long long* t) {
             (int)t[IN_G], (int)t[IN_NR], (int)t[IN_NC], t[IN_A] * t[IN_B]};
 }
 
+// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
+// and not kept in registers.
+__device__ __forceinline__ int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Room for sums over columns, which the passes take one after the other.
 __device__ __forceinline__ W* column_room() {
     __shared__ W room[kColumnRoom];
