@@ -17,6 +17,13 @@ __device__ __forceinline__ Tile tile_of(const long long* t) {
             (int)t[IN_G], (int)t[IN_NR], (int)t[IN_NC], t[IN_A] * t[IN_B]};
 }
 
+// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
+// and not kept in registers.
+__device__ __forceinline__ int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Room for sums over columns, which the passes take one after the other.
 __device__ __forceinline__ W* column_room() {
     __shared__ W room[kColumnRoom];
@@ -37,8 +44,8 @@ template <class Pass, int N, int kRows>
 __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
                                              long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
     const long long row = batch * t.R + r, at = row * t.C + c, stride = kWarps * t.C;
-    typename Pass::template Loads<N> loads[kRows];
-    typename Pass::template Columns<N> values;
+    // Zero where nothing is read: what has a value on some paths alone would keep its registers from the other passes, too.
+    typename Pass::template Loads<N> loads[kRows] = {};
     if (aligned && n == N) {
 #pragma unroll
         for (int u = 0; u < kRows; ++u)
@@ -46,7 +53,7 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bo
     } else if (n > 0) {
         loads[0] = pass.template load<N, false>(at, n);
     }
-    if (n > 0) values = pass.template columns<N>(c, n);
+    const typename Pass::template Columns<N> values = pass.template columns<N>(c, n);
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
         if (u * kWarps < left) {

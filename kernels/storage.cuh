@@ -70,7 +70,7 @@ union Pack {
     T value[N];
     uint2 pair[kBytes / 8 > 0 ? kBytes / 8 : 1];
     uint4 quad[kBytes / 16 > 0 ? kBytes / 16 : 1];
-    __device__ __forceinline__ Pack() {}
+    __device__ __forceinline__ Pack() : value{} {}
 };
 
 // Reads values from[0] to from[n - 1], n <= N. kAligned: `from` is a multiple of the word's size. kLast: nobody in this step

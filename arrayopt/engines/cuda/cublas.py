@@ -8,7 +8,6 @@ import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import cupy
@@ -102,12 +101,12 @@ def library() -> Any:
         If CuPy finds no cuBLAS.
     """
     try:
-        own = import_module("cupy_backends.cuda.libs.cublas").__file__
+        from cupy_backends.cuda.libs import cublas  # by its package, which loads the library where pip has put it
     except ImportError as error:
         raise ValueError(f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
     # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is loaded by now
-    for name in (own, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
+    for name in (cublas.__file__, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
         try:
             found = ctypes.CDLL(name)
             for function, arguments in PROTOTYPES.items():

@@ -197,11 +197,11 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
         else:
             m.put(1, "matrix_piece(pass, tile_of(t), t[IN_ALIGNED] != 0, piece);")
         m.put(0, "}", "")
-    m.put(0, "__device__ void piece(const Step& step, int stage, int tensor, int piece) {", "    switch (stage) {")
+    m.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
     for j, stage in enumerate(made):
         same = next((x for x in alike if stage.kind == "pass" and stage.index in x), [])
         first, more = at[same[0]] if same else j, ", stage" if same[1:] else ""
         if stage.kind != "product":
-            m.put(2, f"case {j}: stage{first}(step, tensor, piece{more}); break;")
+            m.put(2, f"case {j}: stage{first}(step{more}); break;")
     m.put(1, "}")
     m.put(0, "}", "")

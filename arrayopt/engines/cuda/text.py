@@ -67,12 +67,12 @@ class CudaWords(Lines):
         return known
 
 
-AHEAD, LEAST = 32 << 10, 24 << 10
-"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have
-fewer registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
+AHEAD = 32 << 10
+"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
-"""With more loads, stores and sums than that, a pass needs more than 80 registers."""
+"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass needs more than 80
+registers; with twice as many to load and to store, more than 128."""
 
 
 def keys(plan: Plan) -> list[str]:
@@ -94,11 +94,7 @@ class CudaText(CudaWords, Written):
         self.put(0, f"typedef {CODECS[self.real].cuda} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
-        # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
-        most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
-        most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
-        self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
-        self.blocks = 1 if self.plan.multiplies else self.blocks  # many passes in one kernel; products take the time
+        self.blocks = self._resident()
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":
@@ -107,13 +103,26 @@ class CudaText(CudaWords, Written):
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
 
+    def _resident(self) -> int:
+        """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is to spill."""
+        if self.plan.multiplies:  # many passes in one kernel, and products take the time
+            return 1
+        passes, words = self.form.passes, 2 if self.real == "float64" else 1
+        moved = [[*p.loads.values(), *p.stores.values()] for p in passes]
+        held = [words * sum(2 if n.dtype == "complex" else 1 for n in some) for some in moved]
+        if max(held, default=0) >= 2 * WIDE:
+            return 1
+        most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
+        most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
+        return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
+
     def ahead(self, p: Sweep) -> int:
         """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
         each = self.blocks * 256 * sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
         if self.plan.multiplies:  # many passes share the registers, and products take the time
             return 1
         if self.plan.element != "C":
-            return min(8, -(-LEAST // each)) if each else 1
+            return min(8, -(-AHEAD // each)) if each else 1
         return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
 
     # ---- values -----------------------------------------------------------------------------------------------------
@@ -172,8 +181,8 @@ class CudaText(CudaWords, Written):
 
     def open(self, name: str, more: str = "") -> None:
         """Begin the function of a stage, which may take more: where the tensor's own values lie."""
-        self.put(0, f"__device__ __forceinline__ void {name}(const Step& given, int of, int piece{more}) {{")
-        self.put(1, "const int tensor = anew(of);")
+        self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
+        self.put(1, "const int tensor = now().tensor, piece = now().piece;")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
         self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")

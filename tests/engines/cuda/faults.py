@@ -15,12 +15,13 @@ FAULTS = [
     ("a barrier dropped: warps' sums read too early", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }"),
     ("a barrier of a warp for one of the block", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncwarp();"),
     ("a barrier in a branch", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    __syncthreads();", "        if (lane == 0) of_warp[k][warp] = x[k];\n    }\n    if (threadIdx.x < 128) __syncthreads();"),
-    ("stages of a small tensor without a barrier", "            if (stage > ticket.stage) __syncthreads();\n", ""),
-    ("a ticket that does not wait", "if (kStages > 1 && ticket.wait > 0) wait_for", "if (false) wait_for"),
-    ("a ticket that waits for one piece too few", "(unsigned)ticket.wait);", "(unsigned)ticket.wait - 1u);"),
-    ("a fence dropped by who writes", "        __threadfence();\n        atomicAdd(done, 1u);", "        atomicAdd(done, 1u);"),
+    ("stages of a small tensor without a barrier", "                if (stage > now().stage) __syncthreads();\n", ""),
+    ("a ticket that does not wait", "if (kStages > 1 && now().wait > 0) wait_for", "if (false) wait_for"),
+    ("a ticket that waits for one piece too few", "(unsigned)now().wait);", "(unsigned)now().wait - 1u);"),
+    ("a fence dropped by who writes", "    __threadfence();\n    atomicAdd(done, 1u);", "    atomicAdd(done, 1u);"),
     ("a fence dropped by who reads", "__nanosleep(100);\n        __threadfence();\n    }", "__nanosleep(100);\n    }"),
     ("tickets taken without an atomic", "unsigned next = atomicAdd(taken, 1u);", "unsigned next = (*taken)++;"),
+    ("a ticket read before it is there", "            now() = next;\n        }\n        __syncthreads();", "            now() = next;\n        }"),
     ("counters that are not begun anew", "    done[tensor] = 0;\n", ""),
     ("counts that do not go up", "++counts[t[IN_COUNT]]", "counts[t[IN_COUNT]]"),
     ("a shuffle over half a warp", "int distance = 16;", "int distance = 8;"),
@@ -34,13 +35,13 @@ FAULTS = [
     ("swapped moments", "at_m(global(reinterpret_cast<float*>(t[AT_m]))), at_v(global(reinterpret_cast<float*>(t[AT_v])))", "at_m(global(reinterpret_cast<float*>(t[AT_v]))), at_v(global(reinterpret_cast<float*>(t[AT_m])))"),
     ("a store forgotten", "write<N, false>(at_v + i, write_v, n, aligned);", ""),
     ("a partial sum in the wrong place", "step.work[t[PART1] + i] = sums.whole[1];", "step.work[t[PART0] + i] = sums.whole[1];"),
-    ("a stage in between that tells nobody", "ticket.stop < kStages) finish", "ticket.stop + 1 < kStages) finish"),
+    ("a stage in between that tells nobody", "now().stop < kStages) waited", "now().stop + 1 < kStages) waited"),
     ("partial sums of one piece left out", "for (long long k = threadIdx.x; k < t[IN_UNITS]; k += kThreads) {", "for (long long k = threadIdx.x + 1; k < t[IN_UNITS]; k += kThreads) {"),
 ]  # fmt: skip
 """In the source of LAMB in float32."""
 
 MATRIX_FAULTS = [
-    ("done before all threads are", "        __syncthreads();\n        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);", "        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);\n        __syncthreads();"),
+    ("done before all threads are", "        __syncthreads();\n        unsigned* waited", "        unsigned* waited"),
     ("warps' columns added up too early", "columns[k][j];\n            __syncthreads();", "columns[k][j];"),
     ("columns overwritten while they are added up", "(piece), batch);\n            __syncthreads();\n        }", "(piece), batch);\n        }"),
     ("a row's sum that is not begun anew", "                start<typename Pass::OfRow>(sums.row);\n", ""),

@@ -76,7 +76,7 @@ def test_every_kernel_compiles(name, dtype, rank, arch):
     assert used.keys() == {"prepare", "run"}
     if name in BUDGET and dtype in ("float32", "float16", "bfloat16"):
         assert used["run"].registers <= (128 if dtype in WIDER else BUDGET[name])
-        assert used["run"].spill_stores == used["run"].spill_loads == 0
+    assert used["run"].spill_stores == used["run"].spill_loads == 0
     assert used["run"].shared <= 48 << 10
 
 
@@ -94,7 +94,7 @@ def test_what_comes_between_products_compiles(name, form, dtype, arch):
     plan = plan_for(make(name, {"lr": 0.1, "matrix": "last"}), len(shape), dtype, shape=shape, lean=True)
     _, _, log = nvrtc.compile(emit(plan, dtype), arch=arch, options=OPTIONS)
     used = nvrtc.usage(log)["run"]
-    assert max(used.spill_stores, used.spill_loads) <= (32 if dtype == "float64" else 0)
+    assert used.spill_stores == used.spill_loads == 0
 
 
 @pytest.mark.parametrize(
