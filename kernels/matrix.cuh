@@ -6,8 +6,8 @@
 // A piece is a tile of one matrix, TR rows by TC columns, or G whole matrices. Its sums over rows, columns and matrices go
 // to places of their own, and are added up in order by the stage after.
 //
-// A tensor may be one of which a part is here: a window of some matrices, rows and columns. These, and the pieces, have the numbers
-// that they have in the whole tensor. Elements lie one after the other as if there were no others.
+// Of a tensor that the user has cut, a part is here: a window of some matrices, rows and columns. These, and the pieces, have
+// the numbers that they have in the whole tensor. The elements of the part lie one after the other.
 
 struct Tile {
     long long R, C;            // extents
