@@ -66,7 +66,7 @@ MORE = [
     ("the first matrix of a part forgotten", "kernels/matrix.cuh", "(long long)group * t.G + t.a0", "(long long)group * t.G", BATCHES),
     ("a part's elements where the whole tensor's are", "kernels/matrix.cuh", "r * t.stride + c - t.before", "r * t.stride + c", EVEN),
     ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
-    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][mine] = ', "_ = ", EVEN),
+    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
     ("a part's words read by the whole's columns", TABLE, "if self.windows is None else self.windows[:, STRIDE]", "", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0)", "origin", DRAWN),
     ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),
