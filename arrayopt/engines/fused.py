@@ -47,8 +47,6 @@ class Fused(ABC):
     """Whether ranks can share a tensor; see `Batch.passes`."""
     parts: ClassVar[bool] = False
     """Whether parts that the user has made of tensors can be run."""
-    windows: ClassVar[bool] = False
-    """Whether they can where the tensor is seen as matrices, too; see `arrayopt.fusion.windows`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False

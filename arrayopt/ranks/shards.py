@@ -70,11 +70,6 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                     f"{who} {type(bucket.rule).__name__} cannot take: it multiplies whole matrices; give these, and"
                     " `comm`"
                 )
-            if any(plan.element != "C" for plan in plans) and not chosen.windows:
-                raise ValueError(
-                    f"{who} engine {chosen.name!r} takes under rules without sums over rows or columns alone;"
-                    f" {type(bucket.rule).__name__} has such sums here"
-                )
             stretch = tensor.block.first(tuple(tensor.array.shape)) is not None
             if any(plan.draws and plan.element == "C" for plan in plans) and not stretch:
                 raise ValueError(

@@ -138,7 +138,7 @@ def test_rules_for_matrices_compute_what_ours_do(rule, name):
     if made[name].left_out:
         pytest.skip(made[name].left_out)
     pairs = zip(stepped(made[name].build()), stepped(made["arrayopt numpy"].build()), MATRICES.params(), strict=True)
-    # optax's factor for rows is ours for columns; bases of matrices that are not square are rounding errors in SOAP's peer
+    # optax's factor for rows is ours for columns; in SOAP's peer, bases of matrices that are not square are roundings
     for x, y, first in list(pairs)[2 if name == "optax" or rule == "SOAP" else 0 :]:
         assert np.linalg.norm(x - y) < ROUNDED[name] * np.linalg.norm(y - first)
 

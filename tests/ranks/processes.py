@@ -117,7 +117,25 @@ def nccl(comm, rank, size, folder):
             assert held < 300 * 400 + 130 + 70 * 20 + 1
             assert [x.kind for x in many._parameters.all].count("cut") == 1
         captured(cupy, shapes, arrays)
+        windows(cupy, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
+def windows(cupy, rank):
+    """A matrix of which rank 0 has the later columns: partial results of a rank do not lie one after the other."""
+    from tests.ranks import fake_nccl
+
+    rule, steps = ao.LAMB(lr=0.01, grad_centralization=True), [gradients(k, {"w": (70, 300)}) for k in range(3)]
+    columns = slice(0, 128) if rank else slice(128, 300)
+    whole = cupy.ones((70, 300), "f4")
+    mine = cupy.asarray(np.ones((70, 300), "f4")[:, columns])
+    one = ao.Optimizer({"w": whole}, rule)
+    part = {"w": ao.Part(mine, (0, columns.start), (70, 300))}
+    many = ao.Optimizer(part, rule, comm=fake_nccl.NcclCommunicator())
+    for grads in steps:
+        one.step({"w": cupy.asarray(grads["w"])})
+        many.step({"w": cupy.asarray(np.ascontiguousarray(grads["w"][:, columns]))})
+    assert mine.get().tobytes() == np.ascontiguousarray(whole.get()[:, columns]).tobytes()
 
 
 def captured(cupy, shapes, arrays):

@@ -14,10 +14,13 @@ from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["COLUMNS", "CudaText", "CudaWords", "header", "keys"]
+__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "header", "keys"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
+
+WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MATRIX", "BEFORE")
+"""What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
 
 
 @cache
@@ -81,13 +84,21 @@ def keys(plan: Plan) -> list[str]:
 
 
 class CudaText(CudaWords, Written):
-    """The text of a CUDA source, being written."""
+    """The text of a CUDA source, being written.
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
+    Attributes
+    ----------
+    windows : bool
+        Whether it is of matrices that the user has cut.
+    """
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
         super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
         self.type = "W"  # of real numbers, where the text is now
         self.keys = keys(plan)
         self.columns += ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
+        self.columns += WINDOW if windows else ()
+        self.windows = windows
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
@@ -99,6 +110,7 @@ class CudaText(CudaWords, Written):
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":
             most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
+            values["kWindow"] = self.columns.index(WINDOW[0]) if self.windows else 0  # 0: tensors are whole
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
@@ -132,7 +144,7 @@ class CudaText(CudaWords, Written):
         if n.op == "const":
             return self.constant(n)
         if n.op == POSITION:
-            return "(origin + i + j)"
+            return f"({'of_row.' if self.windows else ''}origin + i + j)"
         if n.on_host:
             return f"h{self.scalar[n]}"
         return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")

@@ -46,10 +46,10 @@ MATRIX_FAULTS = [
     ("columns overwritten while they are added up", "(piece), batch);\n            __syncthreads();\n        }", "(piece), batch);\n        }"),
     ("a row's sum that is not begun anew", "                start<typename Pass::OfRow>(sums.row);\n", ""),
     ("an 8-bit row", "const long long row = batch * t.R + r, at", "const signed char row = (signed char)(batch * t.R + r), at"),
-    ("a row of another tile", "rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR", "rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR + 1"),
-    ("columns beyond the matrix", "const int n = c >= t.C ? 0 : t.C - c < N ? (int)(t.C - c) : N;", "const int n = c >= t.C ? 0 : N;"),
+    ("a row of another tile", "rows = t.r1 - r0 < t.TR ? (int)(t.r1 - r0) : t.TR", "rows = t.r1 - r0 < t.TR ? (int)(t.r1 - r0) : t.TR + 1"),
+    ("columns beyond the matrix", "const int n = c >= t.c1 ? 0 : t.c1 - c < N ? (int)(t.c1 - c) : N;", "const int n = c >= t.c1 ? 0 : N;"),
     ("columns of small matrices shared by threads", "column_room() + threadIdx.x;", "column_room() + threadIdx.x / 2;"),
-    ("a matrix too many for the last threads", "threadIdx.x < t.G && batch < t.batches", "threadIdx.x < t.G"),
+    ("a matrix too many for the last threads", "threadIdx.x < t.G && batch < t.a1", "threadIdx.x < t.G"),
     ("long sums by half a warp", "for (long long j = threadIdx.x % 32; j < length; j += 32)", "for (long long j = threadIdx.x % 16; j < length; j += 32)"),
     ("a loop's last values left out", "end = begin + kOutputs < count ? begin + kOutputs : count;", "end = begin + kOutputs < count ? begin + kOutputs : count - 1;"),
 ]  # fmt: skip

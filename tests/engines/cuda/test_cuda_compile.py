@@ -177,3 +177,26 @@ def test_every_reduction_compiles(rank, dtype):
 
     text = ao.source(made(update)(), engine="cupy", dtype=dtype, rank=rank)
     assert nvrtc.compile(text, arch="sm_90")[0]
+
+
+OF_PARTS = {
+    "CAME": (ao.CAME(lr=0.1), 256),
+    "Adafactor": (ao.Adafactor(), 64),
+    "AdamW": (ao.AdamW(lr=0.1, grad_centralization=True, rounding="stochastic"), 32),
+}
+"""Rules over parts of matrices, and the bytes that a thread may spill: more than over whole ones, for it is to be known
+where a part lies."""
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "arch"),
+    marked(
+        [(name, rank, arch) for name in OF_PARTS for rank in (2, 4) for arch in (OLDEST, "sm_90", NEWEST)],
+        lambda *case: case == ("AdamW", 2, NEWEST),
+    ),
+)
+def test_kernels_of_parts_of_matrices_compile(name, rank, arch):
+    rule, spilled = OF_PARTS[name]
+    text = emit(plan_for(rule, rank, "bfloat16", lean=True), "bfloat16", "float32", windows=True)
+    used = nvrtc.usage(nvrtc.compile(text, arch=arch, options=OPTIONS)[2])["run"]
+    assert used.spill_stores <= spilled
