@@ -163,10 +163,10 @@ def search(
                 continue
             break
     matches = _matches(tried, name)
-    first = None
-    while matches and matches[0] is not first:  # what does nothing is left out: Nesterov's momentum where it is 0
-        first = matches[0]
-        take(first.hypothesis.with_one_switch_less(), first.fit.values)
+    simplest: Judged | None = None
+    while matches and matches[0] is not simplest:  # what does nothing is left out: Nesterov's momentum where it is 0
+        simplest = matches[0]
+        take(simplest.hypothesis.with_one_switch_less(), simplest.fit.values)
         matches = _matches(tried, name)
     return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
 
