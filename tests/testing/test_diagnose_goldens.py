@@ -70,6 +70,7 @@ def load(file):
 
 EACH_RUN = {"torch_sgd/nesterov_f64", "timm_lion/default"}
 RUNS = [file for file in FILES if file not in ELSEWHERE]
+TRIED = [file for file in RUNS if not file.startswith("po_soap/")]  # SOAP is not among the rules that are tried
 
 
 @pytest.mark.parametrize("file", RUNS)
@@ -78,7 +79,7 @@ def test_every_file_has_a_rule_or_a_reason(file):
     assert file in NOT_NAMED or file in WORDS or file in GOLDENS
 
 
-@pytest.mark.parametrize("file", marked(((file,) for file in RUNS), lambda file: file in EACH_RUN))
+@pytest.mark.parametrize("file", marked(((file,) for file in TRIED), lambda file: file in EACH_RUN))
 def test_published_systems_are_named(file):
     found = diagnose(load(file), depth=2)
     if file in NOT_NAMED:
