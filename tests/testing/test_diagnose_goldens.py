@@ -127,7 +127,7 @@ UNSEEN = {
     "mx_lans/step_nowd": "sequential",
     "mx_lars/fused_nomom": "eps",  # 1e-6, beside norms of about 1
     "mx_lars/step_nomom": "eps",
-    "po_normuon/no_nesterov": "bias_correction",
+    "po_normuon/no_nesterov": "scale",  # it is told as a learning rate of each tensor by itself
     "optax_muon/no_nesterov": "bias_correction",  # a factor before the product is normalised
     "po_adafactor/default_f64": "relative_step",  # in the first steps it is 0.01, which is the lr given
 }
