@@ -38,7 +38,8 @@ def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
     Where it depends on what there is more of, rows or columns: whether a tensor is seen as its first axis and all
     others.
     """
-    for view in ({"flat": True}, {}):
+    views: tuple[dict[str, Any], ...] = ({"flat": True}, {})
+    for view in views:
         try:
             return plan(trace(key.rule, rank, dtype, **view, **dict(options)))
         except NotFlat:
