@@ -129,7 +129,7 @@ def test_all_compute_what_ours_does(rule):
 ROUNDED = {"torch": 0.05, "pytorch_optimizer": 0.05, "torch float32": 3e-4, "optax": 3e-4}
 """How near the peers of `benchmarks.products` are, as a share of the way: the first two multiply in bfloat16."""
 PEERS = [("Muon", "torch"), ("Muon", "torch float32"), ("Muon", "optax"), ("NorMuon", "pytorch_optimizer")]
-# not SOAP: where gradients stay the same, its steps in their basis are made of roundings; see `tests.rules.test_goldens`
+# not SOAP: where gradients stay the same, its steps are soon made of roundings; see `tests.rules.test_goldens`
 
 
 @pytest.mark.parametrize(("rule", "name"), marked(PEERS, lambda rule, name: name == "torch float32"))
