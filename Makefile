@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DOORS := $(VENV)/doors
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python $(INSTALL)
 
-# Tests start many processes: each would compile the package anew where Python is told to keep no byte code.
+# Python compiles what is imported, and keeps it; pip would compile all that is installed, which takes longer than to install
+# it. Tests start many processes: each would compile anew where Python is told to keep nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-doors bench test-gpu bench-gpu check format docs clean
@@ -69,7 +71,7 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 
 $(DOORS)/.doors: pyproject.toml
 	$(PYTHON) -m venv $(DOORS)
-	$(DOORS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
+	$(DOORS)/bin/python $(INSTALL) --editable '.[doors]'
 	touch $@
 
 $(VENV)/.gpu: pyproject.toml | $(VENV)/bin/python

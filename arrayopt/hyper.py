@@ -131,16 +131,16 @@ def structural(default: Any, read: Callable[[str, Any], Any]) -> Any:
     return made
 
 
-def whole(where: str, value: Any) -> int:
-    """A whole number of up to 64 bits; else TypeError or ValueError."""
+def whole(where: str, value: Any, *, first: int = 0, last: int | None = None) -> int:
+    """A whole number, of Python or NumPy, from `first` to `last`, or of up to 64 bits; else TypeError or ValueError."""
     try:
         number = None if isinstance(value, bool | np.bool_) else int(operator.index(value))
     except TypeError:
         number = None
     if number is None:
         raise TypeError(f"{where} must be a whole number; got {value!r}")
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"{where} must be in [0, 2**64); got {number}")
+    if not first <= number <= ((1 << 64) - 1 if last is None else last):
+        raise ValueError(f"{where} must be in [{first}, {'2**64)' if last is None else f'{last}]'}; got {number}")
     return number
 
 

@@ -1,7 +1,8 @@
 """Rules for matrices, Muon beside PyTorch's and optax's, in float32, in turns: ``python -m benchmarks.products``.
 
 PyTorch's Muon multiplies in bfloat16. It takes part twice: as it is, and with its products in float32. The NorMuon of
-pytorch_optimizer multiplies in bfloat16, too. MuonH has no peer.
+pytorch_optimizer multiplies in bfloat16, too. MuonH has no peer. Of SOAP's steps one in ten changes the basis: what is
+timed are ten.
 """
 
 import argparse
@@ -26,10 +27,14 @@ __all__ = ["PROBLEMS", "RULES", "contestants", "main"]
 LR, MOMENTUM, EPS = 0.02, 0.95, 1e-7
 """Every contestant's; no weight decay."""
 
+SMALL, EVERY = 3e-3, 10
+"""SOAP's learning rate, and how many of its steps there are for each change of the basis, and in what is timed."""
+
 RULES: dict[str, ao.Rule] = {
     "Muon": ao.Muon(lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0),
     "NorMuon": ao.NorMuon(lr=LR, momentum=MOMENTUM, eps=EPS, weight_decay=0.0),
     "MuonH": ao.MuonH(lr=LR, momentum=MOMENTUM, eps=EPS),
+    "SOAP": ao.SOAP(lr=SMALL, weight_decay=0.0, precondition_frequency=EVERY),
 }
 
 
@@ -55,7 +60,8 @@ def contestants(rule: str, problem: Problem, patience: float = 300.0) -> list[Co
             ("torch float32", "torch", partial(_torch, problem, float32=True)),
             ("optax", "optax", partial(_optax, problem)),
         ],
-        "NorMuon": [("pytorch_optimizer", "pytorch_optimizer", partial(_pytorch_optimizer, problem))],
+        "NorMuon": [("pytorch_optimizer", "pytorch_optimizer", partial(_normuon, problem))],
+        "SOAP": [("pytorch_optimizer", "pytorch_optimizer", partial(_soap, problem))],
     }
     count = len(problem.shapes)
     compiling = 0.1 * count * max(1.0, count / 100)  # seconds: 13 for 126 matrices, and 20 minutes for 1,000
@@ -72,7 +78,17 @@ def _ours(rule: str, problem: Problem, engine: str) -> Running:
     names = [str(i) for i in range(len(problem.shapes))]
     params, grads = (dict(zip(names, x, strict=True)) for x in (problem.params(), problem.grads))
     opt = ao.Optimizer(params, RULES[rule], engine=engine)
-    return Running(lambda: opt.step(grads), lambda: list(opt.params.values()))
+    return Running(_timed(rule, lambda: opt.step(grads)), lambda: list(opt.params.values()))
+
+
+def _timed(rule: str, step: Callable[[], object]) -> Callable[[], None]:
+    """What is timed: a step, or of SOAP so many that one of them changes the basis."""
+
+    def several() -> None:
+        for _ in range(EVERY if rule == "SOAP" else 1):
+            step()
+
+    return several
 
 
 def _parameters(problem: Problem) -> list[Any]:
@@ -85,13 +101,21 @@ def _parameters(problem: Problem) -> list[Any]:
     return params
 
 
-def _pytorch_optimizer(problem: Problem) -> Running:
+def _normuon(problem: Problem) -> Running:
     import pytorch_optimizer
 
     params = _parameters(problem)
     groups = [{"params": params, "use_muon": True}]
     opt = pytorch_optimizer.NorMuon(groups, lr=LR, momentum=MOMENTUM, weight_decay=0.0)
     return Running(opt.step, lambda: [p.detach().numpy() for p in params])
+
+
+def _soap(problem: Problem) -> Running:
+    import pytorch_optimizer
+
+    params = _parameters(problem)
+    opt = pytorch_optimizer.SOAP(params, lr=SMALL, weight_decay=0.0, precondition_frequency=EVERY)
+    return Running(_timed("SOAP", opt.step), lambda: [p.detach().numpy() for p in params])
 
 
 def _torch(problem: Problem, *, float32: bool) -> Running:

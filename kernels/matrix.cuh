@@ -5,16 +5,43 @@
 //
 // A piece is a tile of one matrix, TR rows by TC columns, or G whole matrices. Its sums over rows, columns and matrices go
 // to places of their own, and are added up in order by the stage after.
+//
+// Of a tensor that the user has cut, a part is here: a window of some matrices, rows and columns. These, and the pieces, have
+// the numbers that they have in the whole tensor. The elements of the part lie one after the other.
 
 struct Tile {
-    long long R, C;         // extents
-    int TR, TC, G, NR, NC;  // rows and columns of a tile, matrices of a piece; tiles along each
-    long long batches;      // A x B
+    long long R, C;            // extents
+    int TR, TC, G, NR, NC;     // rows and columns of a tile, matrices of a piece; tiles along each
+    long long a0, r0, c0;      // where the first tile would begin, in matrices, rows and columns, if all before were full
+    long long a1, r1, c1;      // where the matrices, rows and columns that are here end
+    long long stride, matrix;  // how far rows lie from one another, and matrices
+    long long before;          // how far the first element that is here lies from the tensor's first one, in these strides
 };
 
 __device__ __forceinline__ Tile tile_of(const long long* t) {
-    return {t[IN_R],      t[IN_C],       (int)t[IN_TR], (int)t[IN_TC],
-            (int)t[IN_G], (int)t[IN_NR], (int)t[IN_NC], t[IN_A] * t[IN_B]};
+    Tile tile = {t[IN_R], t[IN_C], (int)t[IN_TR], (int)t[IN_TC], (int)t[IN_G], (int)t[IN_NR], (int)t[IN_NC]};
+    if constexpr (kWindow == 0) {
+        tile.a1 = t[IN_A] * t[IN_B], tile.r1 = tile.R, tile.c1 = tile.stride = tile.C;
+    } else {
+        const long long* const window = t + kWindow;
+        tile.a0 = window[0], tile.r0 = window[1], tile.c0 = window[2];
+        tile.a1 = window[3], tile.r1 = window[4], tile.c1 = window[5];
+        tile.stride = window[6], tile.matrix = window[7], tile.before = window[8];
+    }
+    return tile;
+}
+
+// Where an element lies. row: what row r of the matrix is among the rows of all.
+__device__ __forceinline__ long long element(const Tile& t, long long row, long long batch, long long r, long long c) {
+    if constexpr (kWindow == 0) return row * t.C + c;
+    else return batch * t.matrix + r * t.stride + c - t.before;
+}
+
+// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
+// and not kept in registers.
+__device__ __forceinline__ int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 // Room for sums over columns, which the passes take one after the other.
@@ -36,9 +63,9 @@ __device__ __forceinline__ void start_columns(W (&columns)[K][N]) {
 template <class Pass, int N, int kRows>
 __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bool aligned, long long batch, long long r, int left,
                                              long long c, int n, int tile_column, typename Pass::Sums& sums, W (*columns)[N]) {
-    const long long row = batch * t.R + r, at = row * t.C + c, stride = kWarps * t.C;
-    typename Pass::template Loads<N> loads[kRows];
-    typename Pass::template Columns<N> values;
+    const long long row = batch * t.R + r, at = element(t, row, batch, r, c), stride = kWarps * t.stride;
+    // Zero where nothing is read: what has a value on some paths alone would keep its registers from the other passes, too.
+    typename Pass::template Loads<N> loads[kRows] = {};
     if (aligned && n == N) {
 #pragma unroll
         for (int u = 0; u < kRows; ++u)
@@ -46,7 +73,7 @@ __device__ __forceinline__ void rows_of_tile(const Pass& pass, const Tile& t, bo
     } else if (n > 0) {
         loads[0] = pass.template load<N, false>(at, n);
     }
-    if (n > 0) values = pass.template columns<N>(c, n);
+    const typename Pass::template Columns<N> values = pass.template columns<N>(c, n);
 #pragma unroll
     for (int u = 0; u < kRows; ++u)
         if (u * kWarps < left) {
@@ -68,9 +95,9 @@ __device__ __forceinline__ void keep_columns(Pass& pass, int piece, long long ba
     const W* const of_warp = column_room();
     const Tile t = tile_of(pass.t);
     const int tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
-    const long long c = (long long)tile_column * t.TC, to = (batch * t.NR + tile_row) * t.C + c;
+    const long long c = (long long)tile_column * t.TC + t.c0, to = (batch * t.NR + tile_row) * t.C + c;
 #pragma unroll 1
-    for (int at = threadIdx.x; at < 32 * N && c + at < t.C; at += kThreads) {
+    for (int at = threadIdx.x; at < 32 * N && c + at < t.c1; at += kThreads) {
 #pragma unroll
         for (int k = 0; k < Pass::kColumn; ++k) {
             W sum = of_warp[k * kWarps * 32 * N + at];
@@ -87,10 +114,10 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
     W* const of_warp = column_room();  // [kColumn][kWarps][32 * N]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int tile_column = piece % t.NC, tile_row = piece / t.NC % t.NR;
-    const long long first = (long long)(piece / t.NC / t.NR) * t.G, stop = first + t.G < t.batches ? first + t.G : t.batches;
-    const long long r0 = (long long)tile_row * t.TR, c = (long long)tile_column * t.TC + lane * N;
-    const int rows = t.R - r0 < t.TR ? (int)(t.R - r0) : t.TR;
-    const int n = c >= t.C ? 0 : t.C - c < N ? (int)(t.C - c) : N;
+    const long long first = (long long)(piece / t.NC / t.NR) * t.G + t.a0, stop = first + t.G < t.a1 ? first + t.G : t.a1;
+    const long long r0 = (long long)tile_row * t.TR + t.r0, c = (long long)tile_column * t.TC + t.c0 + lane * N;
+    const int rows = t.r1 - r0 < t.TR ? (int)(t.r1 - r0) : t.TR;
+    const int n = c >= t.c1 ? 0 : t.c1 - c < N ? (int)(t.c1 - c) : N;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
 #pragma unroll 1
@@ -124,30 +151,35 @@ __device__ __forceinline__ void tile_by_warps(Pass& pass, const Tile& t, bool al
     }
 }
 
-// A thread takes a whole small matrix, as those of convolutions are; NR and NC are 1.
+// A thread takes a small matrix, as those of convolutions are, or what is here of it; of a whole one, NR and NC are 1.
 template <class Pass>
 __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, int piece) {
     W* const column = column_room() + threadIdx.x;  // [kColumn][kSmallColumns][kThreads]
-    const long long batch = (long long)piece * t.G + threadIdx.x;
+    const int tile_column = kWindow == 0 ? 0 : piece % t.NC, tile_row = kWindow == 0 ? 0 : piece / t.NC % t.NR;
+    const int group = kWindow == 0 ? piece : piece / t.NC / t.NR;
+    const long long batch = (long long)group * t.G + t.a0 + threadIdx.x, r0 = (long long)tile_row * t.TR + t.r0;
+    const long long of_rows = kWindow == 0 ? batch : batch * t.NR + tile_row;
+    const int c0 = tile_column * t.TC + (int)t.c0;
     typename Pass::Sums sums;
     start<typename Pass::OfWhole>(sums.whole), start<typename Pass::OfRow>(sums.row), start<typename Pass::OfBatch>(sums.batch);
-    if (threadIdx.x < t.G && batch < t.batches) {
+    if (threadIdx.x < t.G && batch < t.a1) {
         pass.enter_batch(batch);
         if constexpr (Pass::kColumn > 0)
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
 #pragma unroll 1
-                for (int c = 0; c < t.C; ++c) column[(k * kSmallColumns + c) * kThreads] = Pass::OfColumn::start(k, (W)0);
+                for (int c = c0; c < t.c1; ++c) column[(k * kSmallColumns + c) * kThreads] = Pass::OfColumn::start(k, (W)0);
 #pragma unroll 1
-        for (long long r = 0; r < t.R; ++r) {
+        for (long long r = r0; r < t.r1; ++r) {
             const long long row = batch * t.R + r;
             const typename Pass::Row of_row = pass.row(row, r);
 #pragma unroll 1
-            for (int c = 0; c < t.C; ++c) {
+            for (int c = c0; c < t.c1; ++c) {
                 W columns[Pass::kColumn > 0 ? Pass::kColumn : 1][1] = {};
                 start_columns<typename Pass::OfColumn>(columns);
-                const auto loads = pass.template load<1, false>(row * t.C + c, 1);
-                pass.template work<1>(row * t.C + c, 1, false, loads, of_row, pass.template columns<1>(c, 1), sums, columns);
+                const long long at = element(t, row, batch, r, c);
+                const auto loads = pass.template load<1, false>(at, 1);
+                pass.template work<1>(at, 1, false, loads, of_row, pass.template columns<1>(c, 1), sums, columns);
                 if constexpr (Pass::kColumn > 0)
 #pragma unroll
                     for (int k = 0; k < Pass::kColumn; ++k) {
@@ -156,7 +188,7 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
                     }
             }
             if constexpr (Pass::kRow > 0) {
-                pass.keep_row(row, sums);
+                pass.keep_row(kWindow == 0 ? row : row * t.NC + tile_column, sums);
                 start<typename Pass::OfRow>(sums.row);
             }
         }
@@ -164,8 +196,8 @@ __device__ __forceinline__ void matrices_by_threads(Pass& pass, const Tile& t, i
 #pragma unroll
             for (int k = 0; k < Pass::kColumn; ++k)
 #pragma unroll 1
-                for (int c = 0; c < t.C; ++c) pass.keep_column(k, batch * t.C + c, column[(k * kSmallColumns + c) * kThreads]);
-        if constexpr (Pass::kBatch > 0) pass.keep_batch(batch, sums);
+                for (int c = c0; c < t.c1; ++c) pass.keep_column(k, of_rows * t.C + c, column[(k * kSmallColumns + c) * kThreads]);
+        if constexpr (Pass::kBatch > 0) pass.keep_batch(kWindow == 0 ? batch : of_rows * t.NC + tile_column, sums);
     }
     if constexpr (Pass::kWhole > 0) {
         block_fold<typename Pass::OfWhole>(sums.whole);

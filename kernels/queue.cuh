@@ -33,14 +33,13 @@ __device__ __forceinline__ Step located(const Step& step) {
     return {global(step.table), global(step.scalars), global(step.values), global(step.work), global(step.working)};
 }
 
-// A number, of which the compiler is not to know that it is the same. What follows from it is then computed where it is used,
-// and not before the loop over the stages, for all of them, which takes more registers than there are.
-__device__ __forceinline__ int anew(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
+// The ticket that the block works on. It is read where it is needed: registers are for the passes.
+__device__ __forceinline__ Ticket& now() {
+    __shared__ Ticket ticket;
+    return ticket;
 }
 
-__device__ void piece(const Step& step, int stage, int tensor, int piece);  // what the plan says; below
+__device__ void piece(const Step& step, int stage);  // what the plan says of the ticket; below
 
 // Waits until `count` pieces are done, and sees what they have written.
 __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
@@ -51,19 +50,17 @@ __device__ __forceinline__ void wait_for(unsigned* done, unsigned count) {
     __syncthreads();
 }
 
-// Says that a piece is done, after what it has written can be seen; all threads have written before.
+// Says that a ticket is done, after what its piece has written can be seen; all threads have written before.
 __device__ __forceinline__ void finish(unsigned* done) {
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(done, 1u);
-    }
+    __threadfence();
+    atomicAdd(done, 1u);
 }
 
-// The place in the queue, from its launch's first ticket on, of the next ticket whose tensor takes part.
-__device__ __forceinline__ unsigned take(const Ticket* queue, unsigned count, unsigned* taken, const bool* part) {
+// The next ticket whose tensor takes part; where none is left, one of no tensor.
+__device__ __forceinline__ Ticket take(const Ticket* queue, unsigned count, unsigned* taken, const bool* part) {
     unsigned next = atomicAdd(taken, 1u);
     while (part != nullptr && next < count && !part[queue[next].tensor]) next = atomicAdd(taken, 1u);
-    return next;
+    return next < count ? queue[next] : Ticket{-1, 0, 0, 0, 0};
 }
 
 // Tickets [first, last) of the queue. taken, done: counters, of the launch and of each tensor, all zero at first. part: for each
@@ -71,19 +68,28 @@ __device__ __forceinline__ unsigned take(const Ticket* queue, unsigned count, un
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, unsigned* done,
     const bool* part, const int* skip) {
-    __shared__ unsigned next[2];  // taken in turns: one is written while the other may still be read
+    __shared__ Ticket next;  // the first thread's
     if (skip != nullptr && *skip != 0) return;
-    if (threadIdx.x == 0) next[0] = take(queue + first, (unsigned)(last - first), taken, part);
+    if (threadIdx.x == 0) now() = take(queue + first, (unsigned)(last - first), taken, part);
     __syncthreads();
-    for (int turn = 0; next[turn] < (unsigned)(last - first); turn = 1 - turn) {
-        const Ticket ticket = queue[first + next[turn]];
-        if (threadIdx.x == 0) next[1 - turn] = take(queue + first, (unsigned)(last - first), taken, part);
-        if (kStages > 1 && ticket.wait > 0) wait_for(done + ticket.tensor, (unsigned)ticket.wait);
-        for (int stage = ticket.stage; stage < ticket.stop; ++stage) {
-            if (stage > ticket.stage) __syncthreads();
-            piece(step, stage, ticket.tensor, ticket.piece);
+    while (now().tensor >= 0) {
+        if (threadIdx.x == 0) next = take(queue + first, (unsigned)(last - first), taken, part);
+        if (kStages > 1 && now().wait > 0) wait_for(done + now().tensor, (unsigned)now().wait);
+        if (kStages == 1) {
+            piece(step, 0);
+        } else {
+            for (int stage = now().stage; stage < now().stop; ++stage) {
+                if (stage > now().stage) __syncthreads();
+                piece(step, stage);
+            }
         }
         __syncthreads();
-        if (kStages > 1 && ticket.stop < kStages) finish(done + ticket.tensor);  // nobody waits for a tensor's last stage
+        unsigned* waited = nullptr;  // nobody waits for a tensor's last stage, and no thread for the fence of the first
+        if (threadIdx.x == 0) {
+            if (kStages > 1 && now().stop < kStages) waited = done + now().tensor;
+            now() = next;
+        }
+        __syncthreads();
+        if (kStages > 1 && waited != nullptr) finish(waited);
     }
 }

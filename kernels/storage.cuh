@@ -47,6 +47,14 @@ __device__ __forceinline__ void narrow(float x, Half& to) {
 __device__ __forceinline__ void narrow(double x, Half& to) { narrow((float)x, to); }
 __device__ __forceinline__ void narrow(double x, BFloat16& to) { narrow((float)x, to); }
 
+// The nearest number of bfloat16: what an operation in bfloat16 makes of its result in W.
+template <class T>
+__device__ __forceinline__ float to_bfloat16(T x) {
+    BFloat16 to;
+    narrow(x, to);
+    return widen(to);
+}
+
 // An address in the device's memory, which is known as such to the compiler: what is loaded through it takes no look at where
 // it lies.
 template <class T>
@@ -62,7 +70,7 @@ union Pack {
     T value[N];
     uint2 pair[kBytes / 8 > 0 ? kBytes / 8 : 1];
     uint4 quad[kBytes / 16 > 0 ? kBytes / 16 : 1];
-    __device__ __forceinline__ Pack() {}
+    __device__ __forceinline__ Pack() : value{} {}
 };
 
 // Reads values from[0] to from[n - 1], n <= N. kAligned: `from` is a multiple of the word's size. kLast: nobody in this step

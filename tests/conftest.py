@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import re
 import signal
 from types import SimpleNamespace
@@ -12,6 +13,14 @@ import pytest
 
 from arrayopt.engines import table as engines
 from tests.support.slow import waits
+
+
+def pytest_configure(config):
+    """Have JAX keep what it compiles beside what pytest keeps: all workers need the same small functions."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def pytest_make_parametrize_id(val):

@@ -31,6 +31,36 @@ def test_numbers_are_kept_as_floats(given):
     assert (type(kept), kept) == (float, 0.5)
 
 
+WHOLE = {"seed": 0, "ns_steps": 1, "precondition_frequency": 1, "max_precondition_dim": 1}
+"""The fields that are whole numbers, and the least of each."""
+
+
+def with_whole(name, value):
+    kind = ao.Muon if name == "ns_steps" else ao.SOAP
+    return kind(**({"lr": 0.1} | {name: value}))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_are_kept_as_integers(name):
+    for given in (3, np.int64(3), np.uint8(3), np.asarray(3)):
+        rule = with_whole(name, given)
+        assert (type(getattr(rule, name)), getattr(rule, name)) == (int, 3)
+        assert rule == with_whole(name, 3)
+        assert rule.structure == with_whole(name, 3).structure
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_no_whole_number_is_refused(name):
+    for wrong in (True, np.True_, 2.5, 2.0, np.float64(2.0), "2", None, np.asarray([2])):
+        with pytest.raises(TypeError, match=f"`{name}` must be a whole number; got "):
+            with_whole(name, wrong)
+    last, end = (100, r"100\]") if name == "ns_steps" else (2**64 - 1, r"2\*\*64\)")
+    assert getattr(with_whole(name, last), name) == last
+    for wrong in (WHOLE[name] - 1, last + 1, np.int64(-5)):
+        with pytest.raises(ValueError, match=rf"`{name}` must be in \[{WHOLE[name]}, {end}; got {wrong}"):
+            with_whole(name, wrong)
+
+
 @pytest.mark.parametrize("given", [3, np.int64(3), np.uint8(3), np.asarray(3)])
 def test_integers_are_numbers(given):
     kept = coerce("x", given, None, optional=False)

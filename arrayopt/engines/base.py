@@ -22,7 +22,7 @@ class Partials(NamedTuple):
     Attributes
     ----------
     pieces : tuple of array
-        For each rank, in this rank's memory, what that one fills in; on a device, one after the other.
+        For each rank, in this rank's memory, what that one fills in; on a device, together one stretch of it.
     where : callable
         A section in which they may be worked on: on their device, in the stream that has filled them.
     """

@@ -1,5 +1,6 @@
-"""What engines that run parts of tensors have in common: the units where the ranks' parts begin."""
+"""What engines that run parts of tensors have in common: the units that are each rank's, and their partial results."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -7,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.fusion.layout import boundaries, starts
+from arrayopt.fusion.layout import GEOMETRY, boundaries, partial_length, starts
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.windows import views, windows
+from arrayopt.state.shares import Shards, Share
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["check_slots", "part_start", "stretches", "unit_ends", "unlike"]
+__all__ = ["check_slots", "part_start", "stretches", "tiled", "unit_ends", "unlike", "windowed"]
+
+COUNTED = [GEOMETRY.index(name) for name in ("NR", "NC", "UNITS")]
 
 
 def unlike(tensor: Tensor) -> ValueError:
@@ -65,3 +70,26 @@ def stretches(room: Any, begin: int, geo: Ints, element: str, ends: Sequence[int
     """By rank the partial results, of those kept for a kind, that its units leave; the first is at `begin`."""
     at = starts(geo, element, np.array(ends), kind).tolist()
     return tuple(room[begin + i : begin + j] for i, j in pairwise(at))
+
+
+def windowed(tensor: Tensor, plan: Plan, geo: Ints) -> Ints:
+    """Each rank's window of a tensor that the user has cut, seen as matrices; its units are counted anew in `geo`.
+
+    Raises
+    ------
+    ValueError
+        If the parts are no windows.
+    """
+    assert isinstance(tensor.share, Shards)
+    try:
+        every, counts = windows(tensor.share.blocks, tensor.shape, plan.element, geo)
+    except ValueError as error:
+        raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
+    geo[COUNTED] = counts[1], counts[2], math.prod(counts)
+    return every
+
+
+def tiled(room: Any, begin: int, geo: Ints, every: Ints, share: Share, kind: str) -> tuple[Any, ...]:
+    """As `stretches`, of windows; of ranks that have the same part, the first one speaks."""
+    own = room[begin : begin + partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))]
+    return tuple(views(own, kind, geo, x) if r in share.holders else own[:0] for r, x in enumerate(every))

@@ -2,15 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Rows
+from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
@@ -19,6 +23,9 @@ from arrayopt.params.heads import dtypes
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Fused", "Prepared"]
+
+SMALL = 1 << 17
+"""Tensors of up to so many elements are small."""
 
 Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
@@ -40,12 +47,12 @@ class Fused(ABC):
     """Whether ranks can share a tensor; see `Batch.passes`."""
     parts: ClassVar[bool] = False
     """Whether parts that the user has made of tensors can be run."""
-    windows: ClassVar[bool] = False
-    """Whether they can where the tensor is seen as matrices, too; see `arrayopt.fusion.windows`."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
     counts: ClassVar[bool] = False
     """Whether the batches themselves count the updates."""
+    narrows: ClassVar[bool] = False
+    """Whether there is arithmetic in bfloat16, as the iterations of Muon ask for."""
     products: ClassVar[type[Any] | None] = None
     """The kind of `Batch` for plans with products of matrices, where the engine has these."""
 
@@ -62,9 +69,16 @@ class Fused(ABC):
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
+        if bucket.rule.branches and self.counts:
+            raise TraceError(
+                f"{type(bucket.rule).__name__} makes some updates as they are written, by their number, which the"
+                " device counts; engine='array_api' runs it as it is"
+            )
         for stats in (False, True):
             for plan in _plans(bucket, stats=stats, lean=self.lean):
                 layout(plan)
+                if not self.narrows:
+                    plan.check_wide()
                 if plan.multiplies:
                     self.check_products(bucket)
 
@@ -109,18 +123,20 @@ class Fused(ABC):
                     f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
-        return "\n    ".join([self.describe(), *lines])
+        some = ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        return "\n    ".join([self.describe(), *some, *lines])
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:  # noqa: B027
         """Before the first steps of these buckets: what takes long may be begun for all of them together."""
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
+        written, asked = _as_written(bucket, asked)
         threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
         watched = self.batches(bucket, asked) if asked.stats else []
 
         def launch() -> dict[str, Report]:
-            reports: dict[str, Report] = {}
+            reports: dict[str, Report] = written()
             for batch, rows, given in watched:  # they see what the update is about to overwrite
                 batch.launch(rows, given, threads)
                 reports |= batch.report(rows)
@@ -222,6 +238,33 @@ class Fused(ABC):
         if plan.idle and not self.counts:
             return Idle
         return self.products if plan.multiplies and self.products else self.batch
+
+
+def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
+    """The updates that are made as they are written, which are ready to be made, and what is asked of the others.
+
+    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet than to work.
+    """
+    if not bucket.rule.branches:
+        return dict, asked
+    t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
+    numbers = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
+    if not any(numbers.values()):
+        return dict, asked
+    due = [g is not None and numbers[n] for g, n in zip(asked.grads, t.tolist(), strict=True)]
+    ready = []
+    for small, held in ((True, one_thread), (False, nullcontext)):
+        mine = [x and (size(tensor.array) <= SMALL) is small for x, tensor in zip(due, bucket.tensors, strict=True)]
+        if any(mine):
+            with held():
+                ready.append(ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine))))
+    others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
+    return lambda: {name: report for launch in ready for name, report in launch().items()}, others
+
+
+def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> list[Array | None]:
+    """Some of the gradients, and None for the others."""
+    return [g if x else None for g, x in zip(grads, which, strict=True)]
 
 
 def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:

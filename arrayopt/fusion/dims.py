@@ -4,7 +4,7 @@ from typing import Any
 
 from arrayopt.fusion.graph import LETTERS
 
-__all__ = ["WAY_OUT", "NotFlat", "NotFolded", "NotOriented", "TraceError", "broadcast", "reduced_over"]
+__all__ = ["WAY_OUT", "NotFlat", "NotFolded", "NotMeasured", "NotOriented", "TraceError", "broadcast", "reduced_over"]
 
 
 class TraceError(TypeError):
@@ -21,6 +21,10 @@ class NotFolded(Exception):  # noqa: N818 - a signal between `trace` and the pla
 
 class NotOriented(Exception):  # noqa: N818 - a signal between `trace` and the planner
     """A rule compares the number of rows with that of columns."""
+
+
+class NotMeasured(Exception):  # noqa: N818 - a signal between `trace` and the planner
+    """A rule compares the number of rows or of columns with a number."""
 
 
 WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arrayopt.arrays import NARROW
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
 __all__ = [
@@ -91,7 +92,8 @@ class Node:
     dtype : str
         ``real``, ``complex`` or ``bool``.
     data : object
-        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`.
+        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`. Of a product:
+        whether each operand is turned, whether the result is symmetric, and `narrow`.
     """
 
     op: str
@@ -114,6 +116,11 @@ class Node:
         return self.op in REDUCTIONS
 
     @property
+    def narrow(self) -> str:
+        """The dtype of 16 bits that its values are rounded to, as in arithmetic in bfloat16; empty if there is none."""
+        return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
+
+    @property
     def symmetric(self) -> bool:
         """Whether it is a matrix that is certain to equal its transpose, or the same for all of a matrix's elements."""
         if not any(x in self.axes for x in "RrCc"):
@@ -128,8 +135,8 @@ class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
     In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in; for `lean` and `tall` see
-    `arrayopt.fusion.trace.trace`.
+    the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and `sides` see
+    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of `arrayopt.rules.words.branch` holds.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
@@ -138,6 +145,8 @@ class Graph:
     tiny: float = float(np.finfo("float64").tiny)
     lean: bool = False
     tall: int | None = None
+    sides: tuple[int, int] | None = None
+    ordinary: bool = False
 
     @property
     def real(self) -> str:

@@ -129,6 +129,16 @@ def _copy(x: Any, out: Any) -> None:
     np.copyto(out, x)
 
 
+def _to_bfloat16(x: Any, out: Any = None) -> Any:
+    """Numbers rounded to the nearest of bfloat16, of two that are as near to the even one; by their bits in float32."""
+    x = np.asarray(x, np.float32)
+    bits = x.view(np.uint32)
+    made = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    if out is None:
+        return np.where(np.isnan(x), x, made)
+    return np.copyto(out, np.where(np.isnan(x), x, made))
+
+
 def _rounding(function: Callable[..., Any]) -> Op:
     """A rounding of float32 by chance, of the function's name: of numbers, and of random ones in [0, 1)."""
     call, rounds = f"{function.__name__}({{0}}, {{1}})", partial(function, np)
@@ -260,6 +270,14 @@ OPS = {
         "({0} * {1}) * {2}",
         python="{0} * {1} * {2}",
         into=_over,
+    ),
+    "bfloat16": Op(
+        _to_bfloat16,
+        "W(load_bfloat16(store_bfloat16(np.float32({0}))))",
+        "to_bfloat16({0})",
+        result="real",
+        real_only=True,
+        into=_to_bfloat16,
     ),
     "uniform": Op(
         position_uniform,

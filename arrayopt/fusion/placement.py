@@ -170,7 +170,8 @@ class Placement:
 
     def _size(self, name: str, n: Node) -> int:
         """The size of a value under a name in memory, in halves of a real value."""
-        return (1 if self._rounds(name) else 2) * (2 if n.dtype == "complex" else 1)
+        half = self._rounds(name) or (n.narrow and name not in self.outputs)
+        return (1 if half else 2) * (2 if n.dtype == "complex" else 1)
 
     def _rounds(self, name: str) -> bool:
         """Whether a value is not what it was once it has been stored under a name."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.placement import Pass, Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
@@ -41,8 +42,9 @@ class Plan:
     storage : dict of str to str
         The dtypes that the parameter, the slots and spilled values are stored in.
     spilled : dict of str to str
-        Scratch arrays of the tensor's size in the dtype of arithmetic, each ``real`` or ``complex``: one pass stores a
-        value there that a later one loads. Nothing is left in them for the next step.
+        Scratch arrays of the tensor's size, each ``real`` or ``complex``: one pass stores a value there that a later
+        one loads. They are in the dtype of arithmetic, or in what a value is rounded to before; see `Node.narrow`.
+        Nothing is left in them for the next step.
     extents : dict of str to str
         The axes of scratch arrays: those of an element, where there are no products.
     """
@@ -62,6 +64,18 @@ class Plan:
     def multiplies(self) -> bool:
         """Whether there are products of matrices in it."""
         return any(p.multiplies for p in self.passes)
+
+    @property
+    def narrow(self) -> str:
+        """The dtype of 16 bits that there is arithmetic in; empty where there is none."""
+        return next((n.narrow for p in self.passes for n in p.nodes if n.narrow), "")
+
+    def check_wide(self) -> None:
+        """Raise TraceError if there is arithmetic in 16 bits, which engines for CPUs do not have."""
+        if self.narrow:
+            raise TraceError(
+                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where the library can"
+            )
 
     @property
     def draws(self) -> bool:
@@ -129,6 +143,7 @@ class Plan:
         n, names = p.nodes[0], list(p.loads)
         a, b = (f"{name}{'ᵀ' * turned}" for name, turned in zip((names[0], names[-1]), n.data, strict=False))
         how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
+        how = f" in {n.narrow}{how}" if n.narrow else how
         stored = next(iter(p.stores))
         return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
 
@@ -145,7 +160,7 @@ def plan(traced: Trace) -> Plan:
     for each space of elements by itself, and put in order by their levels.
     """
     element = traced.element
-    whole = {n: x for n, x in traced.outputs.items() if n == "p" or traced.slots[n] == element}
+    whole = {n: x for n, x in traced.outputs.items() if n == "p" or is_whole(traced.slots[n], element)}
     copies: dict[Node, Node] = {}
     small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
@@ -163,8 +178,8 @@ def plan(traced: Trace) -> Plan:
     scratch = {name: n for n, name in (made | given).items()}
     complex_ = traced.storage["p"].startswith("complex")
     for space in spaces:
-        stored = outputs if space == element else {}
-        stored = stored | {name: n for n, name in given.items() if n.axes == space}
+        stored = {name: x for name, x in outputs.items() if traced.slots.get(name, element) == space}
+        stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(space, stored, own, narrow, made)
         order += [(k, p.fed(complex_)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
@@ -176,7 +191,7 @@ def plan(traced: Trace) -> Plan:
     passes = tuple(p for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
     if products:
-        room = shared(passes, {name: (n.axes, n.dtype) for name, n in scratch.items()})
+        room = shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})
         passes = tuple(renamed(p, room) for p in passes)
         scratch = {room[name]: n for name, n in scratch.items()}
         extents = {name: n.axes for name, n in scratch.items()}
@@ -197,7 +212,7 @@ def plan(traced: Trace) -> Plan:
         traced.slots,
         small,
         reports,
-        traced.storage | {name: wide[n.dtype] for name, n in scratch.items()},
+        traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()},
         {name: n.dtype for name, n in scratch.items()},
         extents,
     )

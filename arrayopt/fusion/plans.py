@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.plan import Plan, plan
-from arrayopt.fusion.trace import NotFlat, NotFolded, NotOriented, TraceError, trace
+from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, TraceError, trace
 from arrayopt.rules.base import Rule
 
 __all__ = ["plan_for"]
@@ -26,7 +27,7 @@ class _ByStructure:
         return hash(self.rule.structure)
 
 
-_Options = tuple[tuple[str, bool], ...]
+_Options = tuple[tuple[str, Any], ...]
 """What `trace` is asked for."""
 
 
@@ -44,11 +45,11 @@ def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
             pass
         except NotFolded:
             break
-        except NotOriented:
+        except (NotMeasured, NotOriented):
             return False
     try:
         return plan(trace(key.rule, rank, dtype, folded=True, **dict(options)))
-    except NotOriented:
+    except (NotMeasured, NotOriented):
         return True
 
 
@@ -59,6 +60,35 @@ def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folde
     others = [_oriented(key, 2, dtype, options, False, tall)] if folded and rank > 2 else []
     others += [_oriented(key, rank, dtype, options, folded, -1)] if tall >= 0 else []
     return next((other for other in others if other.key == made.key), made)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByKey:
+    """A plan that equals every plan that does the same."""
+
+    plan: Plan
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByKey) and self.plan.key == other.plan.key
+
+    def __hash__(self) -> int:
+        return hash(self.plan.key)
+
+
+@lru_cache(maxsize=KEPT)
+def _same(made: _ByKey) -> Plan:
+    """One plan for all that do the same."""
+    return made.plan
+
+
+@lru_cache(maxsize=KEPT)
+def _measured(
+    key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, sides: tuple[int, int]
+) -> Plan:
+    """The plan for matrices of so many rows and columns; one for all that it suits."""
+    rows, columns = sides
+    tall = (rows > columns) - (rows < columns)
+    return _same(_ByKey(plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, sides=sides, **dict(options)))))
 
 
 @lru_cache(maxsize=KEPT)
@@ -92,12 +122,15 @@ def plan_for(
     either.
 
     Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
-    which a rule does the same share a plan. The `shape` is looked at by rules alone that compare rows with columns;
-    where it is not given there are fewer rows.
+    which a rule does the same share a plan. The `shape` is looked at by rules alone that compare rows with columns, or
+    either with a number; where it is not given there are fewer rows.
     """
     key, options = _ByStructure(rule), (("clip", clip), ("stats", stats), ("lean", lean))
     made = _merged(key, rank, dtype, options)
     if isinstance(made, Plan):
         return made
     rows, columns = (shape[0], math.prod(shape[1:])) if made and shape else tuple(shape[-2:]) or (0, 1)
-    return _oriented(key, rank, dtype, options, made, (rows > columns) - (rows < columns))
+    try:
+        return _oriented(key, rank, dtype, options, made, (rows > columns) - (rows < columns))
+    except NotMeasured:
+        return _measured(key, rank, dtype, options, made, (rows, columns))

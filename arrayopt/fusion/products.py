@@ -17,7 +17,7 @@ def multiplied(n: Node) -> str:
 
 
 def shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """For each scratch array, of some axes and dtype, the name of the memory that holds it while it is needed.
+    """For each scratch array, of some axes and kind, the name of the memory that holds it while it is needed.
 
     A pass works element by element: what it stores may lie where something lay that it is the last to load. A product
     may not write what it reads.

@@ -7,7 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from arrayopt.arrays import NARROW, REAL
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotOriented, TraceError, broadcast, reduced_over
+from arrayopt.fusion.dims import (
+    WAY_OUT,
+    NotFlat,
+    NotFolded,
+    NotMeasured,
+    NotOriented,
+    TraceError,
+    broadcast,
+    reduced_over,
+)
 from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 
@@ -35,6 +44,10 @@ class Symbol:
         made = Symbol(self.graph, self.node, self.dims, self.dtype)
         made.spare = Spare(plain.node.id, low, high)
         return made
+
+    @property
+    def ordinary(self) -> bool:
+        return self.graph.ordinary
 
     @property
     def ndim(self) -> int:
@@ -93,9 +106,13 @@ class _Extent(Symbol):
 
 
 def _comparison(method: str) -> Any:
-    """How an extent compares: with another by the graph's orientation, with anything else as a scalar."""
+    """How an extent compares: with another by the graph's orientation, with a number by its sides, else as a scalar."""
 
     def compare(self: _Extent, other: Any) -> Any:
+        if isinstance(other, int) and self.letter.upper() in ("R", "C"):
+            if self.graph.sides is None:
+                raise NotMeasured
+            return getattr(operator, method)(self.graph.sides["RC".index(self.letter.upper())], other)
         if not isinstance(other, _Extent):
             return getattr(Symbol, method)(self, other)
         pair = self.letter.upper(), other.letter.upper()
@@ -127,7 +144,8 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
     if len(operands) != row.arity:
         raise TraceError(f"`{op}` is of {row.arity} operands; got {len(operands)}{WAY_OUT}")
     lifted = [lift(graph, x) for x in operands]
-    names = [name for _, _, name in lifted if name not in ("", "bool")]
+    narrow = any(name in NARROW for _, _, name in lifted)  # which scalars of the step, numbers to the rule, leave so
+    names = [name for n, _, name in lifted if name not in ("", "bool") and not (narrow and n.on_host)]
     wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
@@ -135,7 +153,14 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
         wide = "bool"
     elif row.result == "real":
         wide = REAL.get(wide, wide)
-    return Symbol(graph, graph.make(op, *(n for n, _, _ in lifted)), broadcast([d for _, d, _ in lifted]), wide)
+    made = graph.make(op, *(n for n, _, _ in lifted))
+    made = graph.make(wide, made) if wide in NARROW else made  # each operation rounds its result
+    dims = broadcast([d for _, d, _ in lifted])
+    if len(dims) > 1 and dims[-1] and dims[-1] == dims[-2]:  # all rows beside all rows
+        if dims[-1] in made.axes:
+            raise TraceError(f"what varies by {dims[-1]} along two dimensions is a product of matrices{WAY_OUT}")
+        dims = (*dims[:-1], dims[-1].lower())
+    return Symbol(graph, made, dims, wide)
 
 
 def _method(op: str, *, swap: bool) -> Any:
@@ -167,6 +192,9 @@ def _matmul(a: Symbol, b: Symbol) -> Symbol:
             raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
         if sorted({d[0] for d in x.dims}) != sorted(x.node.axes):
             raise TraceError(f"a product with values that are the same along an axis cannot be traced{WAY_OUT}")
+    narrow = next((x.dtype for x in (a, b) if x.dtype in NARROW), "")
+    if narrow and a.dtype != b.dtype:
+        raise TraceError(f"a product of {a.dtype} with {b.dtype} cannot be traced{WAY_OUT}")
     (i, k), (k2, j) = a.dims[-2:], b.dims[-2:]
     if k.upper() != k2.upper():
         raise TraceError(f"cannot multiply a matrix over {i}{k} with one over {k2}{j}{WAY_OUT}")
@@ -176,7 +204,7 @@ def _matmul(a: Symbol, b: Symbol) -> Symbol:
         nodes, ta, tb = nodes[::-1], not tb, not ta
     symmetric = nodes[0] is nodes[1] and (ta != tb or nodes[0].symmetric)
     axes = "".join(sorted({*(d[0] for d in a.dims[:-2]), i, j}, key=LETTERS.index))
-    node = a.graph.make(PRODUCT, *nodes, axes=axes, data=(ta, tb, symmetric))
+    node = a.graph.make(PRODUCT, *nodes, axes=axes, data=(ta, tb, symmetric, narrow))
     return Symbol(a.graph, node, (*a.dims[:-2], i, j), max(a.dtype, b.dtype))
 
 
@@ -202,6 +230,8 @@ def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
 
 def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
     """A reduction over some dimensions."""
+    if x.dtype in NARROW:
+        raise TraceError(f"`{op}` of values in {x.dtype} cannot be traced{WAY_OUT}")
     if x.dtype == "bool":
         raise TraceError(f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}")
     if x.dtype.startswith("complex") and op != "sum":
@@ -230,9 +260,12 @@ def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
 
 
 def _astype(x: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
-    if x.dtype == "bool":
-        return _elementwise("float", x)
-    return x
+    x = _elementwise("float", x) if x.dtype == "bool" else x
+    if dtype not in NARROW:
+        return Symbol(x.graph, x.node, x.dims, x.graph.real) if x.dtype in NARROW else x
+    if x.dtype != dtype and x.node.dtype == "complex":
+        raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
+    return x if x.dtype == dtype else Symbol(x.graph, x.graph.make(dtype, x.node), x.dims, dtype)
 
 
 def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
@@ -261,7 +294,9 @@ class _Namespace(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         if name in NARROW:
-            raise TraceError(f"arithmetic in {name} is not fused; engine='array_api' does it where the library can")
+            if name not in OPS:
+                raise TraceError(f"arithmetic in {name} is not fused; engine='array_api' does it where the library can")
+            return name
         if name in REDUCTIONS:
             return partial(_reduced, name)
         for op, row in OPS.items():

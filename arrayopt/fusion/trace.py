@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING
-from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotOriented, TraceError
-from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, POSITION, UPDATES, Graph, Node
+from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError
+from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, UPDATES, Graph, Node
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values
 
-__all__ = ["NotFlat", "NotFolded", "NotOriented", "Trace", "TraceError", "trace"]
+__all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
     """Whatever a rule raises when it is traced says that it cannot be, and what to do."""
     try:
         yield
-    except (TraceError, NotFlat, NotFolded, NotOriented):
+    except (TraceError, NotFlat, NotFolded, NotMeasured, NotOriented):
         raise
     except Exception as error:
         raise TraceError(f"{type(rule).__name__} cannot be traced: {error!r}{WAY_OUT}") from error
@@ -81,6 +81,7 @@ def trace(
     lean: bool = False,
     folded: bool = False,
     tall: int | None = None,
+    sides: tuple[int, int] | None = None,
 ) -> Trace:
     """Trace a rule's update of a tensor.
 
@@ -106,6 +107,8 @@ def trace(
         Whether to see a tensor of rank ≥ 2 as the matrix of its first axis and all others.
     tall : int, optional
         The sign of rows - columns.
+    sides : tuple of int, optional
+        The numbers of rows and of columns, for a rule that compares them with numbers.
 
     Raises
     ------
@@ -117,15 +120,16 @@ def trace(
         Without `folded`, if the rule sees a tensor of rank ≥ 3 as a matrix.
     NotOriented
         Without `tall`, if the rule asks whether there are more rows than columns.
+    NotMeasured
+        Without `sides`, if the rule asks whether there are more rows, or columns, than a number.
     ValueError
         If the rule does not return every slot, or changes a shape.
     """
-    if rule.unfused:
-        raise TraceError(f"{type(rule).__name__} {rule.unfused}; engine='array_api' runs it as it is")
     element = "C" if flat else ELEMENT[max(1, min(rank, 2 if folded else 4))]
     working = WORKING[dtype]
     real = REAL.get(working, working)
-    graph = Graph(element=element, flat=flat, tiny=float(np.finfo(real).tiny), lean=lean, tall=tall)
+    tiny = float(np.finfo(real).tiny)
+    graph = Graph(element=element, flat=flat, tiny=tiny, lean=lean, tall=tall, sides=sides, ordinary=rule.branches)
     if flat:
         dims = tuple(str(i) for i in range(rank))
     elif folded and rank > 2:
@@ -134,7 +138,7 @@ def trace(
         dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
-        axes = "".join(a for a in "ABRC" if any(d.startswith(a) for d in shape))
+        axes = "".join(a for a in LETTERS if any(d.startswith(a) for d in shape))
         if flat:
             axes = element if shape == dims else ""
         node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
@@ -146,6 +150,8 @@ def trace(
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
         fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
+    if any(x.dtype in NARROW for x in fresh.values()):
+        raise TraceError("slots that arithmetic in 16 bits is done on are not fused; engine='array_api' may have them")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}

@@ -86,6 +86,7 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
     whole = np.array([0, size(tensor.array)])
     if (
         bucket.rule.stacked
+        or bucket.rule.branches
         or not isinstance(engine, Fused)
         or not engine.cuts
         or engine.lays_side_by_side(bucket, tensor)

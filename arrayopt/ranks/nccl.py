@@ -112,7 +112,7 @@ class NcclComm(Comm):
                         x[...] = 0  # the sum of one rank's bits and zeros is these bits
             self._event(main, self._side)
             held = [[x for x in own if x.size] for own in pieces]
-            rooms = [(own[0].data.ptr, sum(x.nbytes for x in own) // 4) for own in held if own]
+            rooms = [(min(x.data.ptr for x in own), sum(x.nbytes for x in own) // 4) for own in held if own]
             with self._side:
                 self._call([partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms])
         return lambda: self._event(self._side, main)

@@ -13,12 +13,12 @@ from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
 
 __all__ = ["ProcessGroup"]
 
-_KEPT: deque[Any] = deque(maxlen=1024)
-"""The tensors of the last calls, without their memory.
+_KEPT: deque[Any] = deque(maxlen=256)
+"""The last calls, whose tensors have given their memory back.
 
-A thread of gloo lets go of a call's tensors some time after the call has been waited for. If it were the last that has
-them, it would need Python's lock, and while the interpreter ends, that ends the process with SIGABRT
-(https://github.com/pytorch/pytorch/pull/179291). So they are kept here, and at the end for good.
+A thread of gloo lets go of a call some time after it has been waited for. If that thread were the last to hold the
+call's tensors, it would need Python's lock, and while the interpreter ends, that ends the process with SIGABRT
+(https://github.com/pytorch/pytorch/pull/179291). So calls are kept here, and at the end for good.
 """
 
 atexit.register(ctypes.pythonapi.Py_IncRef, ctypes.py_object(_KEPT))
@@ -53,7 +53,7 @@ class ProcessGroup(Comm):
     def _wait(self, begun: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()) -> None:
         """Wait for a call to end: its works, the tensors it sends, and those it fills, with the memory they are for."""
         tensors, limit = [*sent, *(there for there, _ in received)], timedelta(seconds=self.timeout)
-        _KEPT.extend(tensors)
+        _KEPT.extend(begun)
         try:
             for work in begun:
                 if work is not None:

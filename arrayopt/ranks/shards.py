@@ -56,6 +56,11 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
             chosen, why = select(engine, bucket)
             if not isinstance(chosen, Fused) or not chosen.parts:
                 raise ValueError(f"{who} engines 'numba' and 'cupy' take; got {chosen.name!r} ({why})")
+            if bucket.rule.branches:
+                raise ValueError(
+                    f"{who} {type(bucket.rule).__name__} cannot take: it makes some updates as they are written, on"
+                    " whole tensors; give these, and `comm`"
+                )
             rank, dtype = len(tensor.shape), dtype_name(tensor.array)
             plans = [
                 plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=x, lean=chosen.lean) for x in (False, True)
@@ -64,11 +69,6 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                 raise ValueError(
                     f"{who} {type(bucket.rule).__name__} cannot take: it multiplies whole matrices; give these, and"
                     " `comm`"
-                )
-            if any(plan.element != "C" for plan in plans) and not chosen.windows:
-                raise ValueError(
-                    f"{who} engine {chosen.name!r} takes under rules without sums over rows or columns alone;"
-                    f" {type(bucket.rule).__name__} has such sums here"
                 )
             stretch = tensor.block.first(tuple(tensor.array.shape)) is not None
             if any(plan.draws and plan.element == "C" for plan in plans) and not stretch:

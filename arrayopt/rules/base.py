@@ -92,9 +92,6 @@ class Rule(ABC):
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
 
-    unfused: ClassVar[str] = ""
-    """Why no engine can fuse the rule, in words that follow its name; empty where they may try."""
-
     evaluated_from: ClassVar[tuple[str, ...]] = ()
     """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
 
@@ -138,6 +135,11 @@ class Rule(ABC):
         return False
 
     @property
+    def branches(self) -> bool:
+        """Whether some updates are made as they are written, in every engine."""
+        return type(self).as_written is not Rule.as_written
+
+    @property
     def masters(self) -> bool:
         """Whether parameters of 16 bits have masters."""
         return self.master_weights is not False and self.rounding == "nearest"
@@ -154,6 +156,13 @@ class Rule(ABC):
 
     def check(self) -> None:  # noqa: B027 - a rule without conditions between its fields gives none
         """Raise ValueError or TypeError if fields that are valid by themselves do not go together."""
+
+    def as_written(self, t: int) -> bool:
+        """Whether the update of a tensor that is its t-th, from 1, is made as it is written, in every engine.
+
+        A rule says so of each update in which a condition of `branch` holds. The others may be fused.
+        """
+        return False
 
     def refuses(self, xp: Any, p: Array) -> str:
         """Why the rule cannot update a tensor like this one, in words that follow its name; empty where it can."""

@@ -3,11 +3,13 @@
 import math
 from typing import Any
 
-from arrayopt.arrays import Array
+import array_api_compat
+
+from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.words import clamp, norm
 
-__all__ = ["Triple", "as_matrices", "from_one", "newton_schulz", "refused", "scale_of", "triples", "whole_number"]
+__all__ = ["Triple", "as_matrices", "as_tensor", "newton_schulz", "refused", "scale_of", "triples"]
 
 Triple = tuple[float, float, float]
 
@@ -15,6 +17,11 @@ Triple = tuple[float, float, float]
 def as_matrices(xp: Any, x: Array, matrix: str) -> Array:
     """x as matrices along its last two axes: with ``"flatten"`` its first axis against all others, one matrix."""
     return xp.reshape(x, (x.shape[0], -1)) if matrix == "flatten" and x.ndim > 2 else x
+
+
+def as_tensor(xp: Any, x: Array, p: Array) -> Array:
+    """What `as_matrices` has made of a tensor of the shape of p, or what follows from it, as that tensor again."""
+    return x if x.ndim == p.ndim else xp.reshape(x, p.shape)
 
 
 def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], eps: Any, dtype: str | None = None) -> Array:
@@ -25,7 +32,7 @@ def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], eps: Any,
     """
     x = x / clamp(xp, norm(xp, x, axis=(-2, -1), keepdims=True), eps, None)
     wide = x.dtype
-    x = x if dtype is None else xp.astype(x, getattr(xp, dtype))
+    x = x if dtype is None else xp.astype(x, dtype_of(xp, dtype))
     tall = x.shape[-2] > x.shape[-1]
     x = xp.matrix_transpose(x) if tall else x
     for a, b, c in coefficients:
@@ -47,28 +54,10 @@ def refused(xp: Any, p: Array, dtype: str | None) -> str:
     """Why a rule of matrices with steps in some dtype cannot update a tensor; empty where it can."""
     if p.ndim < 2:
         return "is no matrix; give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
-    if dtype is not None and not hasattr(xp, dtype):
+    # CuPy has no name for bfloat16, and engine "cupy" needs none
+    if dtype is not None and not hasattr(xp, dtype) and not array_api_compat.is_cupy_namespace(xp):
         return f"is of a library that has no {dtype}; leave out `ns_dtype`"
     return ""
-
-
-def whole_number(where: str, value: Any) -> int:
-    """An integer from 1 to 100."""
-    return _counted(where, value, 100)
-
-
-def from_one(where: str, value: Any) -> int:
-    """An integer from 1."""
-    return _counted(where, value, math.inf)
-
-
-def _counted(where: str, value: Any, most: float) -> int:
-    """An integer from 1 to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{where} must be a whole number; got {value!r}")
-    if not 1 <= value <= most:
-        raise ValueError(f"{where} must be in [1, {most}{')' if most == math.inf else ']'}; got {value}")
-    return value
 
 
 def triples(where: str, value: Any) -> tuple[Any, ...]:

@@ -1,12 +1,13 @@
 """Muon, NorMuon and MuonH: momentum, made orthogonal by Newton-Schulz iterations."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from arrayopt.arrays import Array
-from arrayopt.hyper import Hyper, choice, flag, real, structural
+from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
-from arrayopt.rules.matrices import as_matrices, newton_schulz, refused, scale_of, triples, whole_number
+from arrayopt.rules.matrices import as_matrices, as_tensor, newton_schulz, refused, scale_of, triples
 from arrayopt.rules.words import debias, ema, nonzero, norm
 
 __all__ = ["Muon", "MuonH", "NorMuon"]
@@ -20,7 +21,7 @@ class _Muon(Rule):
     momentum: Hyper = real("[0, 1)", 0.95)
     nesterov: bool = flag(True)
     bias_correction: bool = flag(False)
-    ns_steps: int = structural(5, whole_number)
+    ns_steps: int = structural(5, partial(whole, first=1, last=100))
     ns_coefficients: tuple[Any, ...] = structural((3.4445, -4.775, 2.0315), triples)
     ns_dtype: str | None = choice(None, "bfloat16")
     eps: Hyper = real("(0, inf)", 1e-7)
@@ -78,8 +79,8 @@ class Muon(_Muon):
     ns_coefficients : tuple of float, default (3.4445, -4.775, 2.0315)
         a, b and c. Or a sequence of such triples, one for each iteration; their number counts then, and not `ns_steps`.
     ns_dtype : {None, "bfloat16"}
-        The dtype of the iterations; None is the dtype of arithmetic. The array library must have it: PyTorch and JAX
-        do. The update then runs as it is written, on engine ``"array_api"``.
+        The dtype of the iterations; None is the dtype of arithmetic. PyTorch and JAX have bfloat16: the update then
+        runs as it is written, on engine ``"array_api"``. On a GPU engine ``"cupy"`` has it, for CuPy's arrays too.
     eps : number, schedule or sequence, default 1e-7
         The least norm that d is divided by, in (0, inf).
     scale : {"original", "match_rms_adamw", "none"}
@@ -123,7 +124,7 @@ class Muon(_Muon):
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         m, x = self._orthogonal(xp, g, s, h)
-        step = xp.reshape(scale_of(x, self.scale) * x, p.shape)
+        step = as_tensor(xp, scale_of(x, self.scale) * x, p)
         return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m}
 
 
@@ -186,7 +187,7 @@ class NorMuon(_Muon):
         v = ema(s["v"], xp.mean(x * x, axis=-1), h.beta2)
         y = x / xp.expand_dims(xp.sqrt(v) + h.eps2, axis=-1)
         of_x, of_y = (norm(xp, z, axis=(-2, -1), keepdims=True) for z in (x, y))
-        step = xp.reshape(scale_of(x, self.scale) * (of_x / (of_y + h.eps2)) * y, p.shape)
+        step = as_tensor(xp, scale_of(x, self.scale) * (of_x / (of_y + h.eps2)) * y, p)
         return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m, "v": v}
 
 
@@ -245,7 +246,7 @@ class MuonH(_Muon):
             new = {"m": m, "radius": radius}
         q = q - h.lr * _spread(xp, xp.where(radius > 0, radius / nonzero(xp, of_x), 1.0)) * x
         q = q * _spread(xp, xp.where(radius > 0, radius / nonzero(xp, _sizes(xp, q)), 1.0))
-        return xp.reshape(q, p.shape), new
+        return as_tensor(xp, q, p), new
 
 
 def _sizes(xp: Any, x: Array) -> Array:

@@ -1,13 +1,14 @@
 """SOAP: Adam in the basis of Shampoo's eigenvectors."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
-from arrayopt.hyper import Hyper, choice, flag, real, structural
+from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
 from arrayopt.rules.bases import first_basis, next_basis
-from arrayopt.rules.matrices import as_matrices, from_one
+from arrayopt.rules.matrices import as_matrices, as_tensor
 from arrayopt.rules.words import bias_correction, branch, ema, on_scalar, sqrt
 
 __all__ = ["SOAP"]
@@ -71,7 +72,8 @@ class SOAP(Rule):
     by the rule and not by rounding errors, so that libraries agree; where eigenvalues are equal, it is the library's
     choice.
 
-    No engine fuses it, for what is done in some updates only has no plan there: engine ``"array_api"`` runs it.
+    The first update of a tensor, and those that change the basis, are made as they are written. The others are fused,
+    but on a GPU.
 
     References
     ----------
@@ -80,7 +82,7 @@ class SOAP(Rule):
     Examples
     --------
     >>> import numpy as np, arrayopt as ao
-    >>> opt = ao.Optimizer(np.eye(2), ao.SOAP(lr=0.1, weight_decay=0.0))
+    >>> opt = ao.Optimizer(np.eye(2), ao.SOAP(lr=0.1, weight_decay=0.0), engine="numpy")
     >>> opt.step(np.array([[3.0, 1.0], [1.0, -1.0]]))  # Q_L and Q_R are known now
     array([[1., 0.],
            [0., 1.]])
@@ -96,19 +98,21 @@ class SOAP(Rule):
     eps: Hyper = real("(0, inf)", 1e-8)
     weight_decay: Hyper = real("[0, inf)", 0.01)
     bias_correction: bool = flag(True)
-    precondition_frequency: int = structural(10, from_one)
-    max_precondition_dim: int = structural(10000, from_one)
+    precondition_frequency: int = structural(10, partial(whole, first=1))
+    max_precondition_dim: int = structural(10000, partial(whole, first=1))
     matrix: str = choice("flatten", "last")
 
     squares: ClassVar[tuple[str, ...]] = ("v",)
     wide: ClassVar[tuple[str, ...]] = ("l", "r", "ql", "qr")
-    unfused: ClassVar[str] = "takes new eigenvectors in some updates only, and a plan is the same in all of them"
 
     def refuses(self, xp: Any, p: Array) -> str:
         lacking = [x for x in ("eigh", "qr") if not hasattr(getattr(xp, "linalg", None), x)]
         if p.ndim < 2 or not lacking:
             return ""
         return f"is of a library that has no linalg.{lacking[0]}; give it another rule, by a group"
+
+    def as_written(self, t: int) -> bool:
+        return t == 1 or (t - 1) % self.precondition_frequency == 0
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         found = {"m": xp.zeros_like(p), "v": xp.zeros_like(p)}
@@ -145,17 +149,16 @@ class SOAP(Rule):
         k = h.t - 1
         m = ema(s["m"], g, h.beta1)
         turned_m, turned_g = (self._turned(xp, x, s) for x in (m, g))
-        shape = turned_g.shape
-        v = ema(xp.reshape(s["v"], shape), turned_g * turned_g, h.beta2)
+        v = ema(as_matrices(xp, s["v"], self.matrix), turned_g * turned_g, h.beta2)
         u = self._turned(xp, turned_m / (sqrt(xp, v) + h.eps), s, back=True)
         scale = h.lr
         if self.bias_correction:
             scale = scale * on_scalar("sqrt", bias_correction(h.beta2, k)) / bias_correction(h.beta1, k)
-        moved = p - scale * xp.reshape(u, p.shape)
+        moved = p - scale * as_tensor(xp, u, p)
         new = {"m": m, "v": v, **self._grams(xp, g, s, h), **{x: s[x] for x in s if x[0] == "q"}}
         if "ql" in new or "qr" in new:
             new = branch(k % self.precondition_frequency == 0, lambda: _refreshed(xp, new), lambda: new)
-        return moved - h.lr * h.weight_decay * moved, {**new, "v": xp.reshape(new["v"], p.shape)}
+        return moved - h.lr * h.weight_decay * moved, {**new, "v": as_tensor(xp, new["v"], p)}
 
     def _turned(self, xp: Any, x: Array, s: dict[str, Array], *, back: bool = False) -> Array:
         """x as matrices in the basis of the eigenvectors; or `back` from there."""

@@ -83,9 +83,11 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
 def branch(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
     """What one of two functions returns, by a bool or a 0-d array of them; the other one is not run.
 
-    Under `jax.jit` both are traced, and must return the same structure. A rule with a branch is not fused: see
-    `Rule.unfused`.
+    Under `jax.jit` both are traced, and must return the same structure. Fused are updates in which the condition does
+    not hold: see `Rule.as_written`.
     """
+    if getattr(condition, "ordinary", False):
+        return no()
     if array_api_compat.is_jax_array(condition):
         import jax
 

@@ -10,6 +10,7 @@ import arrayopt as ao
 from arrayopt.engines import blas
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.plans import plan_for
+from arrayopt.rules.words import branch
 from tests.support.slow import marked
 
 SHAPES = {
@@ -169,11 +170,32 @@ REFUSED = {
     "same along an axis": (lambda xp, p: (0.0 * p + 1.0) @ p.mT @ xp.zeros_like(p) + p, "the same along an axis"),
     "a number": (lambda xp, p: p @ 2.0, "products of arrays"),
     "other axes": (lambda xp, p: p @ p, "cannot multiply a matrix over RC"),
-    "half precision": (lambda xp, p: xp.astype(p, xp.bfloat16), "arithmetic in bfloat16 is not fused"),
+    "half precision": (lambda xp, p: xp.astype(p, xp.float16), "arithmetic in float16 is not fused"),
+    "mixed": (lambda xp, p: xp.astype(p, xp.bfloat16) @ p.mT @ p, "a product of bfloat16 with float32 cannot be"),
+    "half a sum": (lambda xp, p: p + xp.sum(xp.astype(p, xp.bfloat16)), "`sum` of values in bfloat16 cannot be"),
     "another shape": (lambda xp, p: xp.reshape(p, (-1,)), "only a tensor as the matrix"),
-    "length": (lambda xp, p: p if p.shape[0] > 3 else 2 * p, "cannot depend on an array's value"),
+    "length": (lambda xp, p: p if p.shape[0] > 3.5 else 2 * p, "cannot depend on an array's value"),
+    "outer": (lambda xp, p: xp.sum(p, axis=-1, keepdims=True) * xp.sum(p, axis=-1), "varies by R along two dimensions"),
+    "branch": (lambda xp, p: branch(xp.sum(p) > 0.0, lambda: p, lambda: -p), "cannot depend on an array's value"),
     "transposed sum": (lambda xp, p: p + p.mT, "cannot broadcast"),
 }
+
+
+def test_a_rule_may_compare_lengths_with_numbers():
+    def update(xp, p, g, s, h):
+        wide, tall = p.shape[-1] > 4, p.shape[-2] >= 6
+        return p - h.lr * (2.0 if wide else 1.0) * (g @ (p.mT @ p) if tall else g), {}
+
+    rule = rule_of(update)
+    shapes = ((3, 4), (5, 2), (3, 5), (6, 4), (9, 3), (6, 5))
+    plans = [plan_for(rule, 2, "float64", shape=s) for s in shapes]
+    assert [plans.index(x) for x in plans] == [0, 0, 2, 3, 3, 5]
+    assert [x.multiplies for x in plans] == [False, False, False, True, True, True]
+    rng = np.random.default_rng(0)
+    for shape in shapes:
+        p, g = rng.standard_normal((2, *shape))
+        found, exact = (ao.Optimizer(p.copy(), rule, engine=e).step(g) for e in ("numpy", "array_api"))
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -205,7 +227,7 @@ def test_complex_products_run_as_they_are_written():
 def test_passes_between_products_share_their_cuda_source():
     several, one = (ao.source(ao.Muon(lr=0.1, ns_steps=n), engine="cupy") for n in (9, 3))
     assert several.count("struct Pass") == one.count("struct Pass") == 6
-    assert all(f"case {j}: stage5(step, tensor, piece, stage); break;" in several for j in (5, 10, 15))
+    assert all(f"case {j}: stage5(step, stage); break;" in several for j in (5, 10, 15))
     assert "square_piece(pass, R, piece);" in several
 
 

@@ -1,4 +1,6 @@
-"""What each process of a group does in test_processes.py: ``-m tests.ranks.processes mpi|gloo WHAT FOLDER``."""
+"""What each process of a group does in test_processes.py: ``-m tests.ranks.processes mpi WHAT FOLDER``, or
+``gloo WHAT FOLDER RANK SIZE``.
+"""
 
 import os
 import sys
@@ -11,16 +13,16 @@ import arrayopt as ao
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
 
 
-def ranks(library):
-    """A communicator, its rank and its size."""
+def ranks(library, folder, rank=None, size=None):
+    """A communicator, its rank and its size; these are given where the library has no starter of its own."""
     if library == "mpi":
         from mpi4py import MPI
 
         return MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
-    return dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=int(rank), world_size=int(size))
+    return dist.group.WORLD, int(rank), int(size)
 
 
 def equal(comm, rank, size, folder):
@@ -115,7 +117,25 @@ def nccl(comm, rank, size, folder):
             assert held < 300 * 400 + 130 + 70 * 20 + 1
             assert [x.kind for x in many._parameters.all].count("cut") == 1
         captured(cupy, shapes, arrays)
+        windows(cupy, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
+def windows(cupy, rank):
+    """A matrix of which rank 0 has the later columns: partial results of a rank do not lie one after the other."""
+    from tests.ranks import fake_nccl
+
+    rule, steps = ao.LAMB(lr=0.01, grad_centralization=True), [gradients(k, {"w": (70, 300)}) for k in range(3)]
+    columns = slice(0, 128) if rank else slice(128, 300)
+    whole = cupy.ones((70, 300), "f4")
+    mine = cupy.asarray(np.ones((70, 300), "f4")[:, columns])
+    one = ao.Optimizer({"w": whole}, rule)
+    part = {"w": ao.Part(mine, (0, columns.start), (70, 300))}
+    many = ao.Optimizer(part, rule, comm=fake_nccl.NcclCommunicator())
+    for grads in steps:
+        one.step({"w": cupy.asarray(grads["w"])})
+        many.step({"w": cupy.asarray(np.ascontiguousarray(grads["w"][:, columns]))})
+    assert mine.get().tobytes() == np.ascontiguousarray(whole.get()[:, columns]).tobytes()
 
 
 def captured(cupy, shapes, arrays):
@@ -187,8 +207,8 @@ def hangs(comm, rank, size, folder):
 
 
 if __name__ == "__main__":
-    library, what, folder = sys.argv[1:]
-    {"equal": equal, "ends": ends, "hangs": hangs, "nccl": nccl}[what](*ranks(library), folder)
+    library, what, folder, *place = sys.argv[1:]
+    {"equal": equal, "ends": ends, "hangs": hangs, "nccl": nccl}[what](*ranks(library, folder, *place), folder)
     if library == "gloo":
         import torch.distributed as dist
 

@@ -1,6 +1,7 @@
 """DTensors: ``torchrun --nproc-per-node N -m tests.ranks.sharded``: FSDP2, tensor parallel, both, and DDP, on CPUs."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -146,3 +147,4 @@ if __name__ == "__main__":
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)
     dist.destroy_process_group()
+    gc.collect()  # the group's threads end here, not beside the interpreter

@@ -13,7 +13,7 @@ from arrayopt.engines.numba.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
 from tests.support.ranks import SHAPES, contents, differing, gradients, kinds, parameters, train
-from tests.support.slow import examples, marked
+from tests.support.slow import PROFILE, examples, marked
 
 RULES = {
     "LAMB": (ao.LAMB(lr=0.01), {}),
@@ -211,21 +211,20 @@ def test_gradients_of_each_rank_in_micro_steps():
     assert [set(map(str, found)) for found in ao.ranks.run(2, rank)] == [{"extra"}] * 2
 
 
+SEVERAL = [
+    ao.LAMB(lr=0.01),
+    ao.LAMB(lr=0.01, grad_centralization=True),
+    ao.LANS(lr=0.01),
+    ao.LARS(lr=0.1),
+    ao.AdamW(lr=0.01),
+    ao.SGD(lr=0.1, momentum=0.9),
+    ao.CAME(lr=0.01),
+]
+
+
 @st.composite
 def problems(draw):
-    rule = draw(
-        st.sampled_from(
-            [
-                ao.LAMB(lr=0.01),
-                ao.LAMB(lr=0.01, grad_centralization=True),
-                ao.LANS(lr=0.01),
-                ao.LARS(lr=0.1),
-                ao.AdamW(lr=0.01),
-                ao.SGD(lr=0.1, momentum=0.9),
-                ao.CAME(lr=0.01),
-            ]
-        )
-    )
+    rule = draw(st.sampled_from(SEVERAL[:1] if PROFILE == "quick" else SEVERAL))  # each has to be compiled
     extents = st.integers(0, 40) | st.sampled_from([64, 128, 1000, 8192])
     shapes = draw(st.lists(st.lists(extents, max_size=3).filter(lambda s: np.prod(s) < 3e5), min_size=1, max_size=6))
     named = {f"x{i}": tuple(shape) for i, shape in enumerate(shapes)}

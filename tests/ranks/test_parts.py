@@ -135,6 +135,12 @@ class Drift(ao.Rule):
         ((0, 0), ao.SGD(lr=0.1), "auto", "must fill a tensor of shape"),
         ((0, 2), ao.SGD(lr=0.1), "auto", "must fill a tensor of shape"),
         ((0, 3), ao.Muon(lr=0.1), "auto", "multiplies whole matrices"),
+        (
+            (0, 3),
+            ao.SOAP(max_precondition_dim=2),
+            "auto",
+            "SOAP cannot take: it makes some updates as they are written",
+        ),
         ((0, 3), Drift(lr=0.1), "auto", "begins as values of the whole tensor 'w'"),
         ((0, 3), ao.LAMB(lr=0.1), "numpy", "engines 'numba' and 'cupy' take"),
     ],

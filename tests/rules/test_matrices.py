@@ -1,4 +1,4 @@
-"""The common tests of rules of matrices: rows of `MATRICES` on every engine and library, of `WRITTEN` as written."""
+"""The common tests of rules of matrices: rows of `MATRICES` and `BRANCHED` on every engine and library."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 import arrayopt as ao
 from tests.conftest import BACKENDS
 from tests.support import witness
-from tests.support.cases import FAR, LARGE, MATRICES, ROWS, SMALL, WRITTEN, WRITTEN_ROWS, make
+from tests.support.cases import BRANCHED, BRANCHED_ROWS, FAR, LARGE, MATRICES, ROWS, SMALL, make
 from tests.support.slow import marked
 
 FUSED = ("numpy", "numba")
@@ -17,7 +17,7 @@ MAGNITUDES = {"still": 0.0, "huge": 1e6, "tiny": 1e-8}
 STEPS = 4
 
 # The steps multiply small singular values of d by 3.4445 five times, and with them the roundings of d: by up to 485.
-every_row = pytest.mark.parametrize(("name", "row"), [*ROWS, *WRITTEN_ROWS])
+every_row = pytest.mark.parametrize(("name", "row"), [*ROWS, *BRANCHED_ROWS])
 of_matrices = pytest.mark.parametrize(("name", "row"), ROWS)
 FUSED_ROWS = [(engine, *row) for engine in FUSED for row in ROWS]
 each_fused = pytest.mark.parametrize(
@@ -26,14 +26,14 @@ each_fused = pytest.mark.parametrize(
 each_engine = pytest.mark.parametrize(
     ("engine", "name", "row"),
     marked(
-        [*FUSED_ROWS, *(("array_api", *row) for row in WRITTEN_ROWS)],
-        lambda *case: case in (("numpy", "Muon", 0), ("array_api", "SOAP", 1)),
+        [*FUSED_ROWS, *((engine, *row) for engine in (*FUSED, "array_api") for row in BRANCHED_ROWS)],
+        lambda *case: case in (("numpy", "Muon", 0), ("array_api", "SOAP", 1), ("numpy", "SOAP", 2)),
     ),
 )
 
 
 def rule_of(name, row):
-    return make(name, (MATRICES | WRITTEN)[name][row])
+    return make(name, (MATRICES | BRANCHED)[name][row])
 
 
 def problem(shapes, dtype="float64", steps=STEPS):
@@ -81,7 +81,7 @@ PLACES = [("array_api", library, dtype) for library in ("numpy", "array_api_stri
 PLACES += [(engine, "numpy", dtype) for engine in FUSED for dtype in ("float64", "float32")]
 PLACES = [x for x in PLACES if x[2] in ("float64", "float32") and BACKENDS[x[1]].has(x[2])]
 EACH = [(*x, *y) for x in PLACES for y in ROWS]
-EACH += [(*x, *y) for x in PLACES for y in WRITTEN_ROWS if x[0] == "array_api" and (x[1] != "jax" or y[1] == 1)]
+EACH += [(*x, *y) for x in PLACES for y in BRANCHED_ROWS if x[1] != "jax" or y[1] == 1]
 
 
 def in_each_run(engine, library, dtype, name, row):
@@ -94,7 +94,7 @@ def in_each_run(engine, library, dtype, name, row):
 
 @pytest.mark.parametrize(("engine", "library", "dtype", "name", "row"), marked(EACH, in_each_run))
 def test_a_run_equals_the_witness(engine, library, dtype, name, row):
-    backend, options = BACKENDS[library], (MATRICES | WRITTEN)[name][row]
+    backend, options = BACKENDS[library], (MATRICES | BRANCHED)[name][row]
     params, grads = problem(SMALL if name in MATRICES else EVERY_RANK, dtype)
     exact = {n: (p.astype(float).ravel().tolist(), {}) for n, p in params.items()}
     opt = ao.Optimizer({n: backend.array(p, dtype) for n, p in params.items()}, make(name, options), engine=engine)

@@ -1,10 +1,12 @@
-"""SOAP: what is the same in every library, when the basis changes, and what is said of engines that do not fuse it."""
+"""SOAP: what is the same in every library, when the basis changes, and which updates are fused."""
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
 from arrayopt.arrays import array_namespace
+from arrayopt.engines import array_api, fused
+from arrayopt.fusion.plans import plan_for
 from arrayopt.rules import bases
 from arrayopt.testing.diagnosis.hypothesis import plain
 from tests.support.slow import marked
@@ -93,7 +95,7 @@ def test_eigenvectors_are_taken_in_the_steps_that_need_them_alone(monkeypatch):
             np.linalg, name, lambda x, real=real, name=name, **how: calls.append(name) or real(x, **how)
         )
     found, params, rng = [], drawn(w=(3, 4)), np.random.default_rng(0)
-    opt = ao.Optimizer(params, ao.SOAP(precondition_frequency=3))
+    opt = ao.Optimizer(params, ao.SOAP(precondition_frequency=3), engine="numpy")
     for _ in range(8):
         calls.clear()
         opt.step({"w": rng.standard_normal((3, 4))})
@@ -103,7 +105,7 @@ def test_eigenvectors_are_taken_in_the_steps_that_need_them_alone(monkeypatch):
 
 
 def test_the_first_update_moves_nothing_and_each_tensor_counts_its_own():
-    opt = ao.Optimizer(drawn(a=(2, 3), b=(4,)), RULE)
+    opt = ao.Optimizer(drawn(a=(2, 3), b=(4,)), RULE, engine="numpy")
     start = {n: p.copy() for n, p in opt.params.items()}
     opt.step({"a": np.ones((2, 3)), "b": None})
     assert all((opt.params[n] == start[n]).all() for n in start)
@@ -130,7 +132,7 @@ def test_a_side_that_is_too_long_keeps_the_identity_and_a_vector_gets_adam():
 def test_a_gradient_that_is_not_finite_reaches_the_parameter_and_raises_nothing():
     for bad in (np.nan, np.inf):
         for first in (True, False):
-            opt = ao.Optimizer({"w": np.ones((3, 4))}, RULE)
+            opt = ao.Optimizer({"w": np.ones((3, 4))}, RULE, engine="numpy")
             g = np.random.default_rng(0).standard_normal((3, 4))
             wrong = g.copy()
             wrong[1, 2] = bad
@@ -140,13 +142,13 @@ def test_a_gradient_that_is_not_finite_reaches_the_parameter_and_raises_nothing(
 
 
 def test_zeros_stand_still_and_stacked_layers_are_the_layers():
-    opt = ao.Optimizer({"w": np.ones((3, 4))}, ao.SOAP(weight_decay=0.0, precondition_frequency=1))
+    opt = ao.Optimizer({"w": np.ones((3, 4))}, ao.SOAP(weight_decay=0.0, precondition_frequency=1), engine="numpy")
     for _ in range(4):
         assert (opt.step({"w": np.zeros((3, 4))})["w"] == 1).all()
     rng = np.random.default_rng(3)
     p, grads = rng.standard_normal((2, 3, 4)), rng.standard_normal((5, 2, 3, 4))
-    whole = ao.Optimizer({"w": p.copy()}, ao.SOAP(lr=0.1, stacked=True, precondition_frequency=2))
-    each = ao.Optimizer({str(i): p[i].copy() for i in range(2)}, RULE)
+    whole = ao.Optimizer({"w": p.copy()}, ao.SOAP(lr=0.1, stacked=True, precondition_frequency=2), engine="numpy")
+    each = ao.Optimizer({str(i): p[i].copy() for i in range(2)}, RULE, engine="numpy")
     for g in grads:
         whole.step({"w": g})
         each.step({str(i): g[i] for i in range(2)})
@@ -159,7 +161,7 @@ def test_zeros_stand_still_and_stacked_layers_are_the_layers():
 )
 def test_the_functional_form_knows_the_slots_of_each_shape(rule, shape):
     params, rng = drawn(w=shape), np.random.default_rng(4)
-    opt, state = ao.Optimizer({"w": params["w"].copy()}, rule), rule.init(params)
+    opt, state = ao.Optimizer({"w": params["w"].copy()}, rule, engine="array_api"), rule.init(params)
     for _ in range(3):
         grads = {"w": rng.standard_normal(shape)}
         opt.step(grads)
@@ -173,23 +175,110 @@ def test_the_functional_form_knows_the_slots_of_each_shape(rule, shape):
 
 # ---- engines, libraries and doors ------------------------------------------------------------------------------------
 
-WHY = "SOAP takes new eigenvectors in some updates only, and a plan is the same in all of them"
+WHY = "SOAP makes some updates as they are written, by their number, which the device counts"
 
 
-def test_engines_that_fuse_refuse_it_and_auto_says_why():
-    params = {"w": np.ones((2, 3))}
-    assert (
-        f"engine array_api (numba: {WHY}; engine='array_api' runs it as it is; numpy: {WHY}"
-        in ao.Optimizer(params, RULE).explain()
+@pytest.mark.parametrize("frequency", [1, 2, 3])
+def test_fused_engines_make_the_first_and_every_fth_update_as_it_is_written(frequency, monkeypatch):
+    """Of each tensor by its own count."""
+    made, real = [], array_api.apply_one
+    monkeypatch.setattr(
+        array_api, "apply_one", lambda *args, **how: made.append(how["origin"][0]) or real(*args, **how)
     )
-    for engine in ("numpy", "numba"):
-        with pytest.raises(ValueError, match=f"engine '{engine}' cannot run SOAP: {WHY}"):
-            ao.Optimizer(params, RULE, engine=engine).explain()
-    with pytest.raises(TypeError, match=WHY):
-        ao.source(RULE, engine="numba")
+    rule = ao.SOAP(lr=0.1, precondition_frequency=frequency)
+    params, rng, found, late = drawn(a=(2, 3), b=(5, 2), late=(3, 3)), np.random.default_rng(1), [], 2
+    fused, exact = (ao.Optimizer({n: p.copy() for n, p in params.items()}, rule, engine=e) for e in FUSED_AND_WRITTEN)
+    for t in range(8):
+        grads = {n: rng.standard_normal(p.shape) if n != "late" or t >= late else None for n, p in params.items()}
+        made.clear()
+        fused.step(grads)
+        found.append(sorted(made))
+        exact.step(grads)
+    due = [t == 0 or t % frequency == 0 for t in range(8)]
+    assert found == [[*"ab"] * due[t] + ["late"] * (t >= late and due[t - late]) for t in range(8)]
+    for n, p in exact.params.items():
+        np.testing.assert_allclose(fused.params[n], p, rtol=0, atol=1e-12)
+    assert {n: s["t"] for n, s in fused.state.items()} == {"a": 8, "b": 8, "late": 6}
 
 
-def test_on_a_gpu_it_runs_as_written_too(cupy):
+FUSED_AND_WRITTEN = ("numpy", "array_api")
+KINDS = {
+    "layers": (ao.SOAP(lr=0.1, stacked=True, precondition_frequency=3), {"w": (2, 3, 4)}),
+    "kernels": (ao.SOAP(lr=0.1, precondition_frequency=3, ema_decay=0.5), {"w": (4, 2, 3), "b": (6,)}),
+    "batches": (ao.SOAP(lr=0.1, precondition_frequency=3, matrix="last", max_precondition_dim=4), {"w": (2, 3, 4, 5)}),
+    "wider than a band": (ao.SOAP(lr=0.1, precondition_frequency=3), {"w": (140, 20), "u": (5, 150)}),
+    "half": (ao.SOAP(lr=0.1, precondition_frequency=3, state_dtype="bfloat16"), {"w": (3, 4)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "engine"),
+    marked(((k, e) for k in KINDS for e in ("numpy", "numba")), lambda _, engine: engine == "numpy"),
+)
+def test_fused_updates_are_those_of_the_rule_as_written(what, engine):
+    rule, shapes = KINDS[what]
+    found, exact = (run(rule, drawn(**shapes), engine=e, steps=6) for e in (engine, "array_api"))
+    far = 2e-2 if what == "half" else 1e-10  # a state that is rounded may be rounded otherwise
+    for n, state in exact.state.items():
+        np.testing.assert_allclose(found.params[n], exact.params[n], rtol=0, atol=far, err_msg=n)
+        for slot, x in state.items():
+            y = found.state[n][slot]
+            if slot != "t":
+                np.testing.assert_allclose(np.asarray(y, float), np.asarray(x, float), rtol=0, atol=far, err_msg=slot)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_over_small_tensors_blas_is_held_to_one_thread(small, monkeypatch):
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    seen, real = [], np.linalg.qr
+
+    def counted(x, **how):
+        seen.append({i["num_threads"] for i in threadpoolctl.threadpool_info() if i["user_api"] == "blas"})
+        return real(x, **how)
+
+    if not small:
+        monkeypatch.setattr(fused, "SMALL", 11)
+    monkeypatch.setattr(np.linalg, "qr", counted)
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        run(RULE, drawn(w=(3, 4)), steps=3, engine="numpy")
+    assert len(seen) == 2 + 4
+    assert set(map(frozenset, seen)) == ({frozenset({1})} if small else {frozenset({2})})
+
+
+def test_what_is_reported_is_the_same():
+    reports = []
+    for engine in FUSED_AND_WRITTEN:
+        opt, rng = ao.Optimizer(drawn(w=(3, 4), b=(5,)), RULE, engine=engine, stats=True), np.random.default_rng(1)
+        for _ in range(4):
+            opt.step({n: rng.standard_normal(p.shape) for n, p in opt.params.items()})
+            reports.append({n: {k: float(x) for k, x in one.items()} for n, one in opt.stats.read().items()})
+    for one, other in zip(reports[:4], reports[4:], strict=True):
+        assert {n: pytest.approx(x, rel=1e-9, abs=1e-12) for n, x in one.items()} == other
+
+
+def test_a_plan_is_one_for_all_shapes_with_the_same_bases():
+    rule = ao.SOAP(max_precondition_dim=6)
+    both, other, tall, wide, none = (
+        plan_for(rule, 2, "float32", shape=s) for s in ((3, 4), (6, 2), (7, 5), (5, 7), (9, 8))
+    )
+    assert both is other
+    assert [set(x.slots) - {"m", "v"} for x in (both, tall, wide, none)] == [
+        {"l", "ql", "r", "qr"}, {"r", "qr"}, {"l", "ql"}, set(),
+    ]  # fmt: skip
+    assert {x: both.slots[x] for x in ("m", "l", "qr")} == {"m": "RC", "l": "Rr", "qr": "Cc"}
+    assert "ql" not in both.written
+    assert (both.multiplies, none.multiplies) == (True, False)
+
+
+def test_it_says_what_it_does():
+    text = ao.Optimizer({"w": np.ones((2, 3))}, RULE).explain()
+    assert "engine numba (the fastest for numpy arrays)" in text
+    assert "some updates of each tensor as they are written" in text
+    assert "load l spill5; store l; reduce -; 24 B over Rr" in text
+    assert "def units_" in ao.source(RULE, engine="numba")
+
+
+def test_on_a_gpu_it_runs_as_written(cupy):
     opt = ao.Optimizer({n: cupy.asarray(p) for n, p in drawn(w=(3, 4)).items()}, RULE)
     assert f"engine array_api (cupy: {WHY}" in opt.explain()
     rng = np.random.default_rng(1)
@@ -208,7 +297,7 @@ def test_a_library_without_eigenvectors_is_refused():
 @pytest.mark.parametrize(
     ("field", "wrong", "kind", "words"),
     [
-        ("precondition_frequency", 0, ValueError, r"must be in \[1, inf\); got 0"),
+        ("precondition_frequency", 0, ValueError, r"must be in \[1, 2\*\*64\); got 0"),
         ("precondition_frequency", 2.5, TypeError, "must be a whole number; got 2.5"),
         ("max_precondition_dim", True, TypeError, "must be a whole number; got True"),
         ("matrix", "first", ValueError, "must be 'flatten' or 'last'"),

@@ -134,7 +134,7 @@ MATRICES = {
 }
 """Rules that are for tensors of rank ≥ 2 alone: their common tests are in `tests.rules.test_matrices`."""
 
-WRITTEN = {
+BRANCHED = {
     "SOAP": [
         {},
         {"lr": 0.1, "precondition_frequency": 1, "weight_decay": 0.1, "shampoo_beta": 0.5, "beta1": 0.8},
@@ -142,7 +142,7 @@ WRITTEN = {
         {"lr": 0.02, "precondition_frequency": 2, "clip_tensor_norm": 2.0, "ema_decay": 0.9, "eps": 1e-3, "beta2": 0.0},
     ],
 }
-"""Rules that no engine fuses: their common tests are those of `MATRICES`, on the engine that runs a rule as written."""
+"""Rules that make some updates as they are written: their common tests are those of `MATRICES`, as written too."""
 
 REFERENCE = "array_api"  # the engine that runs a rule as it is written, and so gives the functional form's bits
 # the libraries whose arrays each engine takes: every common test runs on all of these
@@ -176,8 +176,8 @@ def make(name, options):
 ROWS = [(name, i) for name, rows in MATRICES.items() for i in range(len(rows))]
 """Each row of `MATRICES`."""
 
-WRITTEN_ROWS = [(name, i) for name, rows in WRITTEN.items() for i in range(len(rows))]
-"""Each row of `WRITTEN`."""
+BRANCHED_ROWS = [(name, i) for name, rows in BRANCHED.items() for i in range(len(rows))]
+"""Each row of `BRANCHED`."""
 
 SMALL = {
     "square": (4, 4), "wide": (3, 7), "tall": (7, 3), "row": (1, 5), "column": (5, 1), "kernel": (4, 2, 3, 2),

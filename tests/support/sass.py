@@ -125,10 +125,19 @@ def _instructions(section):
 
 
 def _lines_of(text, j):
-    """The lines of the source (from 1) of the function of stage j."""
+    """The lines of the source (from 1) of the function of stage j, and of the pass that it calls.
+
+    Of what was inlined the compiler may name the pass, and not who called it.
+    """
     rows = text.splitlines()
-    first = next(i for i, row in enumerate(rows) if f" void stage{j}(" in row)
-    return range(first + 1, rows.index("}", first) + 2)
+
+    def block(head, end):
+        first = next(i for i, row in enumerate(rows) if head in row)
+        return range(first + 1, rows.index(end, first) + 2)
+
+    function = block(f" void stage{j}(", "}")
+    called = re.search(r"^ +(Pass\d+) pass\(", "\n".join(rows[i - 1] for i in function), re.MULTILINE)
+    return {*function, *(block(f"struct {called[1]} {{", "};") if called else ())}
 
 
 def facts(made, j):

@@ -31,9 +31,10 @@ def between(m: CudaText, j: int, stage: Stage) -> None:
 
 
 def _read(m: CudaText, depth: int, nodes: tuple[Node, ...], made: set[Node]) -> None:
-    """Read what operations need that is not computed here."""
+    """Read what operations need that is neither computed here nor read, and say that it is."""
     wanted = dict.fromkeys(a for n in nodes if not n.reduces for a in n.args if a not in made and a.op != "const")
     m.put(depth, *(m.declare(n, m.value(n)) for n in wanted))
+    made.update(wanted)
 
 
 def _indices(m: CudaText, depth: int, axes: str, source: str) -> None:
@@ -85,7 +86,10 @@ def _put_together(m: CudaText, s: Node) -> None:
 
 
 def _whole(m: CudaText, stage: Stage) -> None:
-    """Values of the tensor as a whole: partial sums are put together by all threads, operations are one thread's."""
+    """Values of the tensor as a whole: partial sums are put together by all threads, operations are one thread's.
+
+    Each is read just before it is needed, and kept as soon as it is there: some rules have too many for the registers.
+    """
     sums = [n for n in stage.nodes if n.reduces]
     if sums:
         m.fold(1, "Of", sums)
@@ -95,10 +99,10 @@ def _whole(m: CudaText, stage: Stage) -> None:
             m.put(2, f"{m.take(s, f'sum[{j}]', f'(double)step.work[t[PART{m.partial[s]}] + k]')};")
         m.put(1, "}", "block_fold<Of>(sum);")
     m.put(1, "if (threadIdx.x != 0) return;")
-    m.put(1, *(m.declare(s, f"sum[{j}]") for j, s in enumerate(sums)))
-    _read(m, 1, stage.nodes, set(stage.nodes))
-    m.put(1, *(m.declare(n, m.expression(n)) for n in stage.nodes if not n.reduces))
-    m.put(1, *(_keep(m, n, m.name(n)) for n in stage.nodes))
+    made = set(stage.nodes)
+    for n in [*sums, *(n for n in stage.nodes if not n.reduces)]:
+        _read(m, 1, (n,), made)
+        m.put(1, m.declare(n, f"sum[{sums.index(n)}]" if n.reduces else m.expression(n)), _keep(m, n, m.name(n)))
     _store(m, 1, stage, "0")
 
 

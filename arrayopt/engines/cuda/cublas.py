@@ -8,12 +8,12 @@ import ctypes
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
+from arrayopt.codecs import CODECS
 from arrayopt.state.run import Run
 
 __all__ = ["Alike", "Blas", "Call", "blas_of", "grouped", "has_groups", "library", "strided"]
@@ -40,8 +40,13 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 """What is called, and its arguments; each returns a status. cuBLAS has groups from CUDA 12.5 on."""
 
-TYPES = {"float32": (0, 68, ctypes.c_float), "float64": (1, 70, ctypes.c_double)}
-"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for."""
+TYPES = {
+    "float32": (0, 68, ctypes.c_float),
+    "float64": (1, 70, ctypes.c_double),
+    "bfloat16": (14, 68, ctypes.c_float),
+}
+"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for. What
+is multiplied in bfloat16 is added up in float32."""
 
 MATH = 16
 """The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than arithmetic has."""
@@ -96,12 +101,12 @@ def library() -> Any:
         If CuPy finds no cuBLAS.
     """
     try:
-        own = import_module("cupy_backends.cuda.libs.cublas").__file__
+        from cupy_backends.cuda.libs import cublas  # by its package, which loads the library where pip has put it
     except ImportError as error:
         raise ValueError(f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}") from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
     # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is loaded by now
-    for name in (own, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
+    for name in (cublas.__file__, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
         try:
             found = ctypes.CDLL(name)
             for function, arguments in PROTOTYPES.items():
@@ -173,7 +178,7 @@ def strided(dtype: str, of: Alike) -> Call:
     """
     kind, compute, real = TYPES[dtype]
     rows, columns, length = of.extents
-    size = np.dtype(dtype).itemsize
+    size = CODECS[dtype].itemsize
     a, b, c = ((x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True))
     turned = (int(of.turned[1]), int(of.turned[0]))
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))

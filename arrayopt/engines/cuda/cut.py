@@ -1,7 +1,7 @@
 """Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where partial results lie.
 
-As in `arrayopt.engines.numba.cut`, addresses are put back by what lies before this rank's elements, and what is between
-passes is computed on each rank that has some.
+As in `arrayopt.engines.numba.cut`, addresses are put back by what lies before this rank's elements, a matrix that the
+user has cut is a window, and what is between passes is computed on each rank that has some.
 """
 
 import weakref
@@ -16,9 +16,10 @@ from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.stages import CHUNK
-from arrayopt.engines.cuts import check_slots, part_start, stretches, unit_ends, unlike
+from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, unit_ends, windowed
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.stages import staged
+from arrayopt.fusion.windows import views, whole
 from arrayopt.state.shares import Shards
 
 __all__ = ["Cut"]
@@ -30,71 +31,93 @@ class Cut:
     Parameters
     ----------
     table : Table
-        The table, whose tiles are known. Of parts that the user gave, which lie end to end, it counts the units.
+        The table, whose tiles are known. Of parts that the user gave it counts the units anew.
 
     Attributes
     ----------
-    first : array of int64
-        For each tensor the first piece of a pass.
+    own : list of arrays of int64
+        For each tensor this rank's pieces of a pass.
+    windows : dict of int to array
+        Of matrices that the user has cut, by row, the windows of all ranks.
     """
 
     def __init__(self, table: Any) -> None:
         self.of, self.form = weakref.proxy(table), staged(table.plan)  # no circle: memory is free when it is let go
         self.shares = [tensor.share for tensor in table.tensors]
+        self.windows: dict[int, Ints] = {}
         self.ends = [self._units(row) for row in range(len(self.shares))]
-        rank = self.shares[0].rank
-        own = [self._own_units(row, *self.ends[row][rank : rank + 2]) for row in range(len(self.shares))]
-        self.first: Ints = np.array([first for first, _ in own])
-        self.last: Ints = np.array([last for _, last in own])
+        self.own = [self._own_units(row) for row in range(len(self.shares))]
 
     def _units(self, row: int) -> list[int]:
-        """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
+        """The units of a tensor at which the ranks' parts begin, and the end of the last one; none of windows."""
         tensor, plan, share, geo = self.of.tensors[row], self.of.plan, self.shares[row], self.of.geo[row]
         if not isinstance(share, Shards):
             return unit_ends(tensor, plan, geo)
         check_slots(tensor, plan)
         if plan.element != "C":
-            raise unlike(tensor)
+            self.windows[row], self.of.firsts[row] = windowed(tensor, plan, geo), 0
+            return []
         if plan.draws:  # units have the numbers of parts that lie end to end
             self.of.firsts[row] -= part_start(tensor)
         ends = [end // CHUNK for end in share.ends]
         geo[[GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS")]] = share.last, ends[-1], ends[-1]
         return ends
 
-    def _own_units(self, row: int, first: int, last: int) -> tuple[int, int]:
-        """The first unit that this rank runs, and the end: those of a part that the user gave, others have too."""
-        share = self.shares[row]
+    def _own_units(self, row: int) -> Ints:
+        """The units that this rank runs: those of a part that the user gave, others have too."""
+        share, geo = self.shares[row], self.of.geo[row]
+        if row in self.windows:
+            every = np.arange(geo[GEOMETRY.index("UNITS")])
+            found: Ints = views(every, "tensor", geo, self.windows[row][share.rank]).reshape(-1)
+            return found
         if not isinstance(share, Shards):
-            return first, last
+            return np.arange(*self.ends[row][share.rank : share.rank + 2])
         first = share.first // CHUNK
-        own = [end // CHUNK - first for end in share.ends if end > share.first]
-        return first, first + (min(own) if share.last > share.first else 0)
+        own = [end // CHUNK for end in share.ends if end > share.first]
+        return np.arange(first, min(own) if share.last > share.first else first)
+
+    def lying(self) -> Ints | None:
+        """How tensors lie here, in columns that are called as in `WINDOW`; None where there are no windows."""
+        if not self.windows:
+            return None
+        found = whole(self.of.geo)
+        for row, every in self.windows.items():
+            found[row] = every[self.shares[row].rank]
+        first, end, tile = found[:, ::3], found[:, 1::3], found[:, 2::3]
+        _, rows, columns = (end - first).T
+        matrix = rows * columns
+        before = first[:, 0] * matrix + first[:, 1] * columns + first[:, 2]
+        sizes = self.of.geo[:, [GEOMETRY.index(name) for name in ("G", "TR", "TC")]]
+        return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:
         """Of the pieces of each stage keep this rank's: its units in passes, and none of what it has nothing of."""
-        passes = [stage.kind == "pass" for stage in self.of.stages]
-        pieces[:, passes] = (self.last - self.first)[:, None]
-        pieces[self.last == self.first] = 0
+        passes, counts = [stage.kind == "pass" for stage in self.of.stages], np.array(list(map(len, self.own)))
+        pieces[:, passes] = counts[:, None]
+        pieces[counts == 0] = 0
+
+    def _first(self, row: int) -> int:
+        """The elements of a whole tensor that lie before this rank's, as units count them."""
+        return 0 if row in self.windows else int(self.shares[row].first)
 
     def elements_before(self, row: int, name: str) -> int:
         """The elements that lie before this rank's in the whole tensor, and are not in a stored array here."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
-        return int(share.first) if here else 0
+        return self._first(row) if here else 0
 
     def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
         """The same for gradients, in bytes: they are of whole tensors, or of this rank's elements."""
-        shares = [self.shares[row] for row in rows.tolist()]
-        whole = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
+        sizes = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
         return [
-            int(share.first) * int(g.itemsize) if isinstance(share, Shards) or size(g) != n else 0
-            for share, g, n in zip(shares, grads, whole, strict=True)
+            self._first(row) * int(g.itemsize) if isinstance(self.shares[row], Shards) or size(g) != n else 0
+            for row, g, n in zip(rows.tolist(), grads, sizes, strict=True)
         ]
 
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
         """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and its size."""
         held = np.array([share.last - share.first for share in self.shares])
-        sizes, first = -(-held // 4) * 4, np.array([share.first for share in self.shares])
+        sizes, first = -(-held // 8) * 8, np.array([self._first(row) for row in range(len(held))])
         return dict.fromkeys(self.of.plan.spilled, (np.cumsum(sizes) - sizes - first, int(sizes.sum())))
 
     def passes(self, rows: Rows) -> Iterator[list[Partials]]:
@@ -115,6 +138,10 @@ class Cut:
         for row in rows.tolist() if k < len(self.form.passes) else ():
             for reduction, kind in self.form.passes[k].reductions.items():
                 begin = int(self.of.host[row, self.of.part[reduction]])
-                geo, element = self.of.geo[row], self.of.plan.element
-                found.append(Partials(stretches(self.of.work, begin, geo, element, self.ends[row], kind), here))
+                room, geo, element = self.of.work, self.of.geo[row], self.of.plan.element
+                if row in self.windows:
+                    pieces = tiled(room, begin, geo, self.windows[row], self.shares[row], kind)
+                else:
+                    pieces = stretches(room, begin, geo, element, self.ends[row], kind)
+                found.append(Partials(pieces, here))
         return found

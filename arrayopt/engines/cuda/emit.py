@@ -20,7 +20,7 @@ LEAN = True
 """A thread has 80 registers where three blocks share a multiprocessor; see `arrayopt.fusion.trace.trace`."""
 
 
-def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".") -> str:
+def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".", windows: bool = False) -> str:
     """The text of a CUDA source that runs a plan.
 
     Parameters
@@ -31,8 +31,10 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         What parameters and gradients are stored in.
     about : str
         What to say in the first line, and below it.
+    windows : bool
+        Whether it is of matrices that the user has cut; see `arrayopt.fusion.windows`.
     """
-    m = CudaText(plan, dtype, grad_dtype or dtype)
+    m = CudaText(plan, dtype, grad_dtype or dtype, windows=windows)
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused kernels{about}".splitlines()), "")
     m.constants(len(hypers(plan)))
     flat = plan.element == "C"
@@ -71,6 +73,8 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch")))
     m.put(1, "};", "struct Row {")
     m.put(2, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("row")))
+    here = p.draws and m.windows
+    m.put(2, *(["long long origin;  // the position of an element, less the place that it lies in"] if here else []))
     m.put(1, "};", "template <int N>", "struct Columns {")
     m.put(2, *(f"{m.kind(n)} {m.name(n)}[N];" for n in p.using("column")))
     m.put(1, "};", "template <int N>", "struct Loads {")
@@ -121,6 +125,8 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     m.put(1, "}", "__device__ __forceinline__ Row row(long long row, long long r) const {")
     m.put(2, "const long long B = t[IN_B], R = t[IN_R];", "Row of_row;")
     m.put(2, *(f"of_row.{m.name(n)} = {m.value(n)};" for n in p.using("row")))
+    if p.draws and m.windows:
+        m.put(2, "of_row.origin = origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0);")
     m.put(2, "(void)B, (void)R, (void)row, (void)r;", "return of_row;")
     m.put(1, "}", "template <int N>")
     m.put(1, "__device__ __forceinline__ Columns<N> columns(long long c, int n) const {")
@@ -197,11 +203,11 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
         else:
             m.put(1, "matrix_piece(pass, tile_of(t), t[IN_ALIGNED] != 0, piece);")
         m.put(0, "}", "")
-    m.put(0, "__device__ void piece(const Step& step, int stage, int tensor, int piece) {", "    switch (stage) {")
+    m.put(0, "__device__ void piece(const Step& step, int stage) {", "    switch (stage) {")
     for j, stage in enumerate(made):
         same = next((x for x in alike if stage.kind == "pass" and stage.index in x), [])
         first, more = at[same[0]] if same else j, ", stage" if same[1:] else ""
         if stage.kind != "product":
-            m.put(2, f"case {j}: stage{first}(step, tensor, piece{more}); break;")
+            m.put(2, f"case {j}: stage{first}(step{more}); break;")
     m.put(1, "}")
     m.put(0, "}", "")

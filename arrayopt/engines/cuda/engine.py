@@ -27,7 +27,7 @@ class CuPy(Fused):
     products = Table
     side_by_side = False
     lean = LEAN
-    counts, halves, cuts, parts = True, False, True, True
+    counts, halves, cuts, parts, narrows = True, False, True, True, True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 

@@ -78,9 +78,9 @@ class Launches:
         """The tickets of all tensors."""
         if self.line is None:
             table, n = self.table, len(self.table.tensors)
-            apart, first = table.plan.multiplies or table.cut is not None, table.cut and table.cut.first
+            apart, owned = table.plan.multiplies or table.cut is not None, table.cut and table.cut.own
             lag = None if apart else self._lag()
-            made = tickets(table.stages, table.pieces, table.whole.all, lag, apart=apart, first=first)
+            made = tickets(table.stages, table.pieces, table.whole.all, lag, apart=apart, owned=owned)
             self.line = Line(*made, n)
             self.line_there = cupy.asarray(self.line.queue.view(np.int32))
             self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)

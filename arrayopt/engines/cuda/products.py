@@ -6,7 +6,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Ints
+from arrayopt.arrays import NARROW, Ints
+from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.cublas import Alike, Call, grouped, has_groups, strided
 from arrayopt.fusion.layout import GEOMETRY, extent
 from arrayopt.fusion.plan import Pass, Plan
@@ -21,12 +22,13 @@ GROUPED = 256
 def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
     """Where the scratch arrays of each tensor begin in one for all, in elements, and how many elements that has.
 
-    Tensors of equal shape follow each other, so that what is done with their matrices is one call.
+    Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is done with their
+    matrices is one call.
     """
     order = np.lexsort(geo[:, [GEOMETRY.index(x) for x in "ABRC"]].T)
     found = {}
     for name in plan.spilled:
-        sizes = -(-extent(plan.extents[name], geo)[order] // 4) * 4
+        sizes = -(-extent(plan.extents[name], geo)[order] // 8) * 8
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes) - sizes
         found[name] = starts, int(sizes.sum())
@@ -63,21 +65,27 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
     made: list[list[Call]] = []
     kept = []
     for p in plan.passes:
-        found = [x for sides, members in alike if p.multiplies for x in _alike(p, sides, members, at, dtype)]
-        small = [x for x in found if max(x.extents) <= GROUPED]
+        kind = plan.storage[next(iter(p.stores))] if p.multiplies else dtype
+        found = [x for sides, members in alike if p.multiplies for x in _alike(p, sides, members, at, kind)]
+        small = [x for x in found if _fits(x, kind)]
         together = len(small) > 1 and has_groups()
-        made.append([strided(dtype, x) for x in found if not together or max(x.extents) > GROUPED])
+        made.append([strided(kind, x) for x in found if not (together and _fits(x, kind))])
         if together:
             places = np.concatenate([np.add.outer(np.arange(x.number), [0]) * x.apart + x.first for x in small])
             kept.append(cupy.asarray(np.ascontiguousarray(places.T)))
             first, step = kept[-1].data.ptr, kept[-1].nbytes // 3
-            made[-1].append(grouped(dtype, small, (first, first + step, first + 2 * step)))
+            made[-1].append(grouped(kind, small, (first, first + step, first + 2 * step)))
     return [*made, []], kept
+
+
+def _fits(of: Alike, dtype: str) -> bool:
+    """Whether products may be in a list of addresses: they are small, and in 16 bits all begin at words of 16 bytes."""
+    return max(of.extents) <= GROUPED and (dtype not in NARROW or not any(x % 16 for x in (*of.first, *of.apart)))
 
 
 def _alike(p: Pass, sides: dict[str, int], members: Ints, at: dict[str, Ints], dtype: str) -> Iterator[Alike]:
     """The products of a pass over tensors of one shape, in stretches at equal distances."""
-    (n,), names, size = p.nodes, [*p.loads, *p.stores], np.dtype(dtype).itemsize
+    (n,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
     rows, columns, length = (sides[x.upper()] for x in (*n.axes[-2:], multiplied(n)[-1]))
     operands = [(names[0], n.args[0].axes), (names[-2], n.args[1].axes), (names[-1], n.axes)]
     places = np.stack([_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1)

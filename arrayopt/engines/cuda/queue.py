@@ -13,7 +13,13 @@ TICKET = np.dtype([("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", 
 
 
 def tickets(
-    made: list[Stage], pieces: Ints, rows: Ints, lag: int | None, *, apart: bool = False, first: Ints | None = None
+    made: list[Stage],
+    pieces: Ints,
+    rows: Ints,
+    lag: int | None,
+    *,
+    apart: bool = False,
+    owned: list[Ints] | None = None,
 ) -> tuple[Any, list[int]]:
     """The queue of a step over some tensors.
 
@@ -31,8 +37,8 @@ def tickets(
     apart : bool
         Whether something else comes after each pass: a launch for each, also for small tensors, and one for what comes
         after the last.
-    first : array of int64, optional
-        For each tensor the piece that its passes begin with, where ranks share it.
+    owned : list of arrays of int64, optional
+        For each tensor the pieces of a pass that are this rank's, where ranks share it.
 
     Returns
     -------
@@ -48,7 +54,7 @@ def tickets(
     launch = np.minimum(depth[:-1], last)  # what ends a step needs none of its own
     passes = np.array([stage.kind == "pass" for stage in made], bool)
     work = np.array([stage.kind != "product" for stage in made], bool)
-    whole = (chosen == 1)[:, work].all(axis=1) & (first is None)
+    whole = (chosen == 1)[:, work].all(axis=1) & (owned is None)
     small, early = _small(rows[whole], work, launch if apart else 0 * launch)
     counts, large = chosen[~whole], rows[~whole]
     waits = np.cumsum(counts, axis=1) - counts
@@ -61,8 +67,9 @@ def tickets(
     queue["wait"] = waits.ravel()[each]
     back = depth[stage[each]] % 2 == 1  # every other pass runs backwards: it begins with what is in the cache
     queue["piece"] = np.where(back, n[each] - 1 - at, at)
-    if first is not None:
-        queue["piece"] += np.where(passes[stage[each]], first[rows][owner[each]], 0).astype(np.int32)
+    if owned is not None:
+        some, begins = passes[stage[each]], np.cumsum([0, *(len(owned[row]) for row in rows)])[owner[each]]
+        queue["piece"][some] = np.concatenate([owned[row] for row in rows])[(begins + queue["piece"])[some]]
     both = np.concatenate([small, queue])
     if lag is None:
         when = np.concatenate([early, launch[stage[each]]])

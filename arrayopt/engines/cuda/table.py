@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array, Ints, detached, is_array
+from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints, detached, is_array
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
@@ -20,7 +20,7 @@ from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
-from arrayopt.engines.cuda.text import COLUMNS, keys
+from arrayopt.engines.cuda.text import COLUMNS, WINDOW, keys
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.lanes import Lanes
@@ -33,13 +33,18 @@ __all__ = ["Table"]
 WORD = 16
 """Bytes that are read at once, at most."""
 
+STRIDE = WINDOW.index("STRIDE")
+
 STEP = np.dtype([(name, "u8") for name in ("table", "scalars", "values", "work", "working")])
 
 
 @lru_cache(maxsize=256)
-def _kernels(plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int) -> tuple[Any, Any]:
+def _kernels(
+    plan: Plan, dtype: str, grad_dtype: str, options: tuple[str, ...], device: int, *, windows: bool
+) -> tuple[Any, Any]:
     """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
-    module = cupy.RawModule(code=emit(plan, dtype, grad_dtype), options=("-std=c++17", *options))
+    text = emit(plan, dtype, grad_dtype, windows=windows)
+    module = cupy.RawModule(code=text, options=("-std=c++17", *options))
     return module.get_function("prepare"), module.get_function("run")
 
 
@@ -73,14 +78,16 @@ class Table(Batch):
             self.whole = self._made_rows(self.whole.all)
         n, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
-        drawn = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
-        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1] + len(drawn)), np.int64)
+        last = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
+        self.windows = None if self.cut is None else self.cut.lying()
+        last += [] if self.windows is None else list(self.windows.T)
+        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1] + len(last)), np.int64)
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
         self.host[:, COLUMNS.index("COUNT")] = members
         first += len(self.names)
         self.host[:, first : first + lengths.shape[1]] = np.cumsum(lengths).reshape(lengths.shape) - lengths
-        for i, column in enumerate(drawn):
+        for i, column in enumerate(last):
             self.host[:, first + lengths.shape[1] + i] = column
         self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
         with on_device(self.access, self.device):
@@ -88,7 +95,8 @@ class Table(Batch):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
-            self.prepare_kernel, self.run_kernel = _kernels(plan, dtype, grad_dtype, options, self.device)
+            made = _kernels(plan, dtype, grad_dtype, options, self.device, windows=self.windows is not None)
+            self.prepare_kernel, self.run_kernel = made
         self.staged: dict[tuple[int, str], Any] = {}
         self.launching = Launches(self)
         self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
@@ -101,10 +109,11 @@ class Table(Batch):
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
-        n, wide = len(self.tensors), np.result_type(real, np.complex64)
+        n = len(self.tensors)
         self.scratch = []
         for name, (starts, size) in self._scratch().items():
-            kind = wide if self.plan.spilled[name] == "complex" else real
+            stored = self.plan.storage[name]
+            kind = np.dtype(np.uint16 if stored in NARROW else stored)
             self.scratch.append(cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind))
             self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
         self.work = cupy.empty(max(1, work), real)
@@ -185,7 +194,8 @@ class Table(Batch):
         self.sent = False
         self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
         if self.plan.element != "C":
-            self.even &= self.geo[:, GEOMETRY.index("C")] % 4 == 0
+            columns = self.geo[:, GEOMETRY.index("C")] if self.windows is None else self.windows[:, STRIDE]
+            self.even &= columns % 4 == 0
 
     def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
         """Put the gradients' addresses into the table; what is returned must live until the launch."""

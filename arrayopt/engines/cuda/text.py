@@ -14,10 +14,13 @@ from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["COLUMNS", "CudaText", "CudaWords", "header", "keys"]
+__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "header", "keys"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
+
+WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MATRIX", "BEFORE")
+"""What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
 
 
 @cache
@@ -67,12 +70,12 @@ class CudaWords(Lines):
         return known
 
 
-AHEAD, LEAST = 32 << 10, 24 << 10
-"""Bytes that a multiprocessor is to wait for at once: of tensors seen as one row, and of matrices, whose passes have
-fewer registers left for them. See "Bytes in flight" in ``docs/cuda.md``."""
+AHEAD = 32 << 10
+"""Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
-"""With more loads, stores and sums than that, a pass needs more than 80 registers."""
+"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass needs more than 80
+registers; with twice as many to load and to store, more than 128."""
 
 
 def keys(plan: Plan) -> list[str]:
@@ -81,31 +84,49 @@ def keys(plan: Plan) -> list[str]:
 
 
 class CudaText(CudaWords, Written):
-    """The text of a CUDA source, being written."""
+    """The text of a CUDA source, being written.
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str) -> None:
+    Attributes
+    ----------
+    windows : bool
+        Whether it is of matrices that the user has cut.
+    """
+
+    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, *, windows: bool = False) -> None:
         super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
         self.type = "W"  # of real numbers, where the text is now
         self.keys = keys(plan)
         self.columns += ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
+        self.columns += WINDOW if windows else ()
+        self.windows = windows
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
         self.put(0, f"typedef {CODECS[self.real].cuda} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
-        # resident on a multiprocessor, which leaves a thread 80 registers, or 128; the widest pass is not to spill
-        most = max((len(p.loads) + len(p.stores) + len(p.reductions) for p in self.plan.passes), default=0)
-        most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
-        self.blocks = 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
-        self.blocks = 1 if self.plan.multiplies else self.blocks  # many passes in one kernel; products take the time
+        self.blocks = self._resident()
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":
             most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
+            values["kWindow"] = self.columns.index(WINDOW[0]) if self.windows else 0  # 0: tensors are whole
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
+
+    def _resident(self) -> int:
+        """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is to spill."""
+        if self.plan.multiplies:  # many passes in one kernel, and products take the time
+            return 1
+        passes, words = self.form.passes, 2 if self.real == "float64" else 1
+        moved = [[*p.loads.values(), *p.stores.values()] for p in passes]
+        held = [words * sum(2 if n.dtype == "complex" else 1 for n in some) for some in moved]
+        if max(held, default=0) >= 2 * WIDE:
+            return 1
+        most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
+        most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
+        return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
 
     def ahead(self, p: Sweep) -> int:
         """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
@@ -113,7 +134,7 @@ class CudaText(CudaWords, Written):
         if self.plan.multiplies:  # many passes share the registers, and products take the time
             return 1
         if self.plan.element != "C":
-            return min(8, -(-LEAST // each)) if each else 1
+            return min(8, -(-AHEAD // each)) if each else 1
         return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
 
     # ---- values -----------------------------------------------------------------------------------------------------
@@ -123,7 +144,7 @@ class CudaText(CudaWords, Written):
         if n.op == "const":
             return self.constant(n)
         if n.op == POSITION:
-            return "(origin + i + j)"
+            return f"({'of_row.' if self.windows else ''}origin + i + j)"
         if n.on_host:
             return f"h{self.scalar[n]}"
         return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
@@ -172,8 +193,8 @@ class CudaText(CudaWords, Written):
 
     def open(self, name: str, more: str = "") -> None:
         """Begin the function of a stage, which may take more: where the tensor's own values lie."""
-        self.put(0, f"__device__ __forceinline__ void {name}(const Step& given, int of, int piece{more}) {{")
-        self.put(1, "const int tensor = anew(of);")
+        self.put(0, f"__device__ __forceinline__ void {name}(const Step& given{more}) {{")
+        self.put(1, "const int tensor = now().tensor, piece = now().piece;")
         self.put(1, "const Step step = located(given);")
         self.put(1, "const long long* const t = step.table + (long long)tensor * kColumns;")
         self.put(1, "const double* const scalar = step.scalars + (long long)tensor * kScalars;")

@@ -16,17 +16,17 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuts import check_slots, part_start, stretches, unit_ends, unlike
+from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, unit_ends, unlike, windowed
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import CHUNK, GEOMETRY, partial_length
+from arrayopt.fusion.layout import CHUNK, GEOMETRY
 from arrayopt.fusion.stages import staged
-from arrayopt.fusion.windows import views, whole, windows
+from arrayopt.fusion.windows import whole
 from arrayopt.state.shares import Shards
 
 __all__ = ["Cut", "windows_of"]
 
-SIZE, ROWS, COLUMNS, UNITS = (GEOMETRY.index(name) for name in ("SIZE", "NR", "NC", "UNITS"))
+SIZE, COLUMNS, UNITS = (GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS"))
 
 
 def windows_of(table: Any) -> tuple[Ints, dict[int, Ints]]:
@@ -42,11 +42,7 @@ def windows_of(table: Any) -> tuple[Ints, dict[int, Ints]]:
         if table.plan.element == "C":
             geo[[SIZE, COLUMNS, UNITS]] = share.last, *[-(-share.ends[-1] // CHUNK)] * 2
         else:
-            try:
-                every[row], counts = windows(share.blocks, tensor.shape, table.plan.element, geo)
-            except ValueError as error:
-                raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
-            geo[[ROWS, COLUMNS, UNITS]] = counts[1], counts[2], math.prod(counts)
+            every[row] = windowed(tensor, table.plan, geo)
             found[row] = every[row][share.rank]
     return found, every
 
@@ -166,14 +162,10 @@ class Cut:
         ]
 
     def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:
-        """The partial results of a reduction, by rank; of ranks that have the same part, the first one speaks."""
+        """The partial results of a reduction, by rank."""
         geo, share = self.of.geo[row], self.shares[row]
         begin = int(self.of.table[row, self.of.part[reduction]])
-        room = (self.work if kind in ("row", "column") else self.parts)[begin:]
-        if row not in self.windows:
-            return stretches(room, 0, geo, self.of.plan.element, self.units[row], kind)
-        n = partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))
-        return tuple(
-            views(room[:n], kind, geo, window) if r in share.holders else room[:0]
-            for r, window in enumerate(self.windows[row])
-        )
+        room = self.work if kind in ("row", "column") else self.parts
+        if row in self.windows:
+            return tiled(room, begin, geo, self.windows[row], share, kind)
+        return stretches(room, begin, geo, self.of.plan.element, self.units[row], kind)

@@ -42,6 +42,7 @@ def emit(
     about : str
         What to say in the first line.
     """
+    plan.check_wide()
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
     if any(CODECS[kind].numba for kind in m.storage.values()):

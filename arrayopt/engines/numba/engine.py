@@ -272,7 +272,7 @@ class Numba(Fused):
 
     name = "numba"
     batch = products = _Table
-    cuts = parts = windows = True
+    cuts = parts = True
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """See `Fused.foresee`."""

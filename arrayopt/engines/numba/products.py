@@ -102,7 +102,7 @@ def shared(m: Text, k: int, p: Sweep, begin: int, seen: dict[str, int]) -> str:
 def emit_product(m: Text, k: int, p: Sweep) -> None:
     """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
     (n,), names = p.nodes, list(p.loads)
-    ta, tb, symmetric = n.data
+    ta, tb, symmetric, _ = n.data
     a, b = names[0], names[-1]
     rows, columns = (x.upper() for x in p.axes[-2:])
     left = n.args[0].axes[-2:].upper()

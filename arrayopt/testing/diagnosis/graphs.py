@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.dims import NotFlat, NotFolded, NotOriented
+from arrayopt.fusion.dims import NotFlat, NotFolded, NotMeasured, NotOriented
 from arrayopt.fusion.graph import PRODUCT, reachable
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.trace import Trace, TraceError, trace
@@ -29,7 +29,7 @@ def graph_of(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace | None:
         for way in ways:
             try:
                 made = trace(rule, rank, dtype, lean=True, **way)
-            except (NotFlat, NotFolded, NotOriented, TraceError):
+            except (NotFlat, NotFolded, NotMeasured, NotOriented, TraceError):
                 continue
             _TRACES[key] = made if _is_simple(made) else None
             break

@@ -137,6 +137,13 @@ class Hypothesis:
                 if twist.applies(rule) and not (twist.known and not known) and not (twist.wide and narrow):
                     yield replace(self, twist=key)
 
+    def with_one_switch_less(self) -> Iterator["Hypothesis"]:
+        """All in which a field is as by default again."""
+        for name, _ in self.switches:
+            new = replace(self, switches=tuple(x for x in self.switches if x[0] != name))
+            if new.is_possible():
+                yield new
+
     def takes(self, tensors: Iterable[Any]) -> bool:
         """Whether the rule is one for all these tensors."""
         rule = self.rule()
@@ -155,8 +162,9 @@ def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     """Every rule as it is by default that takes tensors of these shapes."""
     tensors = [np.zeros(shape) for shape in set(shapes)]
     kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
-    kinds = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule and not kind.unfused]
-    found = [Hypothesis(kind) for kind in kinds]  # without those that would run as they are written, which takes long
+    rules: list[type[Rule]] = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
+    # without those of which some updates run as they are written: to evaluate them takes long
+    found = [Hypothesis(kind) for kind in rules if kind.as_written is Rule.as_written]
     found = [one for one in found if one.takes(tensors)]
     for name in ("momentum", "nesterov"):
         for one in list(found):

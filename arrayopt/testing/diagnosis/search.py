@@ -162,8 +162,18 @@ def search(
             else:
                 continue
             break
-    matches = sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
+    matches = _matches(tried, name)
+    first = None
+    while matches and matches[0] is not first:  # what does nothing is left out: Nesterov's momentum where it is 0
+        first = matches[0]
+        take(first.hypothesis.with_one_switch_less(), first.fit.values)
+        matches = _matches(tried, name)
     return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
+
+
+def _matches(tried: Mapping[Hypothesis, Judged], name: str) -> list[Judged]:
+    """What fits, the simplest first."""
+    return sorted((x for x in tried.values() if x.passes), key=lambda x: _simplicity(x, name))
 
 
 def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
@@ -229,4 +239,4 @@ def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:
     values = [float(y) for value in x.fit.values.values() for y in np.ravel(value)]
     long = sum(not (tidy(y) or tidy(1.0 - y)) for y in values)
     odd = not np.all(np.asarray(idle) > 1e-19)
-    return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), numbers, x.ulps
+    return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), len(h.switches), numbers, x.ulps

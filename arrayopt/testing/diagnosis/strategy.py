@@ -120,7 +120,8 @@ def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any
     taken = _taken(made, hypothesis)
     whole = len(taken) == len(made.names)
     if whole:
-        alike = [on(made, x.hypothesis, x.fit.values) for x in best if x.hypothesis == _of_one(x)[0]]
+        same = [x for x in best if x.hypothesis == _of_one(x)[0] and _taken(made, x.hypothesis) == taken]
+        alike = [on(made, x.hypothesis, x.fit.values) for x in same]
         if any(x.passes for x in alike):
             return made_of([x for x in alike if x.passes], made, said)
         hidden = unseen(first)

@@ -206,6 +206,8 @@ def grouped(handle, turns_a, turns_b, ms, ns, ks, alphas, a, kind_a, ldas, b, ki
         if said() != (given, factors):
             raise KernelError("gemm: an array of the host is not what it was when it was captured")
         tables = [_region("a table", x, x + 8 * total, device).view(np.int64).tolist() for x in (a, b, c)]
+        if problems and problems[0].kinds[0] not in (np.float32, np.float64) and any(x % 16 for t in tables for x in t):
+            raise KernelError("gemm: matrices of 16 bits must begin at multiples of 16 bytes")
         each = itertools.chain.from_iterable([x] * g[8] for x, g in zip(problems, given, strict=True))
         return [*zip(each, zip(*tables, strict=True), strict=True)]
 

@@ -131,5 +131,6 @@ def modules():
     backends = [_module(f"cupy_backends{name}", __path__=[]) for name in ("", ".cuda", ".cuda.libs")]
     blas = _module("cupy_backends.cuda.libs.cublas")
     vars(blas)["__getattr__"] = _file
-    made = [cupy, cuda, runtime, device, stream, linalg, fft, *backends, blas]
+    vars(backends[-1])["cublas"] = blas  # not to be had past the package, which loads the library first
+    made = [cupy, cuda, runtime, device, stream, linalg, fft, *backends]
     return {module.__name__: module for module in made}

@@ -4,8 +4,9 @@
 """
 
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
-TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN = (
-    f"arrayopt/engines/cuda/{x}.py" for x in ("table", "judge", "queue", "upload", "counts", "device", "between")
+TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN, CUT, EMIT = (
+    f"arrayopt/engines/cuda/{x}.py"
+    for x in ("table", "judge", "queue", "upload", "counts", "device", "between", "cut", "emit")
 )
 LEFT_OUT = f"{STRICT}::test_tensors_that_are_left_out_stay_as_they_are"
 ALIGNED = f"{STRICT}::test_words_are_read_only_where_all_is_aligned"
@@ -15,6 +16,9 @@ ROUNDED = f"{STRICT}::test_ties_are_rounded_to_even_and_nan_stays_nan"
 AWKWARD = f"{CUPY}::test_arrays_that_are_not_contiguous_or_not_aligned"
 SCALED = f"{STEPS}::test_a_captured_step_with_a_loss_scale_and_clipping"
 DEVICES = f"{CUPY}::test_several_devices"
+WINDOWS = "tests/engines/cuda/test_cupy_windows.py::test_parts_that_end"
+EVEN, DRAWN = (f"{WINDOWS}_where_tiles_do_give_what_one_process_does[{x}-4]" for x in ("centred", "random numbers"))
+UNEVEN, BATCHES = (f"{WINDOWS}_anywhere_have_the_sums_of_whole_tensors[{x}]" for x in ("matrices", "batches"))
 
 MISSED = [
     ("the counter of another tensor begun anew", "kernels/prepare.cuh", "done[tensor] = 0;", "done[0] = 0;", LEFT_OUT),
@@ -33,7 +37,7 @@ MISSED = [
 MORE = [
     ("a tensor left out is counted", "kernels/prepare.cuh", "(part != nullptr && !part[tensor]) || ", "", LEFT_OUT),
     ("a tensor left out is updated", "kernels/queue.cuh", "while (part != nullptr &&", "while (false &&", LEFT_OUT),
-    ("no barrier between a ticket's stages", "kernels/queue.cuh", "            if (stage > ticket.stage) __syncthreads();\n", "", LEFT_OUT),
+    ("no barrier between a ticket's stages", "kernels/queue.cuh", "                if (stage > now().stage) __syncthreads();\n", "", LEFT_OUT),
     ("launches end where those of all tensors do", QUEUE, "np.searchsorted(left, self.ends).tolist()", "self.ends", LEFT_OUT),
     ("too much of a queue left", QUEUE, "part.take(self._owner)", "part.take(self._owner) | True", "tests/engines/cuda/test_queue.py::test_what_is_left_of_a_queue"),
     ("a graph does not keep the set of tensors alive", TABLE, "record(self, rows, self.alive,", "record(self, self.alive,", GRAPH),
@@ -55,7 +59,16 @@ MORE = [
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a norm of another tensor", TABLE, "values.data.ptr + (row * values.shape[1] + column)", "values.data.ptr + (0 * row + column)", f"{STEPS}::test_clip_norm"),
     ("a ticket of the second pass too early", QUEUE, 'queue["wait"] = waits.ravel()[each]', 'queue["wait"] = waits.ravel()[each] // 2', LEFT_OUT),
-    ("a 32-bit offset of a row", "kernels/matrix.cuh", "at = row * t.C + c, stride", "at = (int)(row * t.C + c), stride", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
+    ("a 32-bit offset of a row", "kernels/matrix.cuh", "return row * t.C + c;", "return (int)(row * t.C + c);", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
+    ("the first column of a part forgotten", "kernels/matrix.cuh", "t.TC + t.c0 + lane * N;", "t.TC + lane * N;", UNEVEN),
+    ("sums of a part's columns in the first columns", "kernels/matrix.cuh", "t.TC + t.c0, to", "t.TC, to", UNEVEN),
+    ("the first row of a part forgotten", "kernels/matrix.cuh", "tile_row * t.TR + t.r0, c", "tile_row * t.TR, c", UNEVEN),
+    ("the first matrix of a part forgotten", "kernels/matrix.cuh", "(long long)group * t.G + t.a0", "(long long)group * t.G", BATCHES),
+    ("a part's elements where the whole tensor's are", "kernels/matrix.cuh", "r * t.stride + c - t.before", "r * t.stride + c", EVEN),
+    ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
+    ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
+    ("a part's words read by the whole's columns", TABLE, "if self.windows is None else self.windows[:, STRIDE]", "", UNEVEN),
+    ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0)", "origin", DRAWN),
     ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),
 ]  # fmt: skip
 """Others."""

@@ -1,6 +1,7 @@
 """Products of matrices on the CuPy engine, over the stand-in for CuPy and cuBLAS: rules of matrices, step by step."""
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -326,7 +327,9 @@ def test_without_cublas_the_rule_runs_as_it_is_written(cupy, monkeypatch):
     def absent(name):
         raise ImportError("libcublas.so.12 is not there")
 
-    monkeypatch.setattr(cublas, "import_module", absent)
+    libraries = sys.modules["cupy_backends.cuda.libs"]
+    monkeypatch.delattr(libraries, "cublas", raising=False)
+    monkeypatch.setattr(libraries, "__getattr__", absent, raising=False)
     cublas.library.cache_clear()
     p = {"w": cupy.ones((3, 4), cupy.float32)}
     said = "to multiply matrices it needs cuBLAS, which CuPy does not find: libcublas"
