@@ -98,7 +98,7 @@ CASES = [
     marked(
         CASES,
         lambda name, options, shapes, dtype, change: name == "LAMB" and dtype in ("float32", "complex64"),
-        lambda x: x if isinstance(x, str) else getattr(x, "__name__", "-"),
+        lambda x: x if isinstance(x, str) else f"of {len(x)}" if isinstance(x, dict) else x.__name__,
     ),
 )
 def test_what_is_not_computed_changes_no_bit(monkeypatch, name, options, shapes, dtype, change):
@@ -145,3 +145,10 @@ def test_tensors_that_are_taken_together_have_the_bits_that_they_have_alone(monk
     together = run(name, {}, shapes, "float32", shrinking)
     monkeypatch.setattr(engine, "PACKED", 0)
     assert run(name, {}, shapes, "float32", shrinking) == together
+
+
+def test_what_is_summed_per_batch_is_summed_in_double_precision():
+    rule = made(lambda xp, p, g, s, h: (p + xp.sum(g, axis=(1, 2), keepdims=True), {}))()
+    g = np.random.default_rng(0).standard_normal((5, 40, 50), np.float32)
+    found = ao.Optimizer(np.zeros(g.shape, np.float32), rule, engine="numpy").step(g.copy())
+    np.testing.assert_array_equal(found[:, 0, 0], g.sum(axis=(1, 2), dtype=np.float64).astype(np.float32))

@@ -1,12 +1,12 @@
 """Memory that each thread keeps for what lies between two NumPy calls, or between two passes."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["buffers_of"]
+__all__ = ["buffers_of", "joined"]
 
 _scratch = threading.local()
 
@@ -23,3 +23,12 @@ def buffers_of(kinds: Iterable[str], real: Any, n: int, room: threading.local = 
             made[key] = np.empty(n, dtypes[kind])
         out.append(made[key])
     return out
+
+
+def joined(name: str, arrays: Sequence[Any]) -> Any:
+    """Arrays of one dtype end to end, in what this thread keeps under a name."""
+    made: dict[Any, Any] = _scratch.__dict__.setdefault("joined", {})
+    n, dtype = sum(x.size for x in arrays), arrays[0].dtype
+    if (name, dtype) not in made or made[name, dtype].size < n:
+        made[name, dtype] = np.empty(n, dtype)
+    return np.concatenate(arrays, axis=None, out=made[name, dtype][:n])

@@ -12,7 +12,7 @@ from arrayopt.arrays import REAL, WORKING, Array, Ints
 from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.numpy.buffers import buffers_of
+from arrayopt.engines.numpy.buffers import buffers_of, joined
 from arrayopt.engines.numpy.lanes import Matrices, positions
 from arrayopt.engines.numpy.products import Stacks
 from arrayopt.engines.numpy.program import program
@@ -29,8 +29,8 @@ __all__ = ["NumPy"]
 PACKED = 16384
 """Tensors of up to so many elements are taken together, where the plan does not look at rows and columns."""
 
-GROUP = 65536
-"""So many elements are taken together; of more, temporary arrays would be new memory each time."""
+GROUP = 32768
+"""So many elements are taken together."""
 
 REDUCED = 2048
 """Of tensors of up to so many elements that are taken together, reductions are made together, too."""
@@ -216,9 +216,8 @@ class _Blocks(Batch):
         chosen, sizes = rows.tolist(), self.geo[rows, 0]
         starts = np.cumsum(sizes) - sizes
         names = self.plan.touched
-        block = {name: np.concatenate([self.stored(row, name) for row in chosen], axis=None) for name in names}
-        given: list[Any] = [grads[row] for row in chosen]
-        block["g"] = np.concatenate(given, axis=None)
+        block = {name: joined(name, [np.asarray(self.stored(row, name)) for row in chosen]) for name in names}
+        block["g"] = joined("g", [np.asarray(grads[row]) for row in chosen])
         block |= self._spilled(block["g"].size)
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
@@ -250,11 +249,12 @@ class _Blocks(Batch):
         for name in names:
             if name in self.plan.written:
                 for row, start, end in zip(chosen, starts, ends, strict=True):
-                    old, piece = self.stored(row, name), block[name][start:end]
-                    if isinstance(old, np.ndarray) and old.ndim == 1 and old.flags.writeable:
+                    old = self.stored(row, name)
+                    piece = block[name][start:end].reshape(old.shape)
+                    if isinstance(old, np.ndarray) and old.flags.writeable:
                         old[...] = piece
                     else:
-                        self.replace(row, name, piece.reshape(old.shape))
+                        self.replace(row, name, piece.copy())
 
     def _repeat(self, x: Any, sizes: Any) -> Any:
         """A value per tensor as a value per element."""
