@@ -180,12 +180,10 @@ def test_every_reduction_compiles(rank, dtype):
 
 
 OF_PARTS = {
-    "CAME": (ao.CAME(lr=0.1), 256),
-    "Adafactor": (ao.Adafactor(), 64),
-    "AdamW": (ao.AdamW(lr=0.1, grad_centralization=True, rounding="stochastic"), 32),
+    "CAME": ao.CAME(lr=0.1),
+    "Adafactor": ao.Adafactor(),
+    "AdamW": ao.AdamW(lr=0.1, grad_centralization=True, rounding="stochastic"),
 }
-"""Rules over parts of matrices, and the bytes that a thread may spill: more than over whole ones, for it is to be known
-where a part lies."""
 
 
 @pytest.mark.parametrize(
@@ -196,7 +194,7 @@ where a part lies."""
     ),
 )
 def test_kernels_of_parts_of_matrices_compile(name, rank, arch):
-    rule, spilled = OF_PARTS[name]
-    text = emit(plan_for(rule, rank, "bfloat16", lean=True), "bfloat16", "float32", windows=True)
+    plan = plan_for(OF_PARTS[name], rank, "bfloat16", lean=True)
+    text = emit(plan, "bfloat16", "float32", windows=True)
     used = nvrtc.usage(nvrtc.compile(text, arch=arch, options=OPTIONS)[2])["run"]
-    assert used.spill_stores <= spilled
+    assert used.spill_stores == used.spill_loads == 0
