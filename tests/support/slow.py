@@ -149,7 +149,6 @@ COSTLY = {
         "test_a_run_equals_the_witness": "jax-float64|jax-float32-CAME",
         "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once": "jax-float16",
     },
-    "tests/rules/test_soap.py": {"test_on_a_gpu_it_runs_as_written_too": ""},
     "tests/saving/test_checkpoint.py": {"test_arrays_go_from_library_to_library": "jax"},
     "tests/saving/test_checkpoint_files.py": {"test_saving_needs_no_second_copy_of_the_state": ""},
     "tests/saving/test_importers.py": {"test_torch_goes_on_here": "jax"},

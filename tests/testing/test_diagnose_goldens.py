@@ -129,6 +129,7 @@ UNSEEN = {
     "mx_lars/step_nomom": "eps",
     "po_normuon/no_nesterov": "scale",  # it is told as a learning rate of each tensor by itself
     "optax_muon/no_nesterov": "bias_correction",  # a factor before the product is normalised
+    "timm_adan/no_prox": "no_prox",  # a thousandth more of lr makes up for it
     "po_adafactor/default_f64": "relative_step",  # in the first steps it is 0.01, which is the lr given
 }
 """Fields that these steps do not show."""
