@@ -19,7 +19,7 @@ from arrayopt.fusion.trace import Trace
 __all__ = ["Pass", "Plan", "plan"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Plan:
     """What it takes to update one tensor; or to report of an update, which is a plan of its own that writes nothing.
 

@@ -1,14 +1,16 @@
 """The plans of rules, each made once for all rules of a structure, and shared by all ranks that it suits."""
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.plan import Plan, plan
-from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, TraceError, trace
+from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, trace
 from arrayopt.rules.base import Rule
 
 __all__ = ["plan_for"]
@@ -30,6 +32,18 @@ class _ByStructure:
 _Options = tuple[tuple[str, Any], ...]
 """What `trace` is asked for."""
 
+_PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()
+"""Each plan that somebody has, by what it does."""
+
+_LOCK = threading.Lock()
+
+
+def _made(rule: Rule, rank: int, dtype: str, options: _Options, **view: Any) -> Plan:
+    """The plan of a rule, seen in some way; one for all that do the same, as for ranks where shape does not matter."""
+    made = plan(trace(rule, rank, dtype, **view, **dict(options)))
+    with _LOCK:
+        return _PLANS.setdefault(made.key, made)
+
 
 @lru_cache(maxsize=KEPT)
 def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
@@ -41,7 +55,7 @@ def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
     views: tuple[dict[str, Any], ...] = ({"flat": True}, {})
     for view in views:
         try:
-            return plan(trace(key.rule, rank, dtype, **view, **dict(options)))
+            return _made(key.rule, rank, dtype, options, **view)
         except NotFlat:
             pass
         except NotFolded:
@@ -49,61 +63,24 @@ def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan
         except (NotMeasured, NotOriented):
             return False
     try:
-        return plan(trace(key.rule, rank, dtype, folded=True, **dict(options)))
+        return _made(key.rule, rank, dtype, options, folded=True)
     except (NotMeasured, NotOriented):
         return True
 
 
 @lru_cache(maxsize=KEPT)
 def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, tall: int) -> Plan:
-    """The plan for matrices of which the sign of rows - columns is known; one for all ranks and signs that it suits."""
-    made = plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, **dict(options)))
-    others = [_oriented(key, 2, dtype, options, False, tall)] if folded and rank > 2 else []
-    others += [_oriented(key, rank, dtype, options, folded, -1)] if tall >= 0 else []
-    return next((other for other in others if other.key == made.key), made)
-
-
-@dataclass(frozen=True, slots=True)
-class _ByKey:
-    """A plan that equals every plan that does the same."""
-
-    plan: Plan
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByKey) and self.plan.key == other.plan.key
-
-    def __hash__(self) -> int:
-        return hash(self.plan.key)
-
-
-@lru_cache(maxsize=KEPT)
-def _same(made: _ByKey) -> Plan:
-    """One plan for all that do the same."""
-    return made.plan
+    """The plan for matrices of which the sign of rows - columns is known."""
+    return _made(key.rule, rank, dtype, options, folded=folded, tall=tall)
 
 
 @lru_cache(maxsize=KEPT)
 def _measured(
     key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, sides: tuple[int, int]
 ) -> Plan:
-    """The plan for matrices of so many rows and columns; one for all that it suits."""
-    rows, columns = sides
-    tall = (rows > columns) - (rows < columns)
-    return _same(_ByKey(plan(trace(key.rule, rank, dtype, folded=folded, tall=tall, sides=sides, **dict(options)))))
-
-
-@lru_cache(maxsize=KEPT)
-def _merged(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
-    """The plan, or, where shape does not matter, that of a lower rank that does the same."""
-    made = _cached(key, rank, dtype, options)
-    for lower in range(rank if isinstance(made, Plan) and made.element == "C" else 0):
-        try:
-            other = _cached(key, lower, dtype, options)
-        except TraceError:  # not every rule is defined for every rank
-            continue
-        if isinstance(made, Plan) and isinstance(other, Plan) and other.key == made.key:  # the element is in it
-            return other
-    return made
+    """The plan for matrices of so many rows and columns."""
+    tall = (sides[0] > sides[1]) - (sides[0] < sides[1])
+    return _made(key.rule, rank, dtype, options, folded=folded, tall=tall, sides=sides)
 
 
 def plan_for(
@@ -127,7 +104,7 @@ def plan_for(
     either with a number; where it is not given there are fewer rows.
     """
     key, options = _ByStructure(rule), (("clip", clip), ("stats", stats), ("lean", lean))
-    made = _merged(key, rank, dtype, options)
+    made = _cached(key, rank, dtype, options)
     if isinstance(made, Plan):
         return made
     rows, columns = (shape[0], math.prod(shape[1:])) if made and shape else tuple(shape[-2:]) or (0, 1)
