@@ -20,8 +20,8 @@ _READ: dict[type[Rule], dict[str, dict[str, str]]] = {
     Lion: {"ScaleByLionState": {"mu": "m"}},
     Muon: {"MuonState": {"mu": "m"}},
     RMSprop: {
-        **dict.fromkeys(("ScaleByRmsState", "ScaleByRmsWithCountState"), {"nu": "v"}),
-        **dict.fromkeys(("ScaleByRStdDevState", "ScaleByRStdDevWithCountState"), {"nu": "v", "mu": "m"}),
+        **{kind: {"nu": "v"} for kind in ("ScaleByRmsState", "ScaleByRmsWithCountState")},
+        **{kind: {"nu": "v", "mu": "m"} for kind in ("ScaleByRStdDevState", "ScaleByRStdDevWithCountState")},
     },
 }
 """The states of optax that are read for a rule, by class: slots, by the names of fields."""

@@ -610,6 +610,21 @@ def test_states_of_pytorchs_optimizers_are_exchanged(groups):
     refusals.raises(lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer under", "; got AdamW")
 
 
+def test_both_go_up_or_down():
+    b = tensors()
+    split = [{"params": b[:2], "maximize": True}, {"params": b[2:]}]
+    theirs, ours = torch.optim.AdamW(split, lr=0.1), made(door.AdamW, [dict(group) for group in split])
+    give(0, b)
+    theirs.step()
+    ao.load_torch(ours, theirs.state_dict())
+    assert [group["maximize"] for group in ours.param_groups] == [True, False]
+    assert all(torch.equal(ours.state[p]["m"], theirs.state[p]["exp_avg"]) for p in b)
+    assert [group["maximize"] for group in ao.to_torch(ours)["param_groups"]] == [True, False]
+    ours.param_groups[1]["maximize"] = True
+    words = "set `maximize` in param_groups as it is in the state: '2' has maximize=False, here True; '3' has"
+    refusals.raises(lambda: ao.load_torch(ours, theirs.state_dict()), ValueError, words)
+
+
 DTYPES = marked([(torch.float32,), (torch.bfloat16,), (torch.float64,)], lambda dtype: dtype is not torch.float64)
 
 

@@ -185,7 +185,7 @@ def test_a_trace_that_may_have_the_learning_rate_in_it_is_refused(init, rule, wo
     opt = ao.Optimizer(tree(), rule, engine="array_api")
     opt.step(tree(1))
     before = str(opt.state_dict())
-    with pytest.raises(ValueError, match="^load_optax: the ") as error:
+    with pytest.raises(ValueError, match=r"^load_optax: the ") as error:
         ao.load_optax(opt, init()(tree()))
     assert words in str(error.value)
     assert str(opt.state_dict()) == before
