@@ -10,7 +10,7 @@ from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor as Known
-from arrayopt.torch.settings import Settings
+from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.state import put
 
 __all__ = ["Below"]
@@ -48,6 +48,7 @@ class Below:
         self.made: Optimizer | None = None
         self._fields = fields_of(rule)
         self._take: Any = itemgetter(*self._fields)
+        self._keys = {key for group in groups for key in group}
         self._make(groups, states, steps, copies=True)
 
     @property
@@ -115,6 +116,7 @@ class Below:
         for i, given in enumerate(groups):
             if type(given) is not Settings:
                 groups[i] = Settings(self._rule, given)
+        self._check_keys(groups)
         self._take_settings(groups)
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
@@ -139,6 +141,14 @@ class Below:
         kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
         self._make(groups, kept, self.steps, copies=False)
         return self.made
+
+    def _check_keys(self, groups: Groups) -> None:
+        """Raise TypeError where a group has got a key by mistake. Schedulers write keys of their own."""
+        for group in groups:
+            if not group.keys() <= self._keys:
+                new = {key: group[key] for key in group.keys() - self._keys}
+                check_group(self._who, self._rule, new)
+                self._keys.update(new)
 
     def _take_settings(self, groups: Groups) -> None:
         """Have groups say what has been set in those of the optimizer; what was set on itself is in no group."""

@@ -13,6 +13,7 @@ import torch
 import arrayopt as ao
 import arrayopt.torch as door
 from arrayopt.engines import table
+from arrayopt.torch.settings import check_group
 from tests.support import cases, refusals
 from tests.support.slow import marked
 
@@ -429,6 +430,28 @@ def test_wrong_keys_of_groups(keys, words):
     refusals.raises(lambda: door.AdamW([known | keys]), TypeError, words)
     refusals.raises(lambda: opt.add_param_group(known | keys), TypeError, words)
     assert len(opt.param_groups) == 1
+
+
+def test_a_wrong_key_that_is_written_later_is_an_error_in_the_next_step():
+    a, b = twins()
+    opt, twin = made(door.AdamW, a), made(door.AdamW, b)
+    for step in range(2):
+        give(step, a, b)
+        for key, words in [("lrr", "AdamW: a parameter group has no `lrr`; did you mean `lr`?"), ("rule", "no `rule`")]:
+            opt.param_groups[0][key] = 5.0
+            refusals.raises(opt.step, TypeError, words)
+            refusals.raises(opt.step, TypeError, words)
+            del opt.param_groups[0][key]
+        opt.step()
+        twin.step()
+    assert same(a, b)
+    assert alike(opt, twin)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_schedulers_write_keys_of_their_own(rule):
+    written = ["initial_lr", "max_lr", "min_lr", "base_lr", "base_momentum", "max_momentum", "swa_lr", "lr_scale"]
+    check_group(rule.__name__, rule, dict.fromkeys([*written, "param_names"], 0.1))
 
 
 def test_groups_may_have_keys_of_ones_own():
