@@ -130,7 +130,7 @@ def _trees(opt: Optimizer, held: Any) -> dict[str, Any]:
         raise ValueError("load_optax: optax's amsgrad takes the maximum of corrected moments; no field here does")
     for rule in {type(group.rule): None for group in opt.groups}:
         if kind not in _READ.get(rule, {}):
-            known = " or ".join(_READ.get(rule, ())) or "none of optax"
+            known = " or ".join(_READ.get(rule, ())) or "none of optax's"
             of = [other.__name__ for other, states in _READ.items() if kind in states]
             also = f", which is that of {', '.join(of)}" if of else ""
             raise TypeError(f"load_optax: the state for {rule.__name__} is {known}; got {kind}{also}")
