@@ -17,6 +17,7 @@ from arrayopt.foreign import OPTAX, RULE, unknown
 from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import field_parameters, fields_of
 from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import BY_GROUP
 
 __all__ = ["State", "transformation"]
 
@@ -120,7 +121,13 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
 
     def init(params: Any) -> State:
         named, tree = _named(params)
-        tensors = functional.init(rule, named)["tensors"] if named else {}
+        try:
+            tensors = functional.init(rule, named)["tensors"] if named else {}
+        except ValueError as error:
+            if BY_GROUP not in str(error):
+                raise
+            instead = "give it another rule, by optax.multi_transform"
+            raise ValueError(str(error).replace(BY_GROUP, instead)) from None
         return own(jnp.zeros((), jnp.int32), _slots(rule, tensors, tree))
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
@@ -138,7 +145,10 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
         count: Any = optax.safe_increment(state.count)
         if not named:
             return grads, type(state)(count, state.slots)
-        each = {slot: tree.flatten_up_to(x) for slot, x in state.slots.items()}
+        each = {
+            slot: _along(f"{type(rule).__name__}: the slots of state", named, tree, x)
+            for slot, x in state.slots.items()
+        }
         tensors = {
             name: {"t": state.count, **{slot: x[i] for slot, x in each.items() if x[i] is not None}}
             for i, name in enumerate(named)
@@ -146,7 +156,7 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
         for name, p in named.items():
             if "master" in tensors[name]:
                 tensors[name]["master"] = _current(tensors[name]["master"], p)
-        given = dict(zip(named, tree.flatten_up_to(grads), strict=True))
+        given = dict(zip(named, _along(f"{type(rule).__name__}: grads", named, tree, grads), strict=True))
         new, made = functional.update(rule, named, given, {"step": state.count, "tensors": tensors})
         difference = [new[name] - p for name, p in named.items()]
         return tree.unflatten(difference), type(state)(count, _slots(rule, made["tensors"], tree))
@@ -170,6 +180,19 @@ def _named(params: Any) -> tuple[dict[str, Any], Any]:
     if len(set(names)) < len(names):
         names = [str(i) for i in range(len(names))]
     return dict(zip(names, (leaf for _, leaf in pairs), strict=True)), tree
+
+
+def _along(what: str, named: dict[str, Any], tree: Any, given: Any) -> list[Any]:
+    """The leaves of a tree like the parameters, None among them; or raise, naming those that are not alike."""
+    try:
+        leaves: list[Any] = tree.flatten_up_to(given)
+    except ValueError as error:
+        paths, _ = jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda x: x is None)
+        here = [jax.tree_util.keystr(path, simple=True, separator=".") or "param" for path, _ in paths]
+        wrong = [f"missing {name!r}" for name in named if name not in here]
+        wrong += [f"unexpected {name!r}" for name in here if name not in named]
+        raise ValueError(f"{what} do not match params: {'; '.join(wrong) or error}") from error
+    return leaves
 
 
 def _slots(rule: Rule, tensors: dict[str, dict[str, Any]], tree: Any) -> dict[str, Any]:
@@ -199,7 +222,8 @@ def _factory(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtr
             if field not in fields:
                 raise TypeError(unknown(who, fields, name, _ADVICE, value))
             if field in values:
-                raise TypeError(f"{who}: `{field}` is given twice, here as `{name}`; give it once")
+                other = next((f"`{x}`" for x in given if x != name and OPTAX.get(x, x) == field), "the first argument")
+                raise TypeError(f"{who}: `{field}` is given twice, as {other} and as `{name}`; give it once")
             values[field] = value
         return values
 

@@ -8,14 +8,26 @@ from arrayopt.exchange.given import put_fields
 from arrayopt.foreign import OPTAX
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.trees import flatten
+from arrayopt.rules import LAMB, LARS, SGD, Adam, AdamW, Lion, Muon, RAdam, RMSprop, Rule
 
 __all__ = ["load_optax"]
 
-_FOUND = {"mu": "m", "nu": "v", "trace": "buf"}
-"""Slots, by the names of fields in optax's states."""
+_ADAM = {"ScaleByAdamState": {"mu": "m", "nu": "v"}}
+_TRACE = {"TraceState": {"trace": "buf"}}
+_READ: dict[type[Rule], dict[str, dict[str, str]]] = {
+    **dict.fromkeys((AdamW, Adam, LAMB, RAdam), _ADAM),
+    **dict.fromkeys((SGD, LARS), _TRACE),
+    Lion: {"ScaleByLionState": {"mu": "m"}},
+    Muon: {"MuonState": {"mu": "m"}},
+    RMSprop: {
+        **{kind: {"nu": "v"} for kind in ("ScaleByRmsState", "ScaleByRmsWithCountState")},
+        **{kind: {"nu": "v", "mu": "m"} for kind in ("ScaleByRStdDevState", "ScaleByRStdDevWithCountState")},
+    },
+}
+"""The states of optax that are read for a rule, by class: slots, by the names of fields."""
 
-_HYPERS = {**OPTAX, "decay": "momentum"}
-"""Fields whose name is another in optax."""
+_FIELDS = ("mu", "nu", "trace", "slots")
+"""A state with one of these has slots."""
 
 
 def load_optax(opt: Optimizer, state: Any) -> None:
@@ -24,25 +36,30 @@ def load_optax(opt: Optimizer, state: Any) -> None:
     Parameters
     ----------
     opt : Optimizer
-        Over the same parameters, of any library, under the rule that the transformation is; its slots must all be among
-        ``m`` (optax's ``mu``), ``v`` (``nu``) and ``buf`` (``trace``).
+        Over the same parameters, of any library, under the rule that the transformation is: `AdamW`, `Adam`, `LAMB`,
+        `RAdam`, `SGD`, `LARS`, `Lion`, `RMSprop` without momentum, or `Muon`; any rule for a state of `arrayopt.optax`.
     state : optax state
-        What ``transformation.init`` or ``update`` returned. In it are looked for: one state with ``mu`` and ``nu``, or
-        with ``trace``, or one of `arrayopt.optax`, which every slot is taken of; its ``count``; and the ``hyperparams``
-        of ``optax.inject_hyperparams``.
+        What ``transformation.init`` or ``update`` returned. In it are looked for: the one state that has slots, optax's
+        for that rule or one of `arrayopt.optax`; its ``count``; and the ``hyperparams`` of
+        ``optax.inject_hyperparams``.
 
     Raises
     ------
     TypeError
         If `opt` is no Optimizer, there is nothing of that kind in the state, or it is of another rule.
     ValueError
-        If it does not fit, listing every mismatch. Nothing has been changed then.
+        If it does not fit, listing every mismatch; if it cannot be known what a ``trace`` was multiplied by. Nothing
+        has been changed then.
 
     Notes
     -----
     optax keeps hyper-parameters in its functions and not in its state: those of the rule stay, unless injected.
     `step_count` becomes the number of updates. optax's ``amsgrad`` takes the maximum of corrected moments, which no
-    field here does; its state is refused.
+    field here does; its state is refused. ``adamax`` and ``yogi`` have the same state as ``adam``: nobody can tell.
+
+    A ``trace`` must come before the learning rate, as in ``optax.sgd``, so it must be the first of its chain: in a
+    chain of your own, give the state from the trace on. ``optax.lars`` has the learning rate in its trace, which is
+    divided by that of the rule: this must be the same number, and no schedule.
 
     Examples
     --------
@@ -65,20 +82,20 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     """The state dict that the optimizer is to have."""
     parts = list(_parts(state))
-    held = [x for x in parts if any(name in x._fields for name in (*_FOUND, "slots"))]
+    held = [x for x in parts if any(name in x._fields for name in _FIELDS)]
     if len(held) != 1:
-        what = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else type(state).__name__
-        raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {what}")
-    if "nu_max" in held[0]._fields:
-        raise ValueError("load_optax: optax's amsgrad takes the maximum of corrected moments; no field here does")
+        got = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else _said(state, parts)
+        raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
     counts = [int(x.count) for x in [*held, *parts] if "count" in x._fields]
     count = counts[0] if counts else 1
     ours = "slots" in held[0]._fields
-    trees = held[0].slots if ours else {s: getattr(held[0], n) for n, s in _FOUND.items() if n in held[0]._fields}
-    theirs = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
     saved, wrong = opt.state_dict(), list[str]()
     if ours:
         _check_ours(opt, held[0], {slot for about in saved["tensors"].values() for slot in about["slots"]})
+    trees = held[0].slots if ours else _trees(opt, held[0])
+    _put_hypers(saved, parts)
+    divisors = {} if ours or "trace" not in held[0]._fields else _divisors(opt, saved, state, parts, held[0])
+    theirs = {slot: dict(flatten(tree)) for slot, tree in trees.items()}
     for name, about in saved["tensors"].items():
         own = [slot for slot in about["slots"] if ours or slot not in ("master", "slow", "ema")]
         lacking = [slot for slot in own if theirs.get(slot, {}).get(name) is None]
@@ -90,15 +107,83 @@ def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
             if tuple(x.shape) != tuple(mine.shape):
                 wrong.append(f"shape {tuple(mine.shape)} of {slot} of {name!r}, which is {tuple(x.shape)}")
             else:
-                about["slots"][slot] = like(mine, to_host(x).astype(to_host(mine).dtype))
+                values = to_host(x).astype(to_host(mine).dtype)
+                about["slots"][slot] = like(mine, values / divisors[name] if name in divisors else values)
         about["t"] = count
     extra = [name for each in theirs.values() for name in each if name not in saved["tensors"]]
     if wrong or extra:
         also = f"; there are others, {', '.join(map(repr, dict.fromkeys(extra)))}" if extra else ""
         raise ValueError(f"load_optax: the state lacks {'; '.join(wrong) or 'nothing'}{also}")
     saved["step"] = count
-    _put_hypers(saved, parts)
     return saved
+
+
+def _said(state: Any, parts: list[Any]) -> str:
+    """What errors call a state without slots: the states in it."""
+    return ", ".join(type(x).__name__ for x in parts) or type(state).__name__
+
+
+def _trees(opt: Optimizer, held: Any) -> dict[str, Any]:
+    """The slots in a state of optax; or raise where it is not one that all rules here have in optax."""
+    kind = type(held).__name__
+    if kind == "ScaleByAmsgradState":
+        raise ValueError("load_optax: optax's amsgrad takes the maximum of corrected moments; no field here does")
+    for rule in {type(group.rule): None for group in opt.groups}:
+        if kind not in _READ.get(rule, {}):
+            known = " or ".join(_READ.get(rule, ())) or "none of optax's"
+            of = [other.__name__ for other, states in _READ.items() if kind in states]
+            also = f", which is that of {', '.join(of)}" if of else ""
+            raise TypeError(f"load_optax: the state for {rule.__name__} is {known}; got {kind}{also}")
+    return {slot: getattr(held, name) for name, slot in _READ[type(opt.groups[0].rule)][kind].items()}
+
+
+def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any], held: Any) -> dict[str, float]:
+    """What a trace is to be divided by, for each tensor under LARS; or raise where the state does not tell it.
+
+    It has the factor -lr where the learning rate comes before it in the chain, as in optax.lars.
+    """
+    chain = [type(x).__name__ for x in _chain_of(state, held)]
+    rules = {type(group.rule) for group in opt.groups}
+    if rules == {SGD}:
+        if chain[:1] != ["TraceState"] or len(chain) == 1:
+            raise ValueError(
+                "load_optax: the state does not tell whether the learning rate comes before `trace` or after it, as in"
+                f" optax.sgd; where after it, give the state of the chain from the trace on; got a chain of"
+                f" {', '.join(chain) or 'TraceState'}"
+            )
+        return {}
+    if rules != {LARS} or len(chain) != 4 or [chain[1], chain[3]] != ["MaskedState", "TraceState"]:
+        raise ValueError(
+            "load_optax: the trace for LARS must be that of optax.lars alone, whose chain is MaskedState, MaskedState,"
+            f" EmptyState, TraceState; got a chain of {', '.join(chain) or 'TraceState'}"
+        )
+    if chain[2] != "EmptyState":
+        raise ValueError(
+            "load_optax: the trace of optax.lars has the learning rate in it, which was a schedule: what each gradient"
+            " was multiplied by is no longer known"
+        )
+    if any("learning_rate" in part.hyperparams for part in parts if "hyperparams" in part._fields):
+        raise ValueError(
+            "load_optax: the trace of optax.lars has the learning rate in it, which was injected, so it may have"
+            " changed; if it was the same in all updates, give the rule that lr, and the state's inner_state"
+        )
+    numbers = [group["hypers"]["lr"] for group in saved["groups"]]
+    lr = numbers[0]
+    if not isinstance(lr, int | float) or lr == 0 or any(x != lr for x in numbers):
+        had = "; ".join(f"{x!r} in group {group.label!r}" for group, x in zip(opt.groups, numbers, strict=True))
+        raise ValueError(
+            "load_optax: the trace of optax.lars has the learning rate in it, by which it is divided: `lr` must be that"
+            f" number here, in all groups, and not 0; got {had}"
+        )
+    return {name: -float(lr) for name in saved["tensors"]}
+
+
+def _chain_of(state: Any, part: Any) -> list[Any]:
+    """The states of the chain that a part is in, in their order; none where it is in no chain."""
+    inner = list(state.values()) if isinstance(state, dict) else list(state) if isinstance(state, tuple | list) else []
+    if any(x is part for x in inner) and not hasattr(state, "_fields"):
+        return inner
+    return next((found for x in inner if (found := _chain_of(x, part))), [])
 
 
 def _check_ours(opt: Optimizer, state: Any, slots: set[str]) -> None:
@@ -123,7 +208,8 @@ def _parts(state: Any) -> Iterator[Any]:
 def _put_hypers(saved: dict[str, Any], parts: list[Any]) -> None:
     """Take over what was injected, except where there is a schedule here."""
     injected = {k: x for part in parts if "hyperparams" in part._fields for k, x in part.hyperparams.items()}
-    fields = {_HYPERS.get(name, name): float(x) for name, x in injected.items()}
     for rule in (saved["rule"], *saved["groups"]):
+        names = {**OPTAX, "decay": "alpha" if "alpha" in rule["hypers"] else "momentum"}
+        fields = {names.get(name, name): float(x) for name, x in injected.items()}
         kept = rule["hypers"].keys() - set(rule.get("own", ()))
         put_fields(rule, {name: x for name, x in fields.items() if name in kept})

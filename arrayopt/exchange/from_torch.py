@@ -1,131 +1,19 @@
 """State of other libraries' optimizers, translated to that of an `Optimizer`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
 from arrayopt.exchange.given import below, put_fields, said
+from arrayopt.exchange.sources import KNOWN, SOURCES, Source
 from arrayopt.optimizer import Optimizer
-from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
+from arrayopt.rules import LAMB, SGD
 from arrayopt.state.tensors import new_slots
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["load_torch"]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What one of PyTorch's optimizers keeps.
-
-    Attributes
-    ----------
-    fields : callable
-        Takes a group; returns the rule's fields.
-    slots : dict
-        The names of its arrays, by slot: PyTorch's, and bitsandbytes'.
-    fixed : dict
-        Options with the only value that the rule can be.
-    count : callable
-        Takes a group and a tensor's state; returns the number of updates (SGD's only shows whether there was one).
-    """
-
-    fields: Callable[[Mapping[str, Any]], dict[str, Any]]
-    slots: dict[str, tuple[str, ...]]
-    fixed: dict[str, Any]
-    count: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
-
-
-def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Adam and AdamW, and most of LAMB's."""
-    beta1, beta2 = group["betas"]
-    numbers = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
-    return {**{k: float(x) for k, x in numbers.items()}, "weight_decay": float(group["weight_decay"])}
-
-
-def _adamw(group: Mapping[str, Any]) -> dict[str, Any]:
-    """PyTorch's; apex and bitsandbytes have no amsgrad, and apex may leave out the bias correction."""
-    switches = {"amsgrad": False, "bias_correction": True}
-    return {**_adam(group), **{name: bool(group.get(name, x)) for name, x in switches.items()}}
-
-
-def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's and apex's: without decay there is no trust ratio, unless timm's `always_adapt`."""
-    return {
-        **_adam(group),
-        "bias_correction": bool(group["bias_correction"]),
-        "grad_averaging": bool(group["grad_averaging"]),
-        "adapt": group["weight_decay"] != 0 or bool(group.get("always_adapt")),
-        "max_ratio": 1.0 if group.get("trust_clip") else None,
-    }
-
-
-def _sgd(group: Mapping[str, Any]) -> dict[str, Any]:
-    """PyTorch's: without momentum there is no dampening."""
-    fields = {k: float(group[k]) for k in ("lr", "momentum", "dampening", "weight_decay")}
-    return {**fields, "dampening": fields["dampening"] * (fields["momentum"] != 0), "nesterov": bool(group["nesterov"])}
-
-
-def _rmsprop(group: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {k: float(group[k]) for k in ("lr", "alpha", "eps", "weight_decay", "momentum")}
-    return {**fields, "centered": bool(group["centered"])}
-
-
-def _decoupled(group: Mapping[str, Any]) -> dict[str, Any]:
-    """RAdam's, and most of NAdam's."""
-    return {**_adam(group), "decoupled": bool(group["decoupled_weight_decay"])}
-
-
-def _nadam(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_decoupled(group), "momentum_decay": float(group["momentum_decay"])}
-
-
-_MOMENTS: dict[str, tuple[str, ...]] = {"m": ("exp_avg", "state1"), "v": ("exp_avg_sq", "state2")}
-_ADAMW = _Source(
-    fields=_adamw,
-    slots={**_MOMENTS, "v_max": ("max_exp_avg_sq",)},
-    fixed={"maximize": False, "decoupled_weight_decay": True},
-    count=lambda group, state: state.get("step", group.get("step", 0) if state else 0),  # apex counts for a group
-)
-_SOURCES: dict[type[Rule], _Source] = {
-    AdamW: _ADAMW,
-    Adam: replace(_ADAMW, fixed={"maximize": False, "decoupled_weight_decay": False}),
-    SGD: _Source(
-        fields=_sgd,
-        slots={"buf": ("momentum_buffer", "state1")},
-        fixed={"maximize": False},
-        count=lambda group, state: bool({"momentum_buffer", "state1"} & state.keys()),
-    ),
-    RMSprop: _Source(
-        fields=_rmsprop,
-        slots={"v": ("square_avg",), "m": ("grad_avg",), "buf": ("momentum_buffer",)},
-        fixed={"maximize": False},
-        count=_ADAMW.count,
-    ),
-    NAdam: replace(_ADAMW, fields=_nadam, slots={**_MOMENTS, "mu_product": ("mu_product",)}, fixed={"maximize": False}),
-    RAdam: replace(_ADAMW, fields=_decoupled, slots=_MOMENTS, fixed={"maximize": False}),
-    LAMB: _Source(
-        fields=_lamb,
-        slots=_MOMENTS,
-        fixed={"caution": False, "decoupled_decay": False},
-        count=lambda group, state: group.get("step", 0),
-    ),
-}
-_KNOWN = {
-    "amsgrad",
-    "nesterov",
-    "bias_correction",
-    "grad_averaging",
-    "always_adapt",
-    "trust_clip",
-    "corrected_weight_decay",
-    "centered",
-    "decoupled_weight_decay",
-}
-_KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
-"""Switches that are translated, or that change no result."""
 
 
 def load_torch(
@@ -152,8 +40,9 @@ def load_torch(
     TypeError
         If `state` is no such dict, or `opt` no such Optimizer.
     ValueError
-        If it does not fit, listing every mismatch, or has an option that has no counterpart, such as ``maximize``.
-        Nothing has been changed then.
+        If it does not fit, listing every mismatch, or has an option that has no counterpart, such as ``maximize`` for
+        an `arrayopt.Optimizer`; those of `arrayopt.torch` must have it for the same tensors. Nothing has been changed
+        then.
 
     Notes
     -----
@@ -176,9 +65,9 @@ def load_torch(
     (0.1, 1, 1)
     """
     under = below(opt)
-    source = _SOURCES.get(type(under.rule)) if isinstance(under, Optimizer) else None
+    source = SOURCES.get(type(under.rule)) if isinstance(under, Optimizer) else None
     if source is None:
-        named = ", ".join(kind.__name__ for kind in _SOURCES)
+        named = ", ".join(kind.__name__ for kind in SOURCES)
         raise TypeError(f"load_torch: `opt` must be an Optimizer under {named}; got {said(under)}")
     with under._team.warned("load_torch"):
         other = [f"{g.label!r} {type(g.rule).__name__}" for g in under.groups if type(g.rule) is not type(under.rule)]
@@ -187,7 +76,8 @@ def load_torch(
                 f"load_torch: all groups must be under {type(under.rule).__name__}, as in one optimizer of PyTorch;"
                 f" group {', group '.join(other)}"
             )
-        saved = _read(under, source, state, _in_order(opt, under, state) if names is None else names)
+        names = _in_order(opt, under, state) if names is None else names
+        saved = _read(under, source, state, names, _upward(opt, under))
     under._restore(saved, "load_torch")
     below(opt)  # its groups say so, too
 
@@ -201,24 +91,45 @@ def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
     return list(opt.state) if sizes[0] == sizes[1] else None
 
 
-def _read(opt: Optimizer, source: _Source, state: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+def _upward(outer: Any, opt: Optimizer) -> dict[str, bool] | None:
+    """Which tensors of `arrayopt.torch` go up; None for an `Optimizer`, where none can."""
+    if outer is opt:
+        return None
+    flags = [bool(group.get("maximize")) for group in outer.param_groups for _ in group["params"]]
+    return dict(zip(opt.state, flags, strict=True))
+
+
+def _read(
+    opt: Optimizer,
+    source: Source,
+    state: Mapping[str, Any],
+    names: Sequence[str] | None,
+    upward: dict[str, bool] | None,
+) -> dict[str, Any]:
     """The state dict that the optimizer is to have; see `load_torch`."""
     try:
-        return _translated(opt, source, state["param_groups"], state["state"], names)
+        return _translated(opt, source, state["param_groups"], state["state"], names, upward)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if str(error).startswith("load_torch:"):
             raise
         raise TypeError(
-            f"load_torch: needs what state_dict() of PyTorch's {type(opt.rule).__name__} returned; {error!r}"
+            f"load_torch: under {type(opt.rule).__name__} it needs what state_dict() of {source.of} returned; {error!r}"
         ) from error
 
 
 def _translated(
-    opt: Optimizer, source: _Source, groups: Any, states: Any, names: Sequence[str] | None
+    opt: Optimizer,
+    source: Source,
+    groups: Any,
+    states: Any,
+    names: Sequence[str] | None,
+    upward: dict[str, bool] | None,
 ) -> dict[str, Any]:
     """The state dict that the optimizer is to have."""
+    _check_keys(type(opt.rule).__name__, source, groups, states)
     _check_options(type(opt.rule).__name__, source, groups)
     home = _homes(groups, list(opt.state), names)
+    _check_upward(groups, home, upward)
     saved = opt.state_dict()
     agreed = [_agreed(g.label, {name: source.fields(groups[home[name][0]]) for name in g.names}) for g in opt.groups]
     put_fields(saved["rule"], {k: x for k, x in agreed[-1].items() if k in saved["rule"]["hypers"]})
@@ -246,7 +157,39 @@ def _translated(
     return saved
 
 
-def _check_options(rule: str, source: _Source, groups: Any) -> None:
+def _check_keys(rule: str, source: Source, groups: Any, states: Any) -> None:
+    """Raise TypeError for groups, or for the state of a tensor, of another optimizer."""
+    who = f"load_torch: under {rule} it needs the state of {source.of}"
+    for i, group in enumerate(groups):
+        try:
+            source.fields(group)
+        except KeyError as error:
+            raise TypeError(f"{who}; group {i} has no {error}, but {', '.join(map(str, group))}") from error
+    for key, state in states.items():
+        has = [str(k) for k, x in state.items() if x is not None]
+        lacking = [" or ".join(source.slots[slot]) for slot in source.core if not {*source.slots[slot]} & {*has}]
+        if has and lacking:
+            raise TypeError(f"{who}; that of parameter {key} has no {', no '.join(lacking)}, but {', '.join(has)}")
+
+
+def _check_upward(groups: Any, home: dict[str, tuple[int, Any]], upward: dict[str, bool] | None) -> None:
+    """Raise ValueError where PyTorch goes up and the optimizer here down, or the other way round."""
+    theirs = {name: bool(groups[i].get("maximize")) for name, (i, _) in home.items()}
+    if upward is None and any(theirs.values()):
+        raise ValueError(
+            "load_torch: there is no counterpart for maximize=True: an Optimizer goes down. Load into one of"
+            " arrayopt.torch with maximize=True; or set it to False in the state's groups, and negate the gradients"
+        )
+    wrong = (
+        [f"{name!r} has maximize={up}, here {upward[name]}" for name, up in theirs.items() if upward[name] != up]
+        if upward
+        else []
+    )
+    if wrong:
+        raise ValueError(f"load_torch: set `maximize` in param_groups as it is in the state: {'; '.join(wrong)}")
+
+
+def _check_options(rule: str, source: Source, groups: Any) -> None:
     """Raise ValueError for an option that would change results and has no counterpart."""
     wrong = []
     for i, group in enumerate(groups):
@@ -255,7 +198,7 @@ def _check_options(rule: str, source: _Source, groups: Any) -> None:
             for key, value in source.fixed.items()
             if key in group and bool(group[key]) != value
         ]
-        odd = sorted(k for k, x in group.items() if x is True and k not in _KNOWN | source.fixed.keys())
+        odd = sorted(k for k, x in group.items() if x is True and k not in KNOWN | source.fixed.keys())
         wrong += [f"{key}=True in group {i}, which is not known here" for key in odd]
     if wrong:
         raise ValueError(f"load_torch: there is no counterpart for {'; '.join(wrong)}")

@@ -78,18 +78,22 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     """
     import torch
 
-    opt = below(opt)
+    outer, opt = opt, below(opt)
     if not isinstance(opt, Optimizer) or any(type(group.rule) not in _THEIRS for group in opt.groups):
         raise TypeError(f"to_torch: `opt` must be an Optimizer under AdamW, Adam or SGD; got {said(opt)}")
     _check(opt)
     kind, options, _ = _THEIRS[type(opt.groups[0].rule)]
     saved, rules = opt.state_dict()["tensors"], [group.rule for group in opt.groups]
+    upward = [False for _ in rules]
+    if outer is not opt:
+        upward = [bool(group.get("maximize")) for group in outer.param_groups if group["params"]]
     here = [
         {
             "params": [(name, torch.empty(saved[name]["shape"], device="meta")) for name in group.names],
             **options(rule.at(opt.step_count), rule),
+            "maximize": up,
         }
-        for group, rule in zip(opt.groups, rules, strict=True)
+        for group, rule, up in zip(opt.groups, rules, upward, strict=True)
     ]
     made: dict[str, Any] = getattr(torch.optim, kind)(here, lr=0.0).state_dict()
     names = [name for group in opt.groups for name in group.names]

@@ -165,7 +165,10 @@ class Rule(ABC):
         return False
 
     def refuses(self, xp: Any, p: Array) -> str:
-        """Why the rule cannot update a tensor like this one, in words that follow its name; empty where it can."""
+        """Why the rule cannot update a tensor like this one, in words that follow its name; empty where it can.
+
+        After a semicolon, what to do; without one, users are told to give the tensor another rule.
+        """
         return ""
 
     @abstractmethod

@@ -62,6 +62,7 @@ class File:
     """
 
     def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
+        _reader("Optimizer.save")  # what is saved here can be loaded here
         self._path = checked_path("Optimizer.save", path)
         document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
         if params is not None:
@@ -188,10 +189,7 @@ def load(
     params
         The parameters, in the same way.
     """
-    try:
-        import safetensors
-    except ImportError as error:
-        raise ImportError("Optimizer.load: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
+    safetensors = _reader("Optimizer.load")
     path = checked_path("Optimizer.load", path)
     who = f"Optimizer.load: {path}"
     refuse_others("Optimizer.load", path)
@@ -204,6 +202,15 @@ def load(
         raise ValueError(f"{who}: is damaged, or no checkpoint: {error}") from error
     except (AttributeError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"{who}: is made by another program: {error!r}") from error
+
+
+def _reader(who: str) -> Any:
+    """The library that reads files; or raise ImportError."""
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError(f"{who}: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
+    return safetensors
 
 
 def _read(

@@ -137,6 +137,8 @@ class Saved:
             If it is no path, or that of something else than a file, or the state holds what a checkpoint cannot.
         RuntimeError
             If another thread is using the Optimizer. The old file is as it was then.
+        ImportError
+            Without safetensors, which `load` needs: ``pip install 'arrayopt[checkpoint]'``.
 
         Notes
         -----

@@ -25,7 +25,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["Tensor", "TensorState", "new_slots"]
+__all__ = ["BY_GROUP", "Tensor", "TensorState", "new_slots"]
 
 
 @dataclass(eq=False, slots=True)
@@ -160,6 +160,10 @@ class TensorState(Mapping[str, Any]):
         return repr(dict(self))
 
 
+BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
+"""What to do with a tensor that a rule cannot have. The doors have no such groups, and say what they have."""
+
+
 def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:
     """The state of one tensor, or a block of it, before its first update.
 
@@ -183,7 +187,8 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
         )
     reason = rule.refuses(array_namespace(array), array[0, ...] if layered else array)
     if reason:
-        raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}")
+        instead = "" if ";" in reason else f"; {BY_GROUP}"
+        raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}{instead}")
     xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim - rule.stacked)
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")

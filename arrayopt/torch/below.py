@@ -9,8 +9,9 @@ from torch import Tensor
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import BY_GROUP
 from arrayopt.state.tensors import Tensor as Known
-from arrayopt.torch.settings import Settings
+from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.state import put
 
 __all__ = ["Below"]
@@ -48,6 +49,7 @@ class Below:
         self.made: Optimizer | None = None
         self._fields = fields_of(rule)
         self._take: Any = itemgetter(*self._fields)
+        self._keys = {key for group in groups for key in group}
         self._make(groups, states, steps, copies=True)
 
     @property
@@ -80,7 +82,13 @@ class Below:
             }
             for group, x in zip(filled, values, strict=True)
         ]
-        made = Optimizer(entries, rules[0], **self.options) if filled else None
+        try:
+            made = Optimizer(entries, rules[0], **self.options) if filled else None
+        except ValueError as error:
+            if BY_GROUP not in str(error):
+                raise
+            instead = "make an optimizer for each rule, such as AdamW for vectors"
+            raise ValueError(str(error).replace(BY_GROUP, instead)) from None
         if made is not None:
             self._restore(params, made, states, copies=copies)
             made.__setattr__("step_count", steps)
@@ -115,6 +123,7 @@ class Below:
         for i, given in enumerate(groups):
             if type(given) is not Settings:
                 groups[i] = Settings(self._rule, given)
+        self._check_keys(groups)
         self._take_settings(groups)
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
@@ -139,6 +148,14 @@ class Below:
         kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
         self._make(groups, kept, self.steps, copies=False)
         return self.made
+
+    def _check_keys(self, groups: Groups) -> None:
+        """Raise TypeError where a group has got a key by mistake. Schedulers write keys of their own."""
+        for group in groups:
+            if not group.keys() <= self._keys:
+                new = {key: group[key] for key in group.keys() - self._keys}
+                check_group(self._who, self._rule, new)
+                self._keys.update(new)
 
     def _take_settings(self, groups: Groups) -> None:
         """Have groups say what has been set in those of the optimizer; what was set on itself is in no group."""

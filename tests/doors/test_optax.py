@@ -381,9 +381,16 @@ def test_a_sequence_runs_out():
     assert bool(jnp.isnan(jax.jit(tx.update)(params, state, params)[0]).all())
 
 
+PAIR = {"w": jnp.ones(2), "b": jnp.ones(1)}
+
+
 ERRORS = [
-    refusals.row("lr twice", lambda: door.sgd(0.1, learning_rate=0.5), TypeError, "sgd: `lr` is given twice", "once"),
-    refusals.row("twice", lambda: door.adamw(b1=0.1, beta1=0.9), TypeError, "adamw: `beta1` is given twice"),
+    refusals.row(
+        "lr twice", lambda: door.sgd(0.1, learning_rate=0.5), TypeError, "as the first argument and as `learning_rate`"
+    ),
+    refusals.row(
+        "twice", lambda: door.adamw(b1=0.1, beta1=0.9), TypeError, "`beta1` is given twice, as `b1` and as `beta1`"
+    ),
     refusals.row(
         "unknown", lambda: door.lamb(0.1, mask=None), TypeError, "lamb has no `mask`", "use optax.multi_transform"
     ),
@@ -411,6 +418,23 @@ ERRORS = [
         lambda: door.lamb().update(jnp.ones(2), door.lamb().init(jnp.ones(2))),
         ValueError,
         "LAMB: an update needs the parameters",
+    ),
+    refusals.row(
+        "vector", lambda: door.muon(0.1).init(jnp.ones(2)), ValueError, "is no matrix", "optax.multi_transform"
+    ),
+    *(
+        refusals.row(name, lambda g=grads: door.sgd(0.1).update(g, door.sgd(0.1).init(PAIR), PAIR), ValueError, words)
+        for name, grads, words in [
+            ("missing", {"w": jnp.ones(2)}, "SGD: grads do not match params: missing 'b'"),
+            ("unexpected", {"w": jnp.ones(2), "b": None, "c": None}, "params: unexpected 'c'"),
+            ("a list", [jnp.ones(2)], "params: missing 'b'; missing 'w'; unexpected '0'"),
+        ]
+    ),
+    refusals.row(
+        "slots",
+        lambda: door.lamb().update(PAIR, door.lamb().init({"w": jnp.ones(2)}), PAIR),
+        ValueError,
+        "LAMB: the slots of state do not match params: missing 'b'",
     ),
     refusals.row("integers", lambda: door.lamb().init({"n": jnp.arange(3)}), TypeError, "floating-point"),
     refusals.row(

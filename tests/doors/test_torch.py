@@ -13,6 +13,7 @@ import torch
 import arrayopt as ao
 import arrayopt.torch as door
 from arrayopt.engines import table
+from arrayopt.torch.settings import check_group
 from tests.support import cases, refusals
 from tests.support.slow import marked
 
@@ -401,6 +402,7 @@ ROWS = [
     refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "give group dicts: [{"),
     refusals.row("mean", lambda: door.LAMB(one(), accumulate=2), TypeError, "call backward() several times"),
     refusals.row("scale", lambda: door.LAMB(one(), loss_scale=2.0), TypeError, "use torch.amp.GradScaler"),
+    refusals.row("a vector", lambda: door.Muon(one(), 0.1), ValueError, "no matrix; make an optimizer for each rule"),
     refusals.row("integers", lambda: door.LAMB([torch.ones(2, dtype=torch.int64)]), TypeError, "floating-point"),
     refusals.row("class", lambda: door.optimizer(3), TypeError, "`rule` must be a class of rules", "got 3"),
     refusals.row("base", lambda: door.optimizer(ao.Rule), TypeError, "`rule` must be a class of rules"),
@@ -429,6 +431,28 @@ def test_wrong_keys_of_groups(keys, words):
     refusals.raises(lambda: door.AdamW([known | keys]), TypeError, words)
     refusals.raises(lambda: opt.add_param_group(known | keys), TypeError, words)
     assert len(opt.param_groups) == 1
+
+
+def test_a_wrong_key_that_is_written_later_is_an_error_in_the_next_step():
+    a, b = twins()
+    opt, twin = made(door.AdamW, a), made(door.AdamW, b)
+    for step in range(2):
+        give(step, a, b)
+        for key, words in [("lrr", "AdamW: a parameter group has no `lrr`; did you mean `lr`?"), ("rule", "no `rule`")]:
+            opt.param_groups[0][key] = 5.0
+            refusals.raises(opt.step, TypeError, words)
+            refusals.raises(opt.step, TypeError, words)
+            del opt.param_groups[0][key]
+        opt.step()
+        twin.step()
+    assert same(a, b)
+    assert alike(opt, twin)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_schedulers_write_keys_of_their_own(rule):
+    written = ["initial_lr", "max_lr", "min_lr", "base_lr", "base_momentum", "max_momentum", "swa_lr", "lr_scale"]
+    check_group(rule.__name__, rule, dict.fromkeys([*written, "param_names"], 0.1))
 
 
 def test_groups_may_have_keys_of_ones_own():
@@ -608,6 +632,21 @@ def test_states_of_pytorchs_optimizers_are_exchanged(groups):
     assert [group["lr"] for group in back.param_groups] == [group["lr"] for group in theirs.param_groups]
     assert all(torch.equal(back.state[q]["exp_avg"], ours.state[q]["m"]) for q in b)
     refusals.raises(lambda: ao.load_torch(theirs, {}), TypeError, "`opt` must be an Optimizer under", "; got AdamW")
+
+
+def test_both_go_up_or_down():
+    b = tensors()
+    split = [{"params": b[:2], "maximize": True}, {"params": b[2:]}]
+    theirs, ours = torch.optim.AdamW(split, lr=0.1), made(door.AdamW, [dict(group) for group in split])
+    give(0, b)
+    theirs.step()
+    ao.load_torch(ours, theirs.state_dict())
+    assert [group["maximize"] for group in ours.param_groups] == [True, False]
+    assert all(torch.equal(ours.state[p]["m"], theirs.state[p]["exp_avg"]) for p in b)
+    assert [group["maximize"] for group in ao.to_torch(ours)["param_groups"]] == [True, False]
+    ours.param_groups[1]["maximize"] = True
+    words = "set `maximize` in param_groups as it is in the state: '2' has maximize=False, here True; '3' has"
+    refusals.raises(lambda: ao.load_torch(ours, theirs.state_dict()), ValueError, words)
 
 
 DTYPES = marked([(torch.float32,), (torch.bfloat16,), (torch.float64,)], lambda dtype: dtype is not torch.float64)

@@ -296,7 +296,10 @@ def test_a_foreign_file_is_refused(make_file, error, words, tmp_path):
     refused(small(), tmp_path / "x", words, error=error)
 
 
-def test_without_safetensors_loading_says_what_to_install(tmp_path, monkeypatch):
+def test_without_safetensors_saving_and_loading_say_what_to_install(tmp_path, monkeypatch):
     small().save(tmp_path / "x")
     monkeypatch.setitem(sys.modules, "safetensors", None)
     refused(small(), tmp_path / "x", "pip install 'arrayopt[checkpoint]'", error=ImportError)
+    with pytest.raises(ImportError, match=r"Optimizer.save: needs safetensors; pip install 'arrayopt\[checkpoint\]'"):
+        small().save(tmp_path / "y")
+    assert not (tmp_path / "y").exists()

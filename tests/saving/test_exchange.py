@@ -100,6 +100,11 @@ OPTAX = {
     "a chain": (lambda: optax.chain(optax.clip(1e9), optax.adam(0.1)), ao.Adam(lr=0.1)),
     "lamb": (lambda: optax.lamb(0.1, weight_decay=0.1), ao.LAMB(lr=0.1, weight_decay=0.1)),
     "sgd": (lambda: optax.sgd(0.1, momentum=0.9), ao.SGD(lr=0.1, momentum=0.9)),
+    "lars": (
+        lambda: optax.lars(0.5, 0.1, nesterov=True),
+        ao.LARS(lr=0.5, weight_decay=0.1, decayed_norm=True, nesterov=True),
+    ),
+    "rmsprop": (lambda: optax.inject_hyperparams(optax.rmsprop)(0.1, decay=0.5), ao.RMSprop(eps_in_sqrt=True)),
     "injected": (lambda: optax.inject_hyperparams(optax.adamw)(0.1, b1=0.8, weight_decay=0.1), ao.AdamW(lr=9.0)),
 }
 
@@ -111,11 +116,11 @@ def test_optax_is_gone_on_from(name):
         theirs, params = make(), {n: jnp.asarray(x) for n, x in tree().items()}
         state, update = theirs.init(params), jax.jit(theirs.update)
         opt = None
-        for k in range(5):
+        for k in range(6):
             if k == 3:
                 opt = ao.Optimizer({n: np.array(x) for n, x in params.items()}, rule, engine="numpy")
                 ao.load_optax(opt, state)
-                assert (opt.step_count, opt.state["w"]["t"]) == ((3, 3) if name != "sgd" else (1, 1))
+                assert (opt.step_count, opt.state["w"]["t"]) == ((1, 1) if name in ("sgd", "lars") else (3, 3))
             grads = tree(10 * k + 5)
             updates, state = update(grads, state, params)
             params = optax.apply_updates(params, updates)
@@ -131,12 +136,14 @@ def test_what_of_optax_does_not_fit():
     before = opt.state_dict()
     for state, kind, says in [
         (optax.amsgrad(0.1).init(params), ValueError, "optax's amsgrad takes the maximum of corrected moments"),
-        (optax.sgd(0.1).init(params), TypeError, "needs an optax state with one of `mu` and `nu`, or `trace`"),
+        (optax.sgd(0.1).init(params), TypeError, "with one of `mu` and `nu`, or `trace`; got EmptyState, EmptyState"),
         (
             optax.sgd(0.1, momentum=0.9).init(params),
-            ValueError,
-            "the state lacks m, v of 'w'; m, v of 'b'; m, v of 's'",
+            TypeError,
+            "the state for AdamW is ScaleByAdamState; got TraceState, which is that of SGD, LARS",
         ),
+        (optax.adabelief(0.1).init(params), TypeError, "is ScaleByAdamState; got ScaleByBeliefState"),
+        (optax.lion(0.1).init(params), TypeError, "got ScaleByLionState, which is that of Lion"),
         (optax.adamw(0.1).init({"w": params["w"], "z": params["b"]}), ValueError, "there are others, 'z'"),
         (optax.adamw(0.1).init({**params, "b": jnp.zeros(2)}), ValueError, r"shape (3,) of m of 'b', which is (2,)"),
         (None, TypeError, "got NoneType"),
@@ -147,3 +154,48 @@ def test_what_of_optax_does_not_fit():
     assert str(opt.state_dict()) == str(before)
     with pytest.raises(TypeError, match="load_optax: `opt` must be an Optimizer; got dict"):
         ao.load_optax({}, optax.adamw(0.1).init(params))
+
+
+def lars(lr, **options):
+    return ao.LARS(lr=lr, decayed_norm=True, **options)
+
+
+def own_chain(*parts):
+    return optax.chain(*parts).init
+
+
+TRACES = {
+    "a schedule there": (lambda: optax.lars(lambda step: 0.1).init, lars(0.1), "which was a schedule"),
+    "injected": (lambda: optax.inject_hyperparams(optax.lars)(0.1).init, lars(0.1), "which was injected"),
+    "a schedule here": (lambda: optax.lars(0.1).init, lars(Linear(0.1, 0.01, 10)), "must be that number here"),
+    "zero": (lambda: optax.lars(0.1).init, lars(0.0), "and not 0; got 0.0 in group 'all'"),
+    "sgd's": (lambda: optax.sgd(0.1, momentum=0.9).init, lars(0.1), "must be that of optax.lars alone"),
+    "lars's": (lambda: optax.lars(0.1).init, ao.SGD(lr=0.1, momentum=0.9), "the state does not tell whether"),
+    "after the rate": (
+        lambda: own_chain(optax.scale(-0.1), optax.trace(0.9)),
+        ao.SGD(lr=0.1, momentum=0.9),
+        "got a chain of EmptyState, TraceState",
+    ),
+    "alone": (lambda: optax.trace(0.9).init, ao.SGD(lr=0.1, momentum=0.9), "got a chain of TraceState"),
+}
+
+
+@pytest.mark.parametrize(("init", "rule", "words"), TRACES.values(), ids=TRACES)
+def test_a_trace_that_may_have_the_learning_rate_in_it_is_refused(init, rule, words):
+    opt = ao.Optimizer(tree(), rule, engine="array_api")
+    opt.step(tree(1))
+    before = str(opt.state_dict())
+    with pytest.raises(ValueError, match=r"^load_optax: the ") as error:
+        ao.load_optax(opt, init()(tree()))
+    assert words in str(error.value)
+    assert str(opt.state_dict()) == before
+
+
+def test_the_part_of_a_chain_from_the_trace_on_is_taken():
+    state = own_chain(optax.clip(1.0), optax.trace(0.9), optax.scale(-0.1))(tree())
+    state = optax.tree_utils.tree_set(state, trace=tree(1))
+    opt = ao.Optimizer(tree(), ao.SGD(lr=0.1, momentum=0.9), engine="array_api")
+    with pytest.raises(ValueError, match="the state does not tell whether"):
+        ao.load_optax(opt, state)
+    ao.load_optax(opt, state[1:])
+    np.testing.assert_array_equal(opt.state["w"]["buf"], tree(1)["w"])

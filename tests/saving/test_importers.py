@@ -213,11 +213,19 @@ def changed(change):
     return make
 
 
+def stepped(kind):
+    """The state of another optimizer after a step."""
+    params = parameters()
+    theirs = kind(params.values())
+    run(theirs, params, [0])
+    return theirs.state_dict()
+
+
 REFUSED = {
     "maximize": (
         changed(lambda s, g, w: g.update(maximize=True)),
         ValueError,
-        "maximize=True in group 0, where AdamW is",
+        "no counterpart for maximize=True: an Optimizer goes down",
     ),
     "Adam": (
         changed(lambda s, g, w: g.update(decoupled_weight_decay=False)),
@@ -241,7 +249,11 @@ REFUSED = {
         ValueError,
         "m of 'w' is complex128 (4, 3), expected float64 (4, 3)",
     ),
-    "no moment": (changed(lambda s, g, w: w.pop("exp_avg_sq")), ValueError, "NoneType as v of 'w', expected an array"),
+    "no moment": (
+        changed(lambda s, g, w: w.pop("exp_avg_sq")),
+        TypeError,
+        "that of parameter 0 has no exp_avg_sq or state2, but step, exp_avg",
+    ),
     "a range": (
         changed(lambda s, g, w: g.update(lr=-1.0)),
         ValueError,
@@ -252,7 +264,17 @@ REFUSED = {
         ValueError,
         "t of 'w' must be a whole number from 0, below 2**53; got -1",
     ),
-    "SGD's": (changed(lambda s, g, w: g.pop("betas")), TypeError, "of PyTorch's AdamW returned; KeyError('betas')"),
+    "Adagrad's": (
+        lambda: stepped(torch.optim.Adagrad),
+        TypeError,
+        "under AdamW it needs the state of PyTorch's or bitsandbytes' AdamW, or apex's FusedAdam; group 0 has no"
+        " 'betas', but lr, lr_decay, eps,",
+    ),
+    "Adamax's": (
+        lambda: stepped(torch.optim.Adamax),
+        TypeError,
+        "that of parameter 0 has no exp_avg_sq or state2, but step, exp_avg, exp_inf",
+    ),
     "no groups": (changed(lambda s, g, w: s.pop("param_groups")), TypeError, "needs what state_dict() of PyTorch's"),
     "None": (lambda: None, TypeError, "needs what state_dict() of PyTorch's"),
 }

@@ -1,0 +1,138 @@
+"""What PyTorch's optimizers and their like keep, and where it belongs here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
+
+__all__ = ["KNOWN", "SOURCES", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one of PyTorch's optimizers keeps.
+
+    Attributes
+    ----------
+    fields : callable
+        Takes a group; returns the rule's fields.
+    slots : dict
+        The names of its arrays, by slot: PyTorch's, and bitsandbytes'.
+    fixed : dict
+        Options with the only value that the rule can be.
+    count : callable
+        Takes a group and a tensor's state; returns the number of updates (SGD's only shows whether there was one).
+    of : str
+        Whose state it is.
+    core : tuple of str
+        Slots that a tensor has from its first update on, whatever is switched on.
+    """
+
+    fields: Callable[[Mapping[str, Any]], dict[str, Any]]
+    slots: dict[str, tuple[str, ...]]
+    fixed: dict[str, Any]
+    count: Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+    of: str
+    core: tuple[str, ...] = ("m", "v")
+
+
+def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Adam and AdamW, and most of LAMB's."""
+    beta1, beta2 = group["betas"]
+    numbers = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+    return {**{k: float(x) for k, x in numbers.items()}, "weight_decay": float(group["weight_decay"])}
+
+
+def _adamw(group: Mapping[str, Any]) -> dict[str, Any]:
+    """PyTorch's; apex and bitsandbytes have no amsgrad, and apex may leave out the bias correction."""
+    switches = {"amsgrad": False, "bias_correction": True}
+    return {**_adam(group), **{name: bool(group.get(name, x)) for name, x in switches.items()}}
+
+
+def _lamb(group: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's and apex's: without decay there is no trust ratio, unless timm's `always_adapt`."""
+    return {
+        **_adam(group),
+        "bias_correction": bool(group["bias_correction"]),
+        "grad_averaging": bool(group["grad_averaging"]),
+        "adapt": group["weight_decay"] != 0 or bool(group.get("always_adapt")),
+        "max_ratio": 1.0 if group.get("trust_clip") else None,
+    }
+
+
+def _sgd(group: Mapping[str, Any]) -> dict[str, Any]:
+    """PyTorch's: without momentum there is no dampening."""
+    fields = {k: float(group[k]) for k in ("lr", "momentum", "dampening", "weight_decay")}
+    return {**fields, "dampening": fields["dampening"] * (fields["momentum"] != 0), "nesterov": bool(group["nesterov"])}
+
+
+def _rmsprop(group: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {k: float(group[k]) for k in ("lr", "alpha", "eps", "weight_decay", "momentum")}
+    return {**fields, "centered": bool(group["centered"])}
+
+
+def _decoupled(group: Mapping[str, Any]) -> dict[str, Any]:
+    """RAdam's, and most of NAdam's."""
+    return {**_adam(group), "decoupled": bool(group["decoupled_weight_decay"])}
+
+
+def _nadam(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_decoupled(group), "momentum_decay": float(group["momentum_decay"])}
+
+
+_MOMENTS: dict[str, tuple[str, ...]] = {"m": ("exp_avg", "state1"), "v": ("exp_avg_sq", "state2")}
+_ADAMW = Source(
+    fields=_adamw,
+    slots={**_MOMENTS, "v_max": ("max_exp_avg_sq",)},
+    fixed={"decoupled_weight_decay": True},
+    count=lambda group, state: state.get("step", group.get("step", 0) if state else 0),  # apex counts for a group
+    of="PyTorch's or bitsandbytes' AdamW, or apex's FusedAdam",
+)
+SOURCES: dict[type[Rule], Source] = {
+    AdamW: _ADAMW,
+    Adam: replace(
+        _ADAMW, fixed={"decoupled_weight_decay": False}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"
+    ),
+    SGD: Source(
+        fields=_sgd,
+        slots={"buf": ("momentum_buffer", "state1")},
+        fixed={},
+        count=lambda group, state: bool({"momentum_buffer", "state1"} & state.keys()),
+        of="PyTorch's or bitsandbytes' SGD, or apex's FusedSGD",
+        core=(),
+    ),
+    RMSprop: Source(
+        fields=_rmsprop,
+        slots={"v": ("square_avg",), "m": ("grad_avg",), "buf": ("momentum_buffer",)},
+        fixed={},
+        count=_ADAMW.count,
+        of="PyTorch's RMSprop",
+        core=("v",),
+    ),
+    NAdam: replace(
+        _ADAMW, fields=_nadam, slots={**_MOMENTS, "mu_product": ("mu_product",)}, fixed={}, of="PyTorch's NAdam"
+    ),
+    RAdam: replace(_ADAMW, fields=_decoupled, slots=_MOMENTS, fixed={}, of="PyTorch's RAdam"),
+    LAMB: Source(
+        fields=_lamb,
+        slots=_MOMENTS,
+        fixed={"caution": False, "decoupled_decay": False},
+        count=lambda group, state: group.get("step", 0),
+        of="timm's Lamb, or apex's FusedLAMB",
+    ),
+}
+KNOWN = {
+    "amsgrad",
+    "nesterov",
+    "bias_correction",
+    "grad_averaging",
+    "always_adapt",
+    "trust_clip",
+    "corrected_weight_decay",
+    "centered",
+    "decoupled_weight_decay",
+    "maximize",
+}
+KNOWN |= {"foreach", "fused", "capturable", "differentiable"}  # how it is computed, and not what
+"""Switches that are translated or compared, or that change no result."""
