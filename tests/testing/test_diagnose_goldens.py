@@ -42,7 +42,7 @@ NOT_NAMED = {
     "optax_ademamix/warmup": "the warm-up of the slow average hardly shows in ten steps, beside eps inside the root",
     "optax_radam/default": "its rectification loses five digits where ρ is near its threshold",
     "optax_muon/triples": "three triples of coefficients that nobody has published as such",
-    "timm_rmsproptf/decoupled": "four options at once: eps in the root, v begins at 1, centred, and the decay decoupled",
+    "timm_rmsproptf/decoupled": "four options at once: eps in the root, v begins at 1, centred, decoupled decay",
     "ms_lamb_ascend/groups_mixed": "in one group the learning rate and the decay both change from step to step",
 }
 
