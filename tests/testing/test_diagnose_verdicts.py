@@ -134,6 +134,9 @@ def test_rules_that_cannot_be_made_are_refused():
     assert found.refused
     assert not found.passes
     assert attempt(Hypothesis(ao.SGD), seen, SGD, {}).passes
+    below = attempt(Hypothesis(ao.SGD), seen, {**SGD, "weight_decay": -1e-18}, {})
+    assert below.passes
+    assert below.fit.values["weight_decay"] == 0.0
 
 
 def test_a_rule_that_is_the_same_there_is_named_too(monkeypatch):

@@ -9,8 +9,9 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
+from arrayopt.testing.diagnosis.coordinates import LINEAR
 from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
-from arrayopt.testing.diagnosis.descent import Fit
+from arrayopt.testing.diagnosis.descent import Fit, changed
 from arrayopt.testing.diagnosis.fit import beside, fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
@@ -166,10 +167,10 @@ def search(
                 continue
             break
     matches = _matches(tried, name)
-    first = None
-    while matches and matches[0] is not first:  # what does nothing is left out: Nesterov's momentum where it is 0
-        first = matches[0]
-        take(first.hypothesis.with_one_switch_less(), first.fit.values)
+    last: Judged | None = None
+    while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
+        last = matches[0]
+        take(last.hypothesis.with_one_switch_less(), last.fit.values)
         matches = _matches(tried, name)
     if matches:  # least squares may have missed that another is the same there
         tried |= {h: _with_numbers_of(matches[0], x) for h, x in tried.items() if not x.passes}
@@ -239,7 +240,14 @@ def attempt(
             return replace(judged, refused=True)
     if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-3):  # then it is AdamW
         return replace(judged, refused=True)
-    return judged if hypothesis.exists(found.values) else replace(judged, refused=True)
+    return judged if hypothesis.exists(found.values) else _inside(judged)
+
+
+def _inside(found: Judged) -> Judged:
+    """What no rule can be, with zeros in place of numbers below zero if it fits with these; else refused."""
+    values = {name: np.maximum(x, 0.0) for name, x in found.fit.values.items() if name in LINEAR}
+    near = judge(changed(found.fit, {name: x if x.ndim else float(x) for name, x in values.items()}))
+    return near if near.passes and near.hypothesis.exists(near.fit.values) else replace(found, refused=True)
 
 
 def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:
