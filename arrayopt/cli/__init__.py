@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0; 1 where ``verify`` found a difference, or ``diagnose`` no rule that is followed as documented; 130 where the
-        user broke off, 141 where nobody reads the output any more. Wrong arguments, and things that are missing, end
-        the process with a line on stderr and status 2.
+        user broke off, 141 where nobody reads the output any more. Wrong arguments, things that are missing, and
+        an optimizer that raises in ``diagnose`` end the process with a line on stderr and status 2.
     """
     parser = _Parser(prog="arrayopt", description="Large-batch optimizers for arrays of any array-API library.")
     parser.add_argument("--version", action="version", version=f"arrayopt {ao.__version__}")

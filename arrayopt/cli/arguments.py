@@ -13,6 +13,7 @@ import arrayopt as ao
 from arrayopt.rules.base import Rule
 
 __all__ = [
+    "amount",
     "assignment",
     "from_module",
     "listed",
@@ -64,6 +65,17 @@ def _integer(text: str, *, least: int) -> int:
         value = least - 1
     if value < least:
         raise ArgumentTypeError(f"must be an integer of at least {least}; got {text!r}")
+    return value
+
+
+def amount(text: str) -> float:
+    """A finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"must be a number of at least 0; got {text!r}")
     return value
 
 

@@ -1,11 +1,15 @@
 """``arrayopt diagnose``: which rule an optimizer follows."""
 
 import argparse
+import contextlib
 import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from arrayopt.cli.arguments import assignment, from_module, natural, output_path, positive
+from arrayopt.cli.arguments import amount, assignment, from_module, natural, output_path, positive
 
 __all__ = ["add"]
 
@@ -18,7 +22,8 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run an optimizer on chosen gradients, and tell which rule, switches and\n"
         "hyper-parameters it follows, and to how many ULPs; or the nearest.",
-        epilog="exit status: 0 for a rule as documented, 1 for anything else,\n2 for wrong arguments\n\n"
+        epilog="exit status: 0 for a rule as documented, 1 for anything else,\n"
+        "2 for wrong arguments and where the optimizer raises\n\n"
         "examples:\n  arrayopt diagnose mymodule:make_optimizer --html report.html\n"
         "  arrayopt diagnose mymodule:step --known lr=0.01\n"
         "  arrayopt diagnose recorded.json",
@@ -36,6 +41,12 @@ def add(commands: Any) -> None:
     diagnose.add_argument(
         "--depth", type=natural, default=3, metavar="N", help="changes tried at once (default: %(default)s)"
     )
+    diagnose.add_argument(
+        "--seconds",
+        type=amount,
+        metavar="S",
+        help="how long to search; then the nearest so far is told (default: to the end)",
+    )
     diagnose.add_argument("--json", type=output_path(".json"), metavar="PATH", help="write everything as JSON")
     diagnose.add_argument("--html", type=output_path(".html", ".htm"), metavar="PATH", help="write a page to look at")
     diagnose.set_defaults(run=run, parser=diagnose)
@@ -46,10 +57,17 @@ def run(given: argparse.Namespace) -> int:
     from arrayopt.testing.diagnosis import diagnose
 
     try:
-        step, params = _subject(given.what)
-        found = diagnose(step, params, known=dict(given.known), steps=given.steps, depth=given.depth)
-    except (argparse.ArgumentTypeError, ImportError, OSError, TypeError, ValueError) as error:
-        given.parser.error(" ".join(str(error).split()))
+        with contextlib.redirect_stdout(sys.stderr), _progress() as on_try:  # stdout is for what is found
+            step, params = _subject(given.what)
+            known = dict(given.known)
+            options = {"steps": given.steps, "depth": given.depth, "seconds": given.seconds}
+            found = diagnose(step, params, known=known, **options, on_try=on_try)
+    except Exception as error:
+        notes, mistakes = getattr(error, "__notes__", []), (ImportError, OSError, TypeError, ValueError)
+        if not notes and not isinstance(error, (argparse.ArgumentTypeError, *mistakes)):
+            raise
+        raised = [*notes, type(error).__name__] if notes else []
+        given.parser.error(" ".join(": ".join([*raised, str(error)]).split()))
     print(found)  # noqa: T201 - it is what the command is for
     if given.json:
         given.json.write_text(found.to_json(), encoding="utf-8")
@@ -69,14 +87,49 @@ def _subject(text: str) -> tuple[Any, Any]:
         return Trajectory.load(text), None
     if ":" not in text:
         raise argparse.ArgumentTypeError(f"must be MODULE:NAME or a recorded trajectory; got {text!r}")
-    made, params = from_module(text), None
+    with _raised_by(text):
+        made, params = from_module(text), None
     if inspect.isfunction(made):
         needed = [x for x in inspect.signature(made).parameters.values() if x.default is inspect.Parameter.empty]
         if len(needed) == 1:
             params = parameters()
         if len(needed) < 2:
-            made = made() if params is None else made(params)
+            with _raised_by(text):
+                made = made() if params is None else made(params)
     if isinstance(made, tuple) and len(made) == 2 and not hasattr(made, "init"):
         made, params = made
     owner = hasattr(made, "param_groups") or hasattr(made, "step_count")
     return made, None if owner else params
+
+
+@contextlib.contextmanager
+def _raised_by(what: str) -> Iterator[None]:
+    """Say of an error of the user's code where it comes from."""
+    try:
+        yield
+    except argparse.ArgumentTypeError:
+        raise
+    except Exception as error:
+        error.add_note(f"diagnose: raised by {what}")
+        raise
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[Any], object]]:
+    """A function to call with each hypothesis, which shows it on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda hypothesis: None
+        return
+    tried, begun = 0, time.monotonic()
+
+    def show(hypothesis: Any) -> None:
+        nonlocal tried
+        tried += 1
+        said = f"{time.monotonic() - begun:.0f} s, {tried} tried, now {hypothesis.kind.__name__}"
+        sys.stderr.write(f"\r{said:<60}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write(f"\r{'':<60}\r" if tried else "")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from arrayopt.arrays import WORKING
-from arrayopt.cli.arguments import listed, make_rule, named, natural, output_path, positive, rule_class, shape
+from arrayopt.cli.arguments import amount, listed, make_rule, named, natural, output_path, positive, rule_class, shape
 from arrayopt.cli.info import versions
 
 __all__ = ["add"]
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
         "--seed", type=natural, default=0, metavar="N", help="of parameters and gradients (default: %(default)s)"
     )
     verify.add_argument(
-        "--max-ulp", type=_limit, metavar="X", help="the limit (default: 64, and 4 for float16 and bfloat16)"
+        "--max-ulp", type=amount, metavar="X", help="the limit (default: 64, and 4 for float16 and bfloat16)"
     )
     verify.add_argument("--json", type=output_path(".json"), metavar="PATH", help="write everything as JSON")
     verify.add_argument("--html", type=output_path(".html", ".htm"), metavar="PATH", help="write a page to look at")
@@ -95,17 +95,6 @@ def _rule(text: str) -> tuple[str, Any]:
 
     kind = rule_class(text)
     return kind.__name__, RULES[kind.__name__] if ":" not in text else make_rule(kind, {})
-
-
-def _limit(text: str) -> float:
-    """A number of ULPs."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0; got {text!r}")
-    return value
 
 
 @contextmanager

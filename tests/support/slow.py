@@ -184,7 +184,7 @@ COSTLY = {
         "test_the_rule_that_is_found_does_the_same": "",
         "test_they_are_named_where_numbers_are_known": "",
         "test_trees_lists_and_given_gradients_are_taken": "",
-        "test_values_that_are_not_finite_and_parameters_that_stand_still_are_told": "",
+        "test_values_that_are_not_finite_are_told": "",
         "test_what_follows_no_rule_is_said_to": "",
         "test_what_is_right_is_said_to_be": "dampeni|momentu1",
     },

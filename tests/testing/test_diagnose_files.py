@@ -76,7 +76,7 @@ def test_json_holds_everything(right, wrong):
     assert plain["rule"] == repr(right.rule)
     assert plain["hypers"]["momentum"] == 0.9
     plain = json.loads(wrong.to_json())
-    assert plain["matches"] is False
+    assert plain["explained"] is False
     assert plain["first"]["step"] == wrong.first.step
     assert set(plain["by_step"]) == set(parameters())
 
@@ -126,6 +126,17 @@ def test_other_libraries_are_checked_from_the_same_file(tmp_path):
     assert all(not x.any() for _, x in named)
 
 
+def test_names_that_pytorch_does_not_have_are_asked_for(tmp_path):
+    torch = pytest.importorskip("torch")
+    start = {"w": np.ones((2, 3), "float32"), "b": np.ones(3, "float32")}
+    record(tmp_path / "run.json", ao.SGD(lr=0.1), start, steps=2)
+    unnamed = [torch.nn.Parameter(torch.zeros(x.shape)) for x in start.values()]
+    with pytest.raises(ValueError, match=r"must be those that were recorded.*model\.named_parameters"):
+        check(tmp_path / "run.json", torch.optim.SGD(unnamed, lr=0.1))
+    with pytest.raises(ValueError, match=r"must be those that were recorded[^`]*$"):
+        check(tmp_path / "run.json", torch.optim.SGD(unnamed[:1], lr=0.1))
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"format": "other"}'])
 def test_files_of_something_else_are_refused(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
@@ -157,6 +168,19 @@ def module(monkeypatch):
     made.pair = lambda: (ao.SGD(lr=0.25), {"w": np.ones((3, 2))})
     made.of = lambda params: ao.Optimizer(params, ao.SGD(lr=0.125), engine="array_api")
     made.odd = lambda params, grads: {name: p - 0.5 * np.abs(grads[name]) for name, p in params.items()}
+
+    def raises(*given):
+        raise RuntimeError("out of\ncoffee")
+
+    def factory():
+        return raises()
+
+    def loud(params, grads):
+        print("loud")
+        return made.odd(params, grads)
+
+    made.raises, made.raising, made.loud = raises, lambda params, grads: raises(), loud
+    made.broken = factory
     monkeypatch.setitem(sys.modules, "mine", made)
 
 
@@ -179,7 +203,7 @@ def test_the_command_writes_and_its_status_tells(module, capsys, tmp_path):
     given = ["diagnose", "mine:odd", "--depth", "0", "--steps", "3", "--html", paths[0], "--json", paths[1]]
     assert cli.main(given) == 1
     assert "follows no rule" in capsys.readouterr().out
-    assert json.loads((tmp_path / "x.json").read_text("utf-8"))["matches"] is False
+    assert json.loads((tmp_path / "x.json").read_text("utf-8"))["explained"] is False
     assert (tmp_path / "x.html").read_text("utf-8").startswith("<!DOCTYPE html>")
     record(tmp_path / "run.json", sgd())
     assert cli.main(["diagnose", str(tmp_path / "run.json"), "--known", "lr=0.1"]) == 0
@@ -194,6 +218,10 @@ def test_the_command_writes_and_its_status_tells(module, capsys, tmp_path):
         (["no_such_module:x"], "cannot be imported"),
         (["mine:step", "--known", "lr"], "NAME=VALUE"),
         (["mine:step", "--known", "lr=None"], "`known` must be"),
+        (["mine:step", "--known", "lrr=0.1"], "did you mean `lr`?"),
+        (["mine:step", "--seconds", "-1"], "must be a number of at least 0"),
+        (["mine:broken"], "diagnose: raised by mine:broken: RuntimeError: out of coffee"),
+        (["mine:raising"], "in step 0: RuntimeError: out of coffee"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(module, capsys, given, words):
@@ -205,11 +233,24 @@ def test_mistakes_are_one_line_and_status_2(module, capsys, given, words):
     assert err.count("\n") == 1
 
 
+def test_what_the_subject_prints_and_the_progress_go_elsewhere(module, capsys, monkeypatch):
+    given = ["diagnose", "mine:loud", "--depth", "0", "--steps", "2", "--seconds", "0"]
+    assert cli.main(given) == 1
+    out, err = capsys.readouterr()
+    assert "loud\n" in err
+    assert "tried" not in err
+    assert "loud\n" not in out
+    assert "the time was over" in out
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(given) == 1
+    assert "0 s, 1 tried, now " in capsys.readouterr().err
+
+
 def test_help_is_there(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         cli.main(["diagnose", "--help"])
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    for word in ("--known", "--steps", "--html", "--json", "exit status", "MODULE:NAME"):
+    for word in ("--known", "--steps", "--seconds", "--html", "--json", "exit status", "MODULE:NAME"):
         assert word in out

@@ -1,16 +1,22 @@
 """The functions: to diagnose an optimizer, to record what it does, and to check that it still does."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from arrayopt.foreign import unknown
 from arrayopt.hyper import is_number
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis, no_rule
+from arrayopt.testing.diagnosis.hypothesis import fields
 from arrayopt.testing.diagnosis.probe import STEPS
+from arrayopt.testing.diagnosis.running import run
+from arrayopt.testing.diagnosis.search import LIMITS
 from arrayopt.testing.diagnosis.strategy import examine
-from arrayopt.testing.diagnosis.subjects import as_subject, run
+from arrayopt.testing.diagnosis.subjects import as_subject
 from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.diagnosis.watch import Watch
 from arrayopt.testing.equivalence import LIMITS as CHECKED
 from arrayopt.testing.equivalence import Difference
 
@@ -25,6 +31,7 @@ def diagnose(
     known: Mapping[str, float] | None = None,
     steps: int = STEPS,
     depth: int = 3,
+    seconds: float | None = None,
     on_try: Callable[[Any], object] = lambda hypothesis: None,
 ) -> Diagnosis:
     """Find out which rule an optimizer follows, with which switches and hyper-parameters, and to how many ULPs.
@@ -49,6 +56,9 @@ def diagnose(
         How many steps, where gradients are not given.
     depth : int, default 3
         How many changes to a plain rule are tried at once.
+    seconds : float, optional
+        How long to search, looked at between two hypotheses; then the nearest so far is told, and `Diagnosis.complete`
+        is False. At least 0. By default the search goes on to its end.
     on_try : callable
         Called with each hypothesis that is tried, to show progress.
 
@@ -60,8 +70,8 @@ def diagnose(
     Raises
     ------
     TypeError, ValueError
-        If the arguments cannot be used: complex parameters, gradients of other shapes, an optimizer that
-        has made steps.
+        If the arguments cannot be used: complex parameters, gradients of other shapes, a function that returns
+        other shapes or dtypes, an optimizer that has made steps, a name in `known` that no rule has.
     ImportError
         If SciPy is not installed, and hyper-parameters are not known.
 
@@ -80,17 +90,25 @@ def diagnose(
     """
     given = _known(known)
     _whole("depth", depth, least=0)
+    if seconds is not None and not (is_number(seconds) and seconds >= 0):
+        raise ValueError(f"diagnose: `seconds` must be a number of at least 0; got {seconds!r}")
     if isinstance(step, Trajectory):
         made = step
     else:
         subject = as_subject(step, params, "diagnose")
         given = {**subject.known, **given}
         made = run(subject, grads, _whole("steps", steps), "diagnose")
-    found = examine(made, given, given, depth=depth, on_try=on_try)
-    if found.matches or not given:
-        return found
-    other = examine(made, {}, given, depth=depth, on_try=on_try)
-    return other if other.matches or other.error < found.error else found
+        if subject.again:
+            one = run(as_subject(step, params, "diagnose"), made.grads[:1], 1, "diagnose").params[1]
+            odd = [n for n, x in one.items() if np.any(made.distance(0, n, x) > LIMITS[made.dtypes[n]])]
+            if odd:
+                return no_rule(made, f"two runs of the first step differ in {', '.join(odd)}")
+    watch = Watch(on_try, seconds)
+    found = examine(made, given, given, depth=depth, watch=watch)
+    if found.name and given and not found.explained and not watch.over:
+        other = examine(made, {}, given, depth=depth, watch=watch)
+        found = other if other.explained or other.error < found.error else found
+    return replace(found, complete=not watch.stopped)
 
 
 def record(
@@ -175,6 +193,9 @@ def _known(known: Any) -> dict[str, float]:
         return {}
     if not isinstance(known, Mapping) or not all(isinstance(k, str) and is_number(x) for k, x in known.items()):
         raise TypeError(f"diagnose: `known` must be a dict of names and numbers; got {known!r}")
+    wrong = [name for name in known if name not in fields()]
+    if wrong:
+        raise ValueError(unknown("diagnose: `known`", fields(), wrong[0], {}))
     return {name: float(x) for name, x in known.items()}
 
 

@@ -13,7 +13,7 @@ from arrayopt.rules.fields import hypers, is_flag
 from arrayopt.rules.words import is_zero
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
-__all__ = ["OFF", "Hypothesis", "numbers", "plain"]
+__all__ = ["OFF", "Hypothesis", "fields", "numbers", "plain"]
 
 LEFT_ALONE = {"stacked", "project", "ema_decay", "master_weights", "lookahead_alpha", "rounding"}
 """Fields that change no step here, or that are tried with another."""
@@ -109,6 +109,15 @@ class Hypothesis:
                 raise
             return self.kind(**{**made, "lr": 0.01})
 
+    def exists(self, values: Mapping[str, Any]) -> bool:
+        """Whether the rule can be made with numbers that were found; arrays have one for each step or tensor."""
+        own = {name: x for name, x in values.items() if _is_number(self.kind, name)}
+        ends = [{name: float(end(x)) for name, x in own.items()} for end in (np.min, np.max)]
+        try:
+            return all(isinstance(self.rule(x), Rule) for x in ends)
+        except ValueError:
+            return False
+
     def starts(self) -> dict[str, list[float]]:
         """For each number that was switched on, or that a twist brings, where the search may begin."""
         made = {
@@ -161,10 +170,7 @@ class Hypothesis:
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     """Every rule as it is by default that takes tensors of these shapes."""
     tensors = [np.zeros(shape) for shape in set(shapes)]
-    kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
-    rules: list[type[Rule]] = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
-    # without those of which some updates run as they are written: to evaluate them takes long
-    found = [Hypothesis(kind) for kind in rules if kind.as_written is Rule.as_written]
+    found = [Hypothesis(kind) for kind in _kinds()]
     found = [one for one in found if one.takes(tensors)]
     for name in ("momentum", "nesterov"):
         for one in list(found):
@@ -174,6 +180,18 @@ def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
                     if value != OFF and new not in found and new.is_possible():
                         found.append(new)
     return found
+
+
+def fields() -> list[str]:
+    """The hyper-parameters of all rules."""
+    return list(dict.fromkeys(name for kind in _kinds() for name in hypers(kind)))
+
+
+def _kinds() -> list[type[Rule]]:
+    """All rules, without those of which some updates run as they are written: to evaluate them takes long."""
+    kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
+    rules: list[type[Rule]] = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
+    return [kind for kind in rules if kind.as_written is Rule.as_written]
 
 
 def numbers(rule: Rule) -> list[str]:

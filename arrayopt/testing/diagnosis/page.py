@@ -42,6 +42,8 @@ def _body(found: Any) -> str:
         return "\n".join(f"<h2>{escape(', '.join(names))}</h2>\n{_body(part)}" for names, part in found.parts)
     first, *rest = str(found).splitlines()
     good = "" if found.as_documented else " bad"
+    if not found.name:
+        return f'<p class="verdict{good}">{escape(first)}</p>'
     lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != _numbers(found))
     return f"""<p class="verdict{good}">{escape(first)}</p>
 {lines}

@@ -1,7 +1,7 @@
 """The search: plain rules first, then those that come nearest with one change, with two, with three."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,13 +9,15 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
+from arrayopt.testing.diagnosis.coordinates import LINEAR
 from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
-from arrayopt.testing.diagnosis.descent import Fit
+from arrayopt.testing.diagnosis.descent import Fit, changed
 from arrayopt.testing.diagnosis.fit import beside, fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
+from arrayopt.testing.diagnosis.watch import Watch
 
 __all__ = ["LIMITS", "Judged", "attempt", "judge", "search"]
 
@@ -105,9 +107,9 @@ def search(
     tried: dict[Hypothesis, Judged] | None = None,
     near: Judged | None = None,
     among: Sequence[Hypothesis] | None = None,
-    on_try: Callable[[Hypothesis], object] = lambda hypothesis: None,
+    watch: Watch,
 ) -> list[Judged]:
-    """What fits, the simplest first; or the nearest alone.
+    """What fits, the simplest first; or the nearest alone, so far if the time is over.
 
     Parameters
     ----------
@@ -125,8 +127,8 @@ def search(
         Where to begin, in place of all plain rules.
     among : sequence of Hypothesis, optional
         The plain rules, if not all.
-    on_try : callable
-        Called with each hypothesis.
+    watch : Watch
+        Who is told of each hypothesis, and says when to stop.
     """
     narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
     tried = {} if tried is None else tried
@@ -134,7 +136,9 @@ def search(
     def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
         for hypothesis in hypotheses:
             if hypothesis not in tried:
-                on_try(hypothesis)
+                if tried and watch.over:
+                    return
+                watch.on_try(hypothesis)
                 tried[hypothesis] = attempt(hypothesis, seen, known, warm, least)
 
     shapes = [x.shape for x in seen.trajectory.params[0].values()]
@@ -146,7 +150,7 @@ def search(
     before = math.inf
     for level in range(depth):
         nearest = sorted(tried.values(), key=lambda x: (float(f"{x.fit.cost:.3g}"), _simplicity(x, name)))
-        if any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
+        if watch.stopped or any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
             break
         before = nearest[0].fit.cost if level else math.inf
         parents = _parents(
@@ -163,12 +167,25 @@ def search(
                 continue
             break
     matches = _matches(tried, name)
-    simplest: Judged | None = None
-    while matches and matches[0] is not simplest:  # what does nothing is left out: Nesterov's momentum where it is 0
-        simplest = matches[0]
-        take(simplest.hypothesis.with_one_switch_less(), simplest.fit.values)
+    last: Judged | None = None
+    while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
+        last = matches[0]
+        take(last.hypothesis.with_one_switch_less(), last.fit.values)
+        matches = _matches(tried, name)
+    if matches:  # least squares may have missed that another is the same there
+        tried |= {h: _with_numbers_of(matches[0], x) for h, x in tried.items() if not x.passes}
         matches = _matches(tried, name)
     return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
+
+
+def _with_numbers_of(match: Judged, other: Judged) -> Judged:
+    """What does not fit with its own numbers, with those of what fits, if it has no others and fits then."""
+    h, names = other.hypothesis, other.fit.model.names
+    simple = h.changes <= match.hypothesis.changes and h.free == match.hypothesis.free
+    if not simple or not set(names) <= set(match.fit.values):
+        return other
+    same = judge(Fit(other.fit.model, {name: match.fit.values[name] for name in names}, match.fit.cost))
+    return same if same.passes and h.exists(same.fit.values) else other
 
 
 def _matches(tried: Mapping[Hypothesis, Judged], name: str) -> list[Judged]:
@@ -223,9 +240,14 @@ def attempt(
             return replace(judged, refused=True)
     if hypothesis.kind is AdEMAMix and np.all(np.asarray(found.values.get("alpha", 1.0)) < 1e-3):  # then it is AdamW
         return replace(judged, refused=True)
-    if np.any(np.asarray(found.values.get("lr", 0.0)) < 0):  # there is a twist that says so
-        return replace(judged, refused=True)
-    return judged
+    return judged if hypothesis.exists(found.values) else _inside(judged)
+
+
+def _inside(found: Judged) -> Judged:
+    """What no rule can be, with zeros in place of numbers below zero if it fits with these; else refused."""
+    values = {name: np.maximum(x, 0.0) for name, x in found.fit.values.items() if name in LINEAR}
+    near = judge(changed(found.fit, {name: x if x.ndim else float(x) for name, x in values.items()}))
+    return near if near.passes and near.hypothesis.exists(near.fit.values) else replace(found, refused=True)
 
 
 def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:

@@ -1,18 +1,21 @@
 """Which tensors are searched: all at once, or a few and then the others, which may have settings of their own."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of, unseen
+from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of, no_rule
 from arrayopt.testing.diagnosis.fit import fit
 from arrayopt.testing.diagnosis.grouping import Group, grouped, merged, on
+from arrayopt.testing.diagnosis.hidden import made_up, unseen
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
+from arrayopt.testing.diagnosis.oddities import untold
 from arrayopt.testing.diagnosis.search import Judged, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.diagnosis.watch import Watch
 
 __all__ = ["examine"]
 
@@ -26,11 +29,8 @@ FEW = 3
 LARGE = 400
 
 
-Tell = Callable[[Hypothesis], object]
-
-
 def examine(
-    made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], *, depth: int, on_try: Tell
+    made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], *, depth: int, watch: Watch
 ) -> Diagnosis:
     """The diagnosis of a trajectory.
 
@@ -44,72 +44,81 @@ def examine(
         Numbers that the optimizer is said to have.
     depth : int
         How many changes to a plain rule are tried at once.
-    on_try : callable
-        Called with each hypothesis.
+    watch : Watch
+        Who is told of each hypothesis, and says when to stop.
     """
+    reason = untold(made)
+    if reason:
+        return no_rule(made, reason)
     if len(made.names) > MANY:
-        found = _from_few(made, known, said, min(depth, 2), on_try)
+        found = _from_few(made, known, said, min(depth, 2), watch)
         if found is not None:
             return found
     seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
     mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
     for deep in dict.fromkeys((0, min(depth, 1), depth)):
-        best = search(seen, known, made.subject, depth=deep, tried=tried, on_try=on_try)
-        if best[0].passes:
+        best = search(seen, known, made.subject, depth=deep, tried=tried, watch=watch)
+        if best[0].passes or watch.over:
             break
-        if mixed and (deep == 1 if deep else _is_for_matrices(made, known, on_try)):
-            found = _from_few(made, known, said, min(depth, 1), on_try)  # one rule for matrices, another for the rest
-            if found is not None and found.matches:
+        if mixed and (deep == 1 if deep else _is_for_matrices(made, known, watch)):
+            found = _from_few(made, known, said, min(depth, 1), watch)  # one rule for matrices, another for the rest
+            if found is not None and found.explained:
                 return found
     return made_of(best, made, said)
 
 
 def _from_few(
-    made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, on_try: Tell
+    made: Trajectory, known: Mapping[str, Any], said: Mapping[str, Any], depth: int, watch: Watch
 ) -> Diagnosis | None:
     """What a few tensors follow, and which others do so too; None where these few follow nothing."""
     near: list[Judged] = []
-    for best in _begun(made, known, depth, on_try):
-        found = _everywhere(made, best, said)
-        if found is not None:
-            return found
-        near = best
+    best: list[Judged] = []
+    for best in _begun(made, known, depth, watch):
+        if best[0].passes:
+            found = _everywhere(made, best, said)
+            if found is not None:
+                return found
+            near = best
     if not near:
-        return None
+        hypothesis, values = _of_one(best[0])
+        everywhere = len(_taken(made, hypothesis)) == len(made.names)
+        return made_of([on(made, hypothesis, values)], made, said) if watch.stopped and everywhere else None
     hypothesis, values = _of_one(near[0])
     taken = _taken(made, hypothesis)
     if len(taken) == len(made.names):  # something that the few do not show
         first = on(made, hypothesis, values)
-        again = search(Seen(made), known, made.subject, depth=2, near=first, on_try=on_try)
+        again = search(Seen(made), known, made.subject, depth=2, near=first, watch=watch)
         if again[0].passes:
             return made_of(again, made, said)
     groups, rest = grouped(made, taken, hypothesis, values, steps=True)
     parts = _parts(made, groups)
     if rest:
-        other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, on_try=on_try)
+        other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, watch=watch)
         parts += other.parts or [(tuple(rest), other)]
     return _joined(parts)
 
 
-def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, on_try: Tell) -> Iterator[list[Judged]]:
-    """What a few tensors follow, or one of them, which may have settings of its own; with the fewest changes first."""
+def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch) -> Iterator[list[Judged]]:
+    """What a few tensors follow, or come nearest to, with the fewest changes first; or one of them, which may have
+    settings of its own.
+    """
     few, told = _few(made), False
     seen: dict[tuple[str, ...], tuple[Seen, dict[Hypothesis, Judged]]] = {}
 
     def looked(names: list[str], deep: int) -> list[Judged]:
         own, tried = seen.setdefault(tuple(names), (Seen(made.only(names)), {}))
-        return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, on_try=on_try)
+        return search(own, _of(known, made, names), made.subject, depth=deep, tried=tried, watch=watch)
 
     for deep in range(depth + 1):
         best = looked(few, deep)
-        if best[0].passes:
-            yield best
+        yield best
+        if best[0].passes or watch.over:
             return
         if len(few) > 1 and not told:
             costs = {name: _alone(made, best[0].hypothesis, known, name) for name in few}
             best = looked([min(few, key=costs.__getitem__)], deep)
-            if best[0].passes:
-                told = True
+            told = best[0].passes
+            if told:
                 yield best
 
 
@@ -124,7 +133,7 @@ def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any
         alike = [on(made, x.hypothesis, x.fit.values) for x in same]
         if any(x.passes for x in alike):
             return made_of([x for x in alike if x.passes], made, said)
-        hidden = unseen(first)
+        hidden = {*unseen(first), *(name for pair in made_up(first, said) for name in pair)}
         if hidden:  # the others may show it
             near = attempt(hypothesis, Seen(made), {k: x for k, x in values.items() if k not in hidden}, values)
             if near.passes:
@@ -156,17 +165,17 @@ def _parts(made: Trajectory, groups: Sequence[Group]) -> list[tuple[tuple[str, .
     return [(tuple(names), made_of([on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
 
 
-def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], on_try: Tell) -> bool:
+def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], watch: Watch) -> bool:
     """Whether a rule that is for matrices alone is not far from what these do."""
     names = [name for name, x in made.params[0].items() if x.ndim > 1]
     part = made.only(names)
     among = [h for h in plain(x.shape for x in part.params[0].values()) if not h.takes([np.zeros(1)])]
-    return search(Seen(part), _of(known, made, names), depth=0, among=among, on_try=on_try)[0].fit.cost < FAR
+    return search(Seen(part), _of(known, made, names), depth=0, among=among, watch=watch)[0].fit.cost < FAR
 
 
 def _joined(parts: Sequence[tuple[tuple[str, ...], Diagnosis]]) -> Diagnosis:
     """One diagnosis of several, each of other tensors."""
-    main = next((part for _, part in parts if not part.matches), parts[0][1])
+    main = next((part for _, part in parts if not part.explained), parts[0][1])
     return replace(
         main,
         parts=tuple(parts),

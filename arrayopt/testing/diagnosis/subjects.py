@@ -9,21 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import REAL, Array, detached, dtype_name, is_array, like, place
+from arrayopt.arrays import Array, detached, dtype_name, is_array, like
 from arrayopt.hyper import is_number
-from arrayopt.libraries import to_numpy
 from arrayopt.optimizer import Optimizer
-from arrayopt.params.given import match_grads, named_params
+from arrayopt.params.given import named_params
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis import probe
-from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
+from arrayopt.testing.diagnosis.keeping import keeps_nothing
 
-__all__ = ["Subject", "as_subject", "run"]
+__all__ = ["Subject", "as_subject"]
 
 Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, Array]]
 
@@ -42,12 +40,15 @@ class Subject:
         Takes parameters and gradients by name, and gives the new parameters.
     known : dict of str to (float or array)
         Numbers that it tells, by our names; where tensors have different ones, of shape (1, tensors).
+    again : bool
+        Whether another subject of the same begins anew.
     """
 
     name: str
     params: Mapping[str, Array]
     step: Step
     known: Mapping[str, Any]
+    again: bool = True
 
 
 def as_subject(step: Any, params: Any, who: str) -> Subject:
@@ -69,100 +70,11 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
         return _optax(step, params, who)
     if callable(step) and not isinstance(step, type):
         return _function(step, params, who)
+    method = "; give its method `step`, bound to it" if callable(getattr(step, "step", None)) else ""
     raise TypeError(
         f"{who}: `step` must be a function step(params, grads) -> params, a torch.optim.Optimizer, an optax"
-        f" transformation, or an arrayopt Optimizer or Rule; got {step!r}"
+        f" transformation, or an arrayopt Optimizer or Rule; got {step!r}{method}"
     )
-
-
-def run(
-    subject: Subject,
-    grads: Sequence[Any] | None,
-    steps: int,
-    who: str,
-    start: Mapping[str, Values] | None = None,
-) -> Trajectory:
-    """Make steps, and keep what came of them.
-
-    Parameters
-    ----------
-    subject : Subject
-        What makes them.
-    grads : sequence of trees, optional
-        The gradients of each step, in the structure of the parameters or by name. By default chosen ones.
-    steps : int
-        How many, where gradients are not given.
-    who : str
-        For errors.
-    start : dict of str to array, optional
-        Where to begin instead.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If gradients do not fit, or the subject returns something else than its parameters.
-    """
-    now = dict(subject.params)
-    if start is not None:
-        _check_start(now, start, who)
-        for name, x in now.items():
-            now[name] = _put(x, _like(x, start[name]))
-    dtypes = {name: dtype_name(x) for name, x in now.items()}
-    odd = [name for name, x in dtypes.items() if x in REAL]
-    if odd:
-        raise TypeError(f"{who}: parameters must be real; got {dtypes[odd[0]]} at {odd[0]!r}")
-    if grads is None:
-        grads = probe.gradients({name: tuple(x.shape) for name, x in now.items()}, dtypes, steps)
-    params, given = [_values(now)], []
-    for s, tree in enumerate(grads):
-        made = _gradients(who, s, now, tree)
-        given.append({name: None if g is None else to_numpy(g) for name, g in made.items()})
-        try:
-            now = dict(subject.step(now, made))
-        except Exception as error:
-            error.add_note(f"{who}: raised by {subject.name} in step {s}")
-            raise
-        params.append(_values(now))
-    if not given:
-        raise ValueError(f"{who}: `grads` must hold the gradients of at least one step; got none")
-    return Trajectory(dtypes, params, given, subject.name)
-
-
-def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict[str, Array | None]:
-    """The gradients of one step, as new arrays of the parameters' library and dtype."""
-    if isinstance(tree, Mapping) and set(tree) == set(now) and all(isinstance(x, np.ndarray) for x in tree.values()):
-        shapes = [f"{tuple(x.shape)} at {n!r}" for n, x in tree.items() if tuple(x.shape) != tuple(now[n].shape)]
-        if shapes:
-            raise ValueError(f"{who}: `grads[{step}]` must have the shapes of the parameters; got {', '.join(shapes)}")
-        return {name: _like(x, tree[name]) for name, x in now.items()}
-    matched = match_grads(f"{who}: grads[{step}]", list(now.items()), tree, by_position=True)
-    return {name: None if g is None else like(now[name], g) for name, g in matched.items()}
-
-
-def _check_start(now: Mapping[str, Array], start: Mapping[str, Values], who: str) -> None:
-    """Raise ValueError where parameters are not those of a trajectory."""
-    here = {name: tuple(x.shape) for name, x in now.items()}
-    there = {name: tuple(x.shape) for name, x in start.items()}
-    if here != there:
-        raise ValueError(f"{who}: the parameters must be those that were recorded, {there}; got {here}")
-
-
-def _values(params: Mapping[str, Array]) -> dict[str, Values]:
-    return {name: to_numpy(x) for name, x in params.items()}
-
-
-def _like(x: Array, values: Values) -> Array:
-    """The values as an array of the library, dtype and device of another."""
-    xp, device = place(x)
-    return xp.asarray(np.array(values), dtype=x.dtype, device=device)
-
-
-def _put(x: Array, value: Array) -> Array:
-    """Write where the array is its owner's, as PyTorch's are; else give the other."""
-    if array_api_compat.is_torch_array(x):
-        detached(x)[...] = value
-        return x
-    return value
 
 
 def _given(params: Any, who: str, step: Any) -> Any:
@@ -190,9 +102,12 @@ def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
         for key, x in made.items():
             if tuple(x.shape) != tuple(now[key].shape):
                 raise ValueError(f"{who}: {name} must keep shapes; {key!r} was {now[key].shape}, is {x.shape}")
+            if dtype_name(x) != dtype_name(now[key]):
+                dtypes = f"{dtype_name(now[key])}, is {dtype_name(x)}"
+                raise ValueError(f"{who}: {name} must keep dtypes; {key!r} was {dtypes}")
         return {key: like(x, detached(x)) for key, x in made.items()}
 
-    return Subject(name, dict(named_params(tree, who, functional=True)), one, {})
+    return Subject(name, dict(named_params(tree, who, functional=True)), one, {}, again=keeps_nothing(step))
 
 
 def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
