@@ -45,6 +45,7 @@ NOT_NAMED = {
     "optax_muon/triples": "three triples of coefficients that nobody has published as such",
     "timm_rmsproptf/decoupled": "four options at once: eps in the root, v begins at 1, centred, decoupled decay",
     "came_ms/relative_step": "its parameters never move",
+    "came_ms/compression_v120": "three vectors are told to be near CAME, not to follow it: the search ends beside it",
     "mx_lans/fused_default": "where the gradient is zero, the parameters become NaN",
     "ms_lamb_ascend/groups_mixed": "in one group the learning rate and the decay both change from step to step",
 }
