@@ -11,6 +11,7 @@ import pytest
 
 import arrayopt as ao
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
+from tests.support.slow import PROFILE
 
 
 def ranks(library, folder, rank=None, size=None):
@@ -28,7 +29,7 @@ def ranks(library, folder, rank=None, size=None):
 def equal(comm, rank, size, folder):
     """Several rules, gradients in common and of each rank's own, a checkpoint: all as one process has it."""
     rules = [(ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}), (ao.CAME(lr=0.01), {})]
-    for rule, options in rules[: 2 if size == 2 and hasattr(comm, "Idup") else 1]:
+    for rule, options in rules[: 2 if size == 2 and hasattr(comm, "Idup") and PROFILE != "quick" else 1]:
         every = [gradients(k, without=("square",) if k == 1 else ()) for k in range(3)]
         one = train(parameters(), rule, every, engine="numba", **options)
         for how in ("in_place", "packed"):

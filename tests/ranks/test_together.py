@@ -205,6 +205,6 @@ def test_who_is_let_go_is_free_at_once(engine, reduction):
 
     def rank(comm):
         there = ao.Ranks(comm, grads="mean", reduction=reduction)
-        train(parameters(shapes), ao.CAME(lr=0.01), [gradients(0, shapes)], there, engine=engine, clip_norm=1.0)
+        train(parameters(shapes), ao.LAMB(lr=0.01), [gradients(0, shapes)], there, engine=engine, clip_norm=1.0)
 
     assert left_by(lambda: ao.ranks.run(2, rank)) == set()
