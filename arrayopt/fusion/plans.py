@@ -38,49 +38,18 @@ _PLANS: WeakValueDictionary[tuple[Any, ...], Plan] = WeakValueDictionary()
 _LOCK = threading.Lock()
 
 
-def _made(rule: Rule, rank: int, dtype: str, options: _Options, **view: Any) -> Plan:
-    """The plan of a rule, seen in some way; one for all that do the same, as for ranks where shape does not matter."""
-    made = plan(trace(rule, rank, dtype, **view, **dict(options)))
+@lru_cache(maxsize=KEPT)
+def _made(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | type[Exception]:
+    """The plan of a structure of rule; or what a trace raised that must know more of the shape.
+
+    It is one plan for all that do the same, as for ranks where shape does not matter.
+    """
+    try:
+        made = plan(trace(key.rule, rank, dtype, **dict(options)))
+    except (NotFlat, NotFolded, NotMeasured, NotOriented) as error:
+        return type(error)
     with _LOCK:
         return _PLANS.setdefault(made.key, made)
-
-
-@lru_cache(maxsize=KEPT)
-def _cached(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | bool:
-    """The plan of a structure of rule: flat where that will do.
-
-    Where it depends on what there is more of, rows or columns: whether a tensor is seen as its first axis and all
-    others.
-    """
-    views: tuple[dict[str, Any], ...] = ({"flat": True}, {})
-    for view in views:
-        try:
-            return _made(key.rule, rank, dtype, options, **view)
-        except NotFlat:
-            pass
-        except NotFolded:
-            break
-        except (NotMeasured, NotOriented):
-            return False
-    try:
-        return _made(key.rule, rank, dtype, options, folded=True)
-    except (NotMeasured, NotOriented):
-        return True
-
-
-@lru_cache(maxsize=KEPT)
-def _oriented(key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, tall: int) -> Plan:
-    """The plan for matrices of which the sign of rows - columns is known."""
-    return _made(key.rule, rank, dtype, options, folded=folded, tall=tall)
-
-
-@lru_cache(maxsize=KEPT)
-def _measured(
-    key: _ByStructure, rank: int, dtype: str, options: _Options, folded: bool, sides: tuple[int, int]
-) -> Plan:
-    """The plan for matrices of so many rows and columns."""
-    tall = (sides[0] > sides[1]) - (sides[0] < sides[1])
-    return _made(key.rule, rank, dtype, options, folded=folded, tall=tall, sides=sides)
 
 
 def plan_for(
@@ -103,12 +72,16 @@ def plan_for(
     which a rule does the same share a plan. The `shape` is looked at by rules alone that compare rows with columns, or
     either with a number; where it is not given there are fewer rows.
     """
-    key, options = _ByStructure(rule), (("clip", clip), ("stats", stats), ("lean", lean))
-    made = _cached(key, rank, dtype, options)
-    if isinstance(made, Plan):
-        return made
-    rows, columns = (shape[0], math.prod(shape[1:])) if made and shape else tuple(shape[-2:]) or (0, 1)
-    try:
-        return _oriented(key, rank, dtype, options, made, (rows > columns) - (rows < columns))
-    except NotMeasured:
-        return _measured(key, rank, dtype, options, made, (rows, columns))
+    key, view = _ByStructure(rule), dict[str, Any](flat=True)
+    while True:
+        made = _made(key, rank, dtype, (("clip", clip), ("stats", stats), ("lean", lean), *view.items()))
+        if isinstance(made, Plan):
+            return made
+        view.pop("flat", None)
+        if made is NotFolded:
+            view = {"folded": True}
+        elif made is not NotFlat:
+            rows, columns = (shape[0], math.prod(shape[1:])) if view.get("folded") and shape else shape[-2:] or (0, 1)
+            view["tall"] = (rows > columns) - (rows < columns)
+            if made is NotMeasured:
+                view["sides"] = (rows, columns)
