@@ -17,7 +17,7 @@ from arrayopt.foreign import OPTAX, RULE, unknown
 from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import field_parameters, fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.state.tensors import BY_GROUP
+from arrayopt.state.tensors import advising
 
 __all__ = ["State", "transformation"]
 
@@ -121,13 +121,8 @@ def transformation(rule: Rule) -> optax.GradientTransformationExtraArgs:
 
     def init(params: Any) -> State:
         named, tree = _named(params)
-        try:
+        with advising("give it another rule, by optax.multi_transform"):
             tensors = functional.init(rule, named)["tensors"] if named else {}
-        except ValueError as error:
-            if BY_GROUP not in str(error):
-                raise
-            instead = "give it another rule, by optax.multi_transform"
-            raise ValueError(str(error).replace(BY_GROUP, instead)) from None
         return own(jnp.zeros((), jnp.int32), _slots(rule, tensors, tree))
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:

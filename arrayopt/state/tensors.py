@@ -1,6 +1,7 @@
 """The state of tensors: each parameter with its slots."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["BY_GROUP", "Tensor", "TensorState", "new_slots"]
+__all__ = ["Tensor", "TensorState", "advising", "new_slots"]
 
 
 @dataclass(eq=False, slots=True)
@@ -161,7 +162,18 @@ class TensorState(Mapping[str, Any]):
 
 
 BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"
-"""What to do with a tensor that a rule cannot have. The doors have no such groups, and say what they have."""
+"""What to do with a tensor that a rule cannot have."""
+
+
+@contextmanager
+def advising(instead: str) -> Iterator[None]:
+    """Have `new_slots` advise something else: the doors have no such groups."""
+    try:
+        yield
+    except ValueError as error:
+        if BY_GROUP not in str(error):
+            raise
+        raise ValueError(str(error).replace(BY_GROUP, instead)) from None
 
 
 def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -> dict[str, Array]:

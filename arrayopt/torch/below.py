@@ -9,8 +9,8 @@ from torch import Tensor
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.state.tensors import BY_GROUP
 from arrayopt.state.tensors import Tensor as Known
+from arrayopt.state.tensors import advising
 from arrayopt.torch.settings import Settings, check_group
 from arrayopt.torch.state import put
 
@@ -82,13 +82,8 @@ class Below:
             }
             for group, x in zip(filled, values, strict=True)
         ]
-        try:
+        with advising("make an optimizer for each rule, such as AdamW for vectors"):
             made = Optimizer(entries, rules[0], **self.options) if filled else None
-        except ValueError as error:
-            if BY_GROUP not in str(error):
-                raise
-            instead = "make an optimizer for each rule, such as AdamW for vectors"
-            raise ValueError(str(error).replace(BY_GROUP, instead)) from None
         if made is not None:
             self._restore(params, made, states, copies=copies)
             made.__setattr__("step_count", steps)
