@@ -47,8 +47,8 @@ class ProcessGroup(Comm):
         self._device = "cuda" if "cpu:" not in str(backend) and str(backend) == "nccl" else "cpu"
 
     def _tensor(self, x: Bytes) -> Any:
-        """Bytes as a tensor; on the CPU, of the same memory."""
-        return self._torch.from_numpy(x).to(self._device)
+        """Bytes as a tensor; on the CPU, of the same memory if that can be written: PyTorch knows no other."""
+        return self._torch.from_numpy(x if x.flags.writeable else x.copy()).to(self._device)
 
     def _wait(self, begun: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()) -> None:
         """Wait for a call to end: its works, the tensors it sends, and those it fills, with the memory they are for."""
@@ -87,12 +87,12 @@ class ProcessGroup(Comm):
         return finish
 
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
-        begun, rooms = list[Any](), list[Any]()
-        for root, piece in pieces:
-            own = piece if piece.flags.writeable else piece.copy()  # torch warns of memory that it cannot write
-            rooms.append((self._tensor(own), own))
-            begun.append(self._dist.broadcast(rooms[-1][0], self._roots[root], group=self._group, async_op=True))
-        self._wait(begun, (), rooms)
+        held = [(root, self._tensor(piece), piece) for root, piece in pieces]
+        begun = [
+            self._dist.broadcast(there, self._roots[root], group=self._group, async_op=True) for root, there, _ in held
+        ]
+        sent = [there for root, there, _ in held if root == self.rank]
+        self._wait(begun, sent, [(there, piece) for root, there, piece in held if root != self.rank])
 
     def add(self, x: Any, counts: Sequence[int]) -> Any:
         there = self._tensor(x)
@@ -102,7 +102,7 @@ class ProcessGroup(Comm):
 
     def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
         rooms = [(self._tensor(room), room) for _, room in received]
-        pieces = [self._tensor(x if x.flags.writeable else x.copy()) for _, x in sent]
+        pieces = [self._tensor(x) for _, x in sent]
         calls = [
             self._dist.P2POp(self._dist.irecv, there, self._roots[source], self._group)
             for (there, _), (source, _) in zip(rooms, received, strict=True)
