@@ -166,9 +166,10 @@ def main() -> None:
     parser.add_argument("--rule", default="Muon", choices=list(RULES))
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS), help=f"some of {', '.join(PROBLEMS)}")
     parser.add_argument("--rounds", type=int, default=15, help="how often each is timed")
+    parser.add_argument("--patience", type=float, default=300.0, metavar="SECONDS", help="how long XLA may compile")
     given = parser.parse_args()
     for name in given.problems:
-        times = race(contestants(given.rule, PROBLEMS[name]), rounds=given.rounds)
+        times = race(contestants(given.rule, PROBLEMS[name], given.patience), rounds=given.rounds)
         lines = ["", PROBLEMS[name].title, "", f"| contestant | ms | times as long as {REFERENCE} |", "|---|---|---|"]
         own = ((who, times.seconds(who), times.ratio(who, REFERENCE)) for who in times.names)
         lines += [f"| {who} | {1e3 * seconds:.4g} | {ratio:.3g} |" for who, seconds, ratio in own]

@@ -224,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scaling", action="store_true", help="only whether the cost of a parameter stays the same")
     parser.add_argument("--small", action="store_true", help="only small steps, where the time is the host's")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write benchmarks.md and its pictures")
+    parser.add_argument("--patience", type=float, metavar="SECONDS", help="how long a contestant may compile")
     given = parser.parse_args(arguments)
     settings = QUICK if given.quick else FULL
     if given.rules:
@@ -236,13 +237,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = replace(settings, **ONE_PART | {"scaled": settings.scaled})
     if given.small:
         settings = replace(settings, **ONE_PART | {"few": settings.few})
+    output = given.output or (ROOT / "docs" if settings == FULL else None)
+    if given.patience is not None:
+        settings = replace(settings, patience=given.patience)
     _use_all_threads()
     shown = " ".join(["python benchmarks/run.py", *(sys.argv[1:] if arguments is None else arguments)])
     console = Console(highlight=False)
     with console.status("") as status:
         results = measure(settings, shown, status.update if console.is_terminal else console.print)
     report.show(results, console)
-    output = given.output or (ROOT / "docs" if settings == FULL else None)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         page.write(results, template=ROOT / "docs" / "benchmarks.md", path=output / "benchmarks.md")
