@@ -5,6 +5,7 @@ it is computed from the sums of the passes before. Threads, blocks and ranks sha
 meet between the passes. A product of matrices stands among the passes: it reads what one has stored, and stores.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
-from arrayopt.fusion.placement import Pass, Placement
+from arrayopt.fusion.placement import Pass, Placement, Work
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import Trace
 
@@ -222,10 +223,10 @@ def _placed(
     space: str, outputs: dict[str, Node], sums: list[Node], narrow: frozenset[str], products: dict[Node, str]
 ) -> Placement:
     """The passes over the elements of a space."""
-    count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
-    placed = Placement(space, outputs, narrow, count, {s: s.args[0].level for s in sums}, {}, products=products)
+    placed = Placement(Work(space, outputs, sums, narrow, products), {s: s.args[0].level for s in sums}, {})
+    sinks = [(n, frozenset(reachable([n]))) for n in (*outputs.values(), *(s.args[0] for s in sums))]
     for alike in _alike(sums):
-        placed = placed.with_sums(alike, min(_last_chance(s, outputs, sums, count) for s in alike))
+        placed = placed.with_sums(alike, min(_last_chance(s, sinks, placed.work.count) for s in alike))
     return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
 
 
@@ -245,13 +246,9 @@ def _alike(sums: list[Node]) -> list[list[Node]]:
     return list(groups.values())
 
 
-def _last_chance(s: Node, outputs: dict[str, Node], sums: list[Node], count: int) -> int:
-    """The last pass that a sum may be made in: the one before what depends on it."""
-    last = count - 1
-    for sink in [*outputs.values(), *(t.args[0] for t in sums if t is not s)]:
-        if sink.level > s.args[0].level and s in reachable([sink]):
-            last = min(last, sink.level - 1)
-    return last
+def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
+    """The last pass that a sum may be made in: the one before what depends on it; sinks come with what they need."""
+    return min((n.level - 1 for n, needed in sinks if n.level > s.args[0].level and s in needed), default=count - 1)
 
 
 def _between(
