@@ -223,6 +223,17 @@ class Planted:
 
 
 @pytest.fixture
+def logged():
+    """What the package logs."""
+    records, log, handler = [], logging.getLogger("arrayopt"), logging.Handler()
+    handler.emit, level = records.append, log.level
+    log.addHandler(handler)
+    yield records
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+@pytest.fixture
 def planted(folder, tmp_path, monkeypatch):
     """A file that would be believed, were it not for who may write it; says whether it was."""
     monkeypatch.chdir(tmp_path)
@@ -232,10 +243,10 @@ def planted(folder, tmp_path, monkeypatch):
     return lambda: (tmp_path / "harm").exists()
 
 
-def test_what_is_planted_would_do_harm(planted, caplog):
+def test_what_is_planted_would_do_harm(planted, logged):
     assert run()
     assert planted()
-    assert "cannot be used" in caplog.text
+    assert "cannot be used" in logged[0].getMessage()
 
 
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
@@ -243,35 +254,35 @@ needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0,
 
 @pytest.mark.parametrize("place", ["file", "folder", "base"])
 @pytest.mark.parametrize("mode", [0o666, 0o777, 0o620, 0o602])
-def test_what_others_may_write_is_not_read(planted, folder, place, mode, caplog):
+def test_what_others_may_write_is_not_read(planted, folder, place, mode, logged):
     path = {"file": code(folder), "folder": folder, "base": folder.parent}[place]
     path.chmod(mode | (0 if place == "file" else 0o100))
     assert run()
     assert not planted()
-    assert [x.levelno for x in caplog.records] == [logging.WARNING]
-    assert f"others may write to {path}" in caplog.text
+    assert [x.levelno for x in logged] == [logging.WARNING]
+    assert f"others may write to {path}" in logged[0].getMessage()
     if place != "file":
         assert "compiled anew in each process: others may write" in info._cache()
     assert run() == (place != "file")  # a file is replaced by one of ours
-    assert len(caplog.records) == 1
+    assert len(logged) == 1
 
 
 @needs_root
 @pytest.mark.parametrize("place", ["file", "folder", "base"])
-def test_what_belongs_to_another_is_not_read(planted, folder, place, caplog):
+def test_what_belongs_to_another_is_not_read(planted, folder, place, logged):
     path = {"file": code(folder), "folder": folder, "base": folder.parent}[place]
     os.chown(path, OTHER, OTHER)
     assert run()
     assert not planted()
-    assert f"{path} belongs to another user" in caplog.text
+    assert f"{path} belongs to another user" in logged[0].getMessage()
 
 
-def test_a_folder_that_is_a_link_is_not_read(planted, folder, caplog):
+def test_a_folder_that_is_a_link_is_not_read(planted, folder, logged):
     folder.rename(folder.parent.parent / "elsewhere")
     folder.symlink_to(folder.parent.parent / "elsewhere")
     assert run()
     assert not planted()
-    assert f"{folder} is a link" in caplog.text
+    assert f"{folder} is a link" in logged[0].getMessage()
 
 
 def test_the_users_own_folder_may_be_a_link(folder):
@@ -324,12 +335,12 @@ def terminal(monkeypatch):
     return stream.getvalue
 
 
-def test_a_terminal_says_what_is_compiled(folder, terminal, caplog):
-    caplog.set_level(logging.INFO, "arrayopt")
+def test_a_terminal_says_what_is_compiled(folder, terminal, logged):
+    logging.getLogger("arrayopt").setLevel(logging.INFO)
     run(what="Thing for float32")
     run(2, what="Thing for float32")
     assert terminal() == "arrayopt: compiling Thing for float32, which takes some seconds\n"
-    assert len(caplog.records) == 1
+    assert len(logged) == 1
 
 
 def test_it_says_how_long_it_took(folder, terminal, monkeypatch):
@@ -357,12 +368,12 @@ def test_it_can_be_silenced(folder, terminal, quiet, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_without_a_terminal_it_is_in_the_log(folder, stream, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "arrayopt")
+def test_without_a_terminal_it_is_in_the_log(folder, stream, monkeypatch, logged):
+    logging.getLogger("arrayopt").setLevel(logging.INFO)
     look_at(stream, monkeypatch)
     run()
     assert stream is None or stream.getvalue() == ""
-    assert [x.getMessage() for x in caplog.records] == ["compiling a test, which takes some seconds"]
+    assert [x.getMessage() for x in logged] == ["compiling a test, which takes some seconds"]
 
 
 @pytest.mark.parametrize(
