@@ -1,12 +1,13 @@
 """The cheapest values to begin from: a minimum cut of a graph through its nodes."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import inf
 
 from arrayopt.fusion.graph import PRODUCT, Node
 
 __all__ = ["cheapest"]
+
+TOP, BOTTOM = 0, 1
 
 
 def cheapest(
@@ -28,27 +29,28 @@ def cheapest(
     Each node is a pipe as wide as its price, from the roots down to the inputs; by the theorem of Ford and Fulkerson
     (1956) the narrowest set of pipes that holds everything back is found by filling them (Edmonds and Karp, 1972).
     """
-    room: dict[object, dict[object, float]] = defaultdict(dict)  # how much more can flow from one end to another
     nodes = list(dict.fromkeys(roots))
-    seen = set(nodes)
-    room["top"] = {(n, "in"): inf for n in nodes}
+    ends = {n: 2 * i + 2 for i, n in enumerate(nodes)}  # where each begins; it ends at the next number
+    room: list[dict[int, float]] = [{ends[n]: inf for n in nodes}, {}]  # how much more can flow from one end to another
     for n in nodes:  # grows
         cost, below = price(n), args(n)
-        room[n, "in"][n, "out"] = inf if cost is None else cost
-        room[n, "out"] |= {(a, "in"): inf for a in below} | ({"bottom": inf} if n.op in ("input", PRODUCT) else {})
-        nodes += dict.fromkeys(a for a in below if a not in seen)
-        seen.update(below)
+        for a in below:
+            if a not in ends:
+                ends[a] = 2 * len(nodes) + 2
+                nodes.append(a)
+        free = {BOTTOM: inf} if n.op in ("input", PRODUCT) else {}
+        room += [{ends[n] + 1: inf if cost is None else cost}, {ends[a]: inf for a in below} | free]
     while True:
-        came: dict[object, object] = {"top": None}
-        queue: list[object] = ["top"]
+        came, queue = {TOP: TOP}, [TOP]
         for x in queue:
-            fresh = [y for y, wide in room[x].items() if wide > 0 and y not in came]
-            came |= dict.fromkeys(fresh, x)
-            queue += fresh
-        if "bottom" not in came:
-            return [n for n in nodes if (n, "in") in came and (n, "out") not in came]
-        path: list[object] = ["bottom"]
-        while path[-1] != "top":
+            for y, wide in room[x].items():
+                if wide > 0 and y not in came:
+                    came[y] = x
+                    queue.append(y)
+        if BOTTOM not in came:
+            return [n for n, end in ends.items() if end in came and end + 1 not in came]
+        path = [BOTTOM]
+        while path[-1] != TOP:
             path.append(came[path[-1]])
         links = list(zip(path[1:], path[:-1], strict=True))
         flow = min(room[x][y] for x, y in links)

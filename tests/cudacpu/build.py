@@ -1,4 +1,4 @@
-"""What g++ makes, kept in a folder of temporary files that several processes may use at once."""
+"""What compilers make, kept in a folder of temporary files that several processes may use at once."""
 
 import ctypes
 import fcntl
@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["HERE", "KernelError", "build", "run", "runtime"]
+__all__ = ["HERE", "KernelError", "build", "kept", "run", "runtime"]
 
 HERE = Path(__file__).parent
 CACHE = Path(tempfile.gettempdir()) / f"arrayopt-cudacpu-{os.getuid()}"
@@ -34,27 +34,37 @@ def _sources():
     return "".join(file.read_text() for file in files)
 
 
+def kept(name, words, make):
+    """The path of a file of that name that follows from some words; unless it has been made already, `make` does it."""
+    stem, _, kind = name.partition(".")
+    key = hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()[:20]
+    path = CACHE / f"{stem}-{key}.{kind}"
+    CACHE.mkdir(mode=0o700, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process makes it, the others wait for it
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+                made = Path(folder) / "made"
+                make(made)
+                os.replace(made, path)
+    return path
+
+
 def build(name, flags, texts, libraries=()):
     """The path of a shared library of C++ texts (or files), compiled unless it has been already."""
-    key = hashlib.sha256("\0".join([_sources(), *map(str, [*flags, *texts, *libraries])]).encode()).hexdigest()[:20]
-    library = CACHE / f"{name}-{key}.so"
-    CACHE.mkdir(mode=0o700, exist_ok=True)
-    with open(library.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one process compiles, the others wait for it
-        if not library.exists():
-            with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-                objects = []
-                for number, text in enumerate(texts):
-                    source = text
-                    if isinstance(text, str):
-                        source = Path(folder) / f"{number}.cpp"
-                        source.write_text(text)
-                    objects.append(Path(folder) / f"{number}.o")
-                    run("g++", *flags, "-std=c++20", "-fPIC", "-I", HERE / "include", "-c", source, "-o", objects[-1])
-                made = Path(folder) / "made.so"
-                run("g++", "-shared", *objects, *libraries, "-o", made)
-                os.replace(made, library)
-    return library
+
+    def make(path):
+        objects = []
+        for number, text in enumerate(texts):
+            source = text
+            if isinstance(text, str):
+                source = path.parent / f"{number}.cpp"
+                source.write_text(text)
+            objects.append(path.parent / f"{number}.o")
+            run("g++", *flags, "-std=c++20", "-fPIC", "-I", HERE / "include", "-c", source, "-o", objects[-1])
+        run("g++", "-shared", *objects, *libraries, "-o", path)
+
+    return kept(f"{name}.so", [_sources(), *flags, *texts, *libraries], make)
 
 
 @cache

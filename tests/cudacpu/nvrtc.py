@@ -5,13 +5,14 @@ for CUDA 13, or the same with ``-cu12``.
 """
 
 import ctypes
+import pickle
 import re
 import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.cudacpu.build import KernelError
+from tests.cudacpu.build import KernelError, kept
 
 __all__ = ["CUPY_OPTIONS", "Usage", "archs", "available", "compile", "usage", "version"]
 
@@ -82,6 +83,15 @@ def compile(src, arch="sm_90", names=(), options=CUPY_OPTIONS):  # noqa: A001
     KernelError
         With the log, if it does not compile.
     """
+    words = (version(), _library()._name, src, arch, *names, *options)
+    path = kept(
+        "device.pickle", words, lambda made: made.write_bytes(pickle.dumps(_compiled(src, arch, names, options)))
+    )
+    return pickle.loads(path.read_bytes())
+
+
+def _compiled(src, arch, names, options):
+    """See `compile`."""
     nvrtc, program = _library(), ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), src.encode(), b"kernel.cu", 0, None, None)
 

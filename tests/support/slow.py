@@ -49,7 +49,11 @@ COSTLY = {
     },
     "tests/engines/cuda/test_cuda_planted.py": {"test_a_planted_fault_is_found": ""},
     "tests/engines/cuda/test_cudacpu.py": {"test_the_same_text_compiles_for_devices": "sm_75"},
+    "tests/engines/cuda/test_cudacpu_faults.py": {
+        "test_each_fault_is_found_with_its_line": "(part_of_a_barrier|never)-False",
+    },
     "tests/engines/cuda/test_cupy.py": {
+        "test_arrays_that_are_not_contiguous_or_not_aligned": "unaligned-CAME",
         "test_every_option_of_every_rule": "CAME",
         "test_gradients_in_another_dtype": "",
     },
@@ -70,6 +74,7 @@ COSTLY = {
         "test_a_fork_after_a_step": "3-numba",
         "test_a_user_without_a_home": "",
         "test_code_for_another_processor_is_compiled_again": "",
+        "test_compiled_code_that_was_damaged_is_compiled_again": "",
         "test_processes_that_fill_the_cache_at_once_are_all_right": "",
         "test_python_threads_with_an_optimizer_each": "numba",
         "test_without_a_folder_to_write_nothing_is_kept": "",
@@ -143,7 +148,7 @@ COSTLY = {
         "test_sharded_parameters_of_pytorch": "",
     },
     "tests/ranks/test_together.py": {"test_a_step_that_one_rank_cannot_make_changes_nothing": "options[13]-a dtype"},
-    "tests/rules/test_goldens.py": {"test_it_is_the_same_in_other_libraries": "jax"},
+    "tests/rules/test_goldens.py": {"test_it_is_the_same_in_other_libraries": "jax|(_f64|groups|mults|skip).*strict"},
     "tests/rules/test_numbers.py": {"test_complex_gradients_of_another_width": "numba"},
     "tests/rules/test_published.py": {
         "test_adafactor_of_optax_decays_without_its_lr_and_averages_whole_steps": "",
@@ -151,9 +156,10 @@ COSTLY = {
     },
     "tests/rules/test_rules.py": {
         "test_a_complex_run_equals_the_witness": "jax",
-        "test_a_run_equals_the_witness": "jax-float64|jax-float32-CAME",
-        "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once": "jax-float16",
+        "test_a_run_equals_the_witness": "jax-float64|jax-float32-(Adafactor|CAME|LANS)",
+        "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once": "jax",
     },
+    "tests/rules/test_traceable.py": {"test_a_rule_passes_opaque_arrays": "float32-(t|numbers)"},
     "tests/rules/test_soap.py": {"test_on_a_gpu_it_runs_as_written": ""},
     "tests/saving/test_checkpoint.py": {"test_arrays_go_from_library_to_library": "jax"},
     "tests/saving/test_checkpoint_files.py": {"test_saving_needs_no_second_copy_of_the_state": ""},
@@ -162,6 +168,7 @@ COSTLY = {
         "test_a_loaded_optimizer_goes_on_as_the_saved_one_would": "numpy-jax",
         "test_state_goes_from_library_to_library": "numpy-numpy-jax",
     },
+    "tests/schedules/test_schedules.py": {"test_array_steps_equal_int_steps": "jax.numpy"},
     "tests/step/test_clipping.py": {"test_clip_norm_equals_pytorchs": "numba"},
     "tests/step/test_scaling.py": {
         "test_a_micro_step_of_a_scaled_loss_is_looked_at": "numba",
