@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["BAND", "bands", "controlled", "look_again", "one_thread"]
 
-BAND = 128
+BAND = 64
 """A product of more rows is made in bands of so many rows, which threads share; so their number changes no bit."""
 
 _lock = threading.Lock()
