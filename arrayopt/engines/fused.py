@@ -20,7 +20,7 @@ from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
 from arrayopt.params.heads import dtypes
-from arrayopt.state.tensors import Tensor
+from arrayopt.state.tensors import BY_GROUP, Tensor
 
 __all__ = ["Fused", "Prepared"]
 
@@ -89,7 +89,7 @@ class Fused(ABC):
         if bucket.kind == "cut":
             raise ValueError(
                 f"{type(bucket.rule).__name__} multiplies whole matrices, and of {bucket.tensors[0].name!r} each rank"
-                " has a part; give such tensors another rule, by a group"
+                f" has a part; {BY_GROUP}"
             )
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027

@@ -26,7 +26,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["Tensor", "TensorState", "advising", "new_slots"]
+__all__ = ["BY_GROUP", "Tensor", "TensorState", "advising", "new_slots"]
 
 
 @dataclass(eq=False, slots=True)
@@ -167,7 +167,7 @@ BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e
 
 @contextmanager
 def advising(instead: str) -> Iterator[None]:
-    """Have `new_slots` advise something else: the doors have no such groups."""
+    """Have errors advise something else: the doors have no such groups."""
     try:
         yield
     except ValueError as error:

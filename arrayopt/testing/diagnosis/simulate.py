@@ -25,8 +25,6 @@ from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["Simulation"]
 
-Store = Callable[[str, Values], Values]
-
 AT_ONCE = 2**16
 """So many elements are evaluated at once."""
 
