@@ -29,14 +29,14 @@ COSTLY = {
     "docs/functional.md": {"examples": ""},
     "tests/benchmarks/test_benchmark_gpu.py": {"test_every_table_is_written_and_who_cannot_run_is_left_out": ""},
     "tests/benchmarks/test_benchmarks.py": {
-        "test_all_compute_what_ours_does": "LANS|LARS|LAMB|CAME|AdamW",
+        "test_all_compute_what_ours_does": "",
         "test_contestants_that_do_not_fit_into_memory_take_turns_with_the_first": "",
         "test_the_doors_are_measured": "",
         "test_what_is_measured_and_what_is_made_of_it": "",
     },
     "tests/demo/test_demo.py": {
         "test_a_run_repeats": "",
-        "test_every_rule_learns_from_the_same_start": "torch",
+        "test_every_rule_learns_from_the_same_start": "",
         "test_float16_with_a_loss_scale_is_as_accurate_as_float32": "",
     },
     "tests/engines/cuda/test_cuda_compile.py": {
@@ -80,6 +80,7 @@ COSTLY = {
         "test_without_a_folder_to_write_nothing_is_kept": "",
     },
     "tests/engines/test_engines.py": {
+        "test_blocks_of_any_size": "-[2-9]",
         "test_every_row_on_every_shape": "numba",
         "test_reports_are_of_the_last_step_and_of_tensors_that_took_part": "numba",
         "test_the_number_of_threads_changes_no_bit": "numba-LANS",
@@ -107,6 +108,7 @@ COSTLY = {
     },
     "tests/engines/test_threads.py": {"test_what_has_run_is_let_go": "True"},
     "tests/engines/test_watching.py": {
+        "test_watching_any_rule_changes_no_bit": "-[2-9]",
         "test_rules_with_little_to_do": "True-nothing-numba|a slot that stays-numba|a slot that counts-numba",
     },
     "tests/fusion/test_ops.py": {
@@ -146,10 +148,14 @@ COSTLY = {
         "test_a_process_that_ends_ends_the_others": "",
         "test_nccl_over_the_stand_in": "",
         "test_sharded_parameters_of_pytorch": "",
+        "test_the_transformer_has_the_same_losses_on_two_ranks": "",
     },
     "tests/ranks/test_together.py": {"test_a_step_that_one_rank_cannot_make_changes_nothing": "options[13]-a dtype"},
     "tests/rules/test_goldens.py": {"test_it_is_the_same_in_other_libraries": "jax|(_f64|groups|mults|skip).*strict"},
-    "tests/rules/test_numbers.py": {"test_complex_gradients_of_another_width": "numba"},
+    "tests/rules/test_numbers.py": {
+        "test_complex_gradients_of_another_width": "numba",
+        "test_gradients_of_any_size": "numpy.*float64",
+    },
     "tests/rules/test_published.py": {
         "test_adafactor_of_optax_decays_without_its_lr_and_averages_whole_steps": "",
         "test_adafactor_of_pytorch_decays_by_its_lr_alone": "",
