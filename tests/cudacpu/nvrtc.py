@@ -30,6 +30,11 @@ def _installed(choices):
     return [root / choice for choice in choices if (root / choice).exists()]
 
 
+def _headers():
+    """The folders of headers that a text may include."""
+    return [*_installed(HEADERS)[:1], *_installed(CCCL)[:1]]
+
+
 def available():
     """Whether NVRTC and the headers are installed."""
     return bool(_installed(LIBRARIES) and _installed(HEADERS))
@@ -83,7 +88,8 @@ def compile(src, arch="sm_90", names=(), options=CUPY_OPTIONS):  # noqa: A001
     KernelError
         With the log, if it does not compile.
     """
-    words = (version(), _library()._name, src, arch, *names, *options)
+    headers = [(folder, folder.stat().st_mtime_ns) for folder in _headers()]
+    words = (version(), _library()._name, headers, src, arch, *names, *options)
     path = kept(
         "device.pickle", words, lambda made: made.write_bytes(pickle.dumps(_compiled(src, arch, names, options)))
     )
@@ -105,7 +111,7 @@ def _compiled(src, arch, names, options):
     try:
         for name in names:
             nvrtc.nvrtcAddNameExpression(program, name.encode())
-        folders = [f"-I{folder}" for folder in (*_installed(HEADERS)[:1], *_installed(CCCL)[:1])]
+        folders = [f"-I{folder}" for folder in _headers()]
         given = [option.encode() for option in (*options, f"-arch={arch}", *folders)]
         failed = nvrtc.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
         log = text("ProgramLog").rstrip(b"\0").decode()
