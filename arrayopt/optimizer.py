@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from arrayopt.engines.base import Report
 from arrayopt.hyper import Hyper, evaluate
 from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups
@@ -181,12 +182,15 @@ class Optimizer(Settings):
             except BaseException as error:
                 self._team.warn("Optimizer.step", error)
                 raise
-            made = self._step.make(coming, begun, stats=stats)
-            if made is not None:
-                self._stats.replace(*made, partial(self._run.peek, "skipped"))
+            if self._step.make(coming, begun, stats=stats, record=self._record):
+                self._stats.deliver()
                 for after in list(self._after):
                     after(self)
             return self.params
+
+    def _record(self, reports: dict[str, Report], norm: Any) -> None:
+        """Take down what a step reports."""
+        self._stats.replace(partial(self._run.peek, "skipped"), reports, norm)
 
     def _limit(self) -> float | None:
         """The limit of the joint norm in the next step."""
@@ -241,7 +245,7 @@ class Optimizer(Settings):
         """
         with self._guard("Optimizer.launch"):
             with nullcontext() if self._step.capturing else self._team.warned("Optimizer.step"):
-                launch = self._step.launched(self._parameters.match(grads))
+                launch = self._step.launched(self._parameters.match(grads), lambda *_: None)
             launch()
             return self.params
 

@@ -114,13 +114,12 @@ class Judge(Holder, Protocol):
     def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""
 
-    def prepare(self, buckets: Sequence[Bucket], grads: list[Array | None]) -> Any:
+    def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Any:
         """Let what may fail in a call do so, before anything is done."""
 
     def __call__(
         self,
-        buckets: Sequence[Bucket],
-        grads: list[Array | None],
+        asked: Sequence[tuple[Bucket, Asked]],
         scaling: LossScale | None,
         scale: str | None,
         limit: bool,
@@ -131,10 +130,8 @@ class Judge(Holder, Protocol):
 
         Parameters
         ----------
-        buckets : sequence of Bucket
-            Those that measure gradients; see `arrayopt.step.norms.measured`.
-        grads : sequence of array or None
-            All gradients.
+        asked : sequence of (Bucket, Asked)
+            What measures the gradients; see `arrayopt.step.norms.Measures`.
         scaling, scale, limit, check
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
         swap : callable, optional

@@ -53,7 +53,7 @@ class Bucket:
     """The engine that was chosen: what was asked for, the engine, and why it is that one."""
     batches: "OrderedDict[Any, list[Any]]" = field(default_factory=OrderedDict)
     """What a fused engine keeps of the tensors, by what steps ask for."""
-    companions: "dict[type[Rule], Bucket]" = field(default_factory=dict)
+    companions: "dict[Any, Bucket]" = field(default_factory=dict)
     """Buckets of the same parameters under other rules; see `beside`."""
     counts: Any = None
     """The array of the numbers of updates on the device, shared by all tables of the bucket; see `Run.give_to`."""
@@ -143,7 +143,7 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], ru
     run : Run, optional
         The numbers of those tensors, where they have some; else they begin anew.
     """
-    made = bucket.companions.get(type(rule))
+    made = bucket.companions.get(rule.structure)
     if made is None or (run is not None and made.run is not run):  # as after a load
         mine = [tensor_of(tensor) for tensor in bucket.tensors]
         if run is None:
@@ -151,7 +151,7 @@ def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], ru
             for i, tensor in enumerate(mine):
                 tensor.run, tensor.place = run, i
         made = bucket.sibling(Group("", rule, {}, mine), mine, run)
-        bucket.companions[type(rule)] = made
+        bucket.companions[rule.structure] = made
     if made.arrays != bucket.run.arrays:
         made.arrays = bucket.run.arrays
         made.run.arrays += 1

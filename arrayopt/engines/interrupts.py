@@ -1,25 +1,58 @@
-"""Interrupts: a section that Ctrl-C does not tear."""
+"""Signals: a section of code that no signal handler tears."""
 
 import threading
-from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found]  # `signal` has them too, ten times slower
+from _signal import getsignal, signal, valid_signals  # type: ignore[import-not-found]  # `signal`'s are ten times slower
+from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = ["uninterrupted"]
 
-_came: list[FrameType | None] = []
+SIGNALS = sorted(valid_signals())
+
+_looked: list[Any] = []  # the handlers of all signals when a section last began
+_python: list[tuple[int, Any]] = []  # those of them that are written in Python, with their signals
+_replaced: dict[int, Any] = {}  # the users' handlers in whose place `_hold` is now
+_came: deque[tuple[int, Any, FrameType | None]] = deque()  # signals that wait, with their handlers
+_inside = False  # whether the main thread is in a section
 
 
 def _hold(number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT inside a section: note that it came."""
-    _came.append(frame)
+    """Handle a signal: inside a section note that it came, outside one call the user's handler."""
+    if _inside:
+        _came.append((number, _replaced.get(number), frame))
+        return
+    handler = _restore(number)
+    if callable(handler):
+        handler(number, frame)
+
+
+def _restore(number: int) -> Any:
+    """Put the user's handler of a signal back, and return it."""
+    handler = _replaced.pop(number, None)
+    if handler is not None and getsignal(number) is _hold:  # the section may have put another in its place
+        signal(number, handler)
+    return handler
+
+
+def _handle() -> None:
+    """Call the handlers of the signals that came: all of them, whatever one raises."""
+    while _came:
+        number, handler, frame = _came.popleft()
+        try:
+            if callable(handler):
+                handler(number, frame)
+        except BaseException:
+            _handle()
+            raise
 
 
 class uninterrupted:  # noqa: N801 - a context manager, used as a function is
-    """A section of code in which SIGINT waits: the handler that was there is called when the section has ended.
+    """A section of code in which signals wait: the handlers that were there are called when the section has ended.
 
-    By default that handler raises KeyboardInterrupt. Only the main thread gets signals, so in other threads nothing is
-    done; nor inside another such section, nor where SIGINT is ignored, or ends the process at once.
+    This holds for each signal that has a handler written in Python, which may raise: SIGINT by default, and whatever
+    the user has set with `signal.signal`. Only the main thread runs such handlers, so in other threads nothing is done;
+    nor inside another such section.
 
     Examples
     --------
@@ -27,28 +60,34 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
     ...     whole = True
     """
 
-    __slots__ = ("_former",)
+    __slots__ = ("_outermost",)
 
     def __enter__(self) -> None:
-        self._former: Any = None
-        if threading.get_ident() != threading.main_thread().ident:
+        global _inside
+        self._outermost = False
+        if _inside or threading.get_ident() != threading.main_thread().ident:
             return
-        former = getsignal(SIGINT)
-        if callable(former) and former is not _hold:
+        now = list(map(getsignal, SIGNALS))
+        if now != _looked:
+            _looked[:] = now
+            _python[:] = [(n, x) for n, x in zip(SIGNALS, now, strict=True) if callable(x) and x is not _hold]
+        for number, handler in _python:
+            _replaced[number] = handler
             try:
-                signal(SIGINT, _hold)
+                signal(number, _hold)
             except ValueError:  # the main thread of another interpreter than the first
                 return
-            self._former = former
+        self._outermost = _inside = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._former is None:
+        global _inside
+        if not self._outermost:
             return
-        if getsignal(SIGINT) is _hold:  # the section may have put another in its place
-            signal(SIGINT, self._former)  # a signal that is still to be handled goes to `_hold` first
-        if _came:
-            frame = _came[0]
-            _came.clear()
-            self._former(SIGINT, frame)
+        _inside = False  # from here on `_hold` calls the handlers, wherever it is still in their place
+        try:
+            for number in list(_replaced):
+                _restore(number)
+        finally:
+            _handle()

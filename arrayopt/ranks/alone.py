@@ -31,7 +31,16 @@ class Alone:
         """Have all ranks raise if one has an error, or says something else than the others; whether one has a wish."""
         if error is not None:
             raise error
+        if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
+            raise RuntimeError(
+                f"{what}: {self.torn}, and parameters and state may be of different steps: load a checkpoint, or put"
+                " saved parameters back and load their state dict"
+            )
         return wish
+
+    def tear(self, what: str, error: BaseException) -> None:
+        """Note that a section that writes was broken off."""
+        self.torn = f"{what} was broken off ({type(error).__name__}: {error})"
 
     def warn(self, what: str, error: BaseException) -> None:
         """Have all ranks raise, for this one has an error."""
@@ -83,7 +92,8 @@ class Alone:
         """Forget messages that were on their way when ranks were torn apart: not all of them need know of it."""
 
     def mend(self) -> None:
-        """Go on after ranks were torn apart, for all of them have loaded the same state."""
+        """Go on after a step was broken off, for a state has been loaded: on all ranks the same."""
+        self.torn = None
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         """What there is to say of the ranks."""

@@ -101,6 +101,9 @@ class Team(Alone):
         else:
             self._inside -= 1
 
+    def tear(self, what: str, error: BaseException) -> None:
+        """See `unbroken`, which notes it."""
+
     @contextmanager
     def unbroken(self, what: str) -> Iterator[None]:
         try:
@@ -113,9 +116,6 @@ class Team(Alone):
 
     def renew(self) -> None:
         self._comm.renew()
-
-    def mend(self) -> None:
-        self.torn = None
 
     # ---- who has what -----------------------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
-from arrayopt.hyper import Hyper, real
+from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import choose, norm
 
-__all__ = ["Accumulate", "GradientNorms"]
+__all__ = ["Accumulate", "GradientNorms", "MeanNorms"]
 
 
 @final
@@ -55,3 +55,38 @@ class Accumulate(Rule):
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         added = h.factor * g
         return p, {"sum": choose(h.t == 1, added, s["sum"] + added)}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MeanNorms(Rule):
+    """Reports ``grad_norm``, the norm of what `Accumulate` would put into the slot ``sum``, which stays as it is.
+
+    Parameters
+    ----------
+    factor : number
+        As for `Accumulate`.
+    first : bool
+        Whether this would be the first gradient of the sum.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As every rule.
+    """
+
+    factor: Hyper = real("(0, inf)")
+    first: bool = flag(default=False)
+
+    complex_ok: ClassVar[bool] = True
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        return {"sum": xp.zeros_like(p)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        added = h.factor * g
+        mean = added if self.first else s["sum"] + added
+        return p, {"sum": s["sum"], "grad_norm": norm(xp, mean, all_sizes=True)}
+
+    def norms(self, xp: Any, p: Array, g: Array, new_p: Array) -> dict[str, Array]:
+        return {}

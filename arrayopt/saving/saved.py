@@ -98,6 +98,8 @@ class Saved:
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.begin()
+            if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
+                self._team.mend()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from a snapshot: state, counts and hyper-parameters become those of the saved optimizer.

@@ -12,8 +12,8 @@ from arrayopt.arrays import (
     is_array,
     like,
     place,
+    store,
     to_host,
-    working_dtype,
 )
 from arrayopt.hyper import coerce, is_number
 from arrayopt.params.groups import Group, fields_of, override
@@ -24,6 +24,7 @@ from arrayopt.state.loss_scale import LARGEST
 from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
+from arrayopt.step.accumulate import room_for
 from arrayopt.step.step import Step
 
 __all__ = ["copy_of", "describe", "dump", "load", "rule_differences"]
@@ -288,5 +289,6 @@ def copy_of(x: Any) -> Any:
 def _like_sum(p: Any, x: Any) -> Any:
     """A copy of an accumulated gradient, of p's library and on its device, in the dtype of arithmetic."""
     xp, device = place(p)
-    own = copy_of(x) if array_namespace(x) is xp else to_host(x)
-    return xp.asarray(own, dtype=working_dtype(xp, p), device=device)
+    room = room_for(p)
+    own = x if array_namespace(x) is xp else to_host(x)
+    return store(room, xp.asarray(own, dtype=room.dtype, device=device, copy=True))

@@ -1,19 +1,57 @@
 """Gradient accumulation: the mean over several micro-steps, in buffers of at least float32."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, array_namespace, on_its_device, place, working_dtype
+from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
+from arrayopt.engines.table import select
+from arrayopt.params.groups import Group
 from arrayopt.ranks.alone import Alone
-from arrayopt.rules.gradients import Accumulate
+from arrayopt.rules.gradients import Accumulate, MeanNorms
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
+from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
 
-__all__ = ["Accumulator"]
+__all__ = ["Accumulator", "Adding", "room_for"]
+
+
+def room_for(p: Array) -> Array:
+    """An array for the sum of a parameter's gradients: in rows, as engines take gradients, however p lies."""
+    xp, device = place(p)
+    with on_its_device(p):
+        return xp.zeros(tuple(p.shape), dtype=working_dtype(xp, p), device=device)
+
+
+@dataclass(slots=True)
+class Adding:
+    """The additions of a micro-step: made ready, but not written yet.
+
+    Attributes
+    ----------
+    given : list of array or None
+        The gradients of this call.
+    ready : Ready
+        Writes the sums.
+    scaled : bool
+        Whether these are gradients of a scaled loss.
+    means : list of array or None
+        In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None for tensors that had
+        no gradient in any micro-step.
+    measures : Measures
+        In the last micro-step, what measures the means before `ready` has run.
+    """
+
+    given: list[Array | None]
+    ready: Ready
+    scaled: bool
+    means: list[Array | None] = field(default_factory=list)
+    measures: Measures = ()
 
 
 class Accumulator:
@@ -41,32 +79,62 @@ class Accumulator:
         self.every, self.done, self.scaled = every, 0, False
         self.tensors: dict[str, Tensor] = {}
         self.begun: set[int] = set()
-        self._engine, self._run = engine, Run()
+        self._engine, self._run, self._measuring = engine, Run(), Run()
+        self._rule = Accumulate(factor=1.0 / every, master_weights=False)
 
     @property
     def last(self) -> bool:
         """Whether the next micro-step is the last of a step."""
         return self.done + 1 == self.every
 
-    def ready(self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any) -> Ready:
-        """Taking in the gradients of one micro-step, times a factor, if any, over the number of micro-steps."""
-        rule = Accumulate(factor=1.0 / self.every, master_weights=False)
-        mine = [beside(bucket.whole, rule, partial(self._tensor, rule), self._run) for bucket in buckets]
-        return Ready(self._engine, [(x, Asked(x.own(grads), [rule.at(0)], factor)) for x in mine])
+    def prepare(
+        self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any, *, early: bool, judged: bool
+    ) -> Adding:
+        """Make the additions of one micro-step ready, raising whatever there is to raise.
 
-    def add(self, ready: Ready, grads: list[Array | None], factor: Any) -> None:
-        """Take in gradients that were made ready."""
-        ready.run(Alone())
-        self.begun.update(i for i, g in enumerate(grads) if g is not None)
-        self.done, self.scaled = self.done + 1, self.scaled or factor is not None
-
-    def means(self, buckets: Sequence[Bucket], count: int) -> list[Array | None]:
-        """The mean gradients, once all micro-steps are done; None for tensors that have had none."""
-        found: list[Array | None] = [None] * count
+        Parameters
+        ----------
+        buckets : sequence of Bucket
+            All tensors.
+        grads : list of array or None
+            The gradients of this call.
+        factor : float or 0-d array, optional
+            What they are multiplied by first.
+        early : bool
+            Whether the means are needed before the step is written. They are made in new memory then, for the sums must
+            stay as they are until then. For some buckets they are always needed: where rules run as they are written.
+        judged : bool
+            Whether the means are to be measured.
+        """
+        if not self.last:
+            asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]
+            return Adding(grads, Ready(self._engine, asked), factor is not None)
+        means: list[Array | None] = [None] * len(grads)
+        known: list[Array | None] = [None] * len(grads)  # the means that are there before the step is written
+        later, waiting = [], []
         for bucket in buckets:
-            for i, tensor in zip(bucket.whole.places, bucket.whole.tensors, strict=True):
-                found[i] = self.tensors[tensor.name].slots["sum"] if i in self.begun else None
-        return found
+            at_once = early or bucket.whole is not bucket or self._runs_as_written(bucket)
+            sums = self._sums(bucket)
+            if at_once:
+                sums = self._copied(sums)
+                Ready(self._engine, [self._asked(sums, grads, factor)]).run(Alone())
+            else:
+                waiting.append(bucket)
+                later.append(self._asked(sums, grads, factor))
+            for i, tensor in zip(sums.places, sums.tensors, strict=True):
+                if i in self.begun or grads[i] is not None:
+                    means[i] = tensor.slots["sum"]
+                    known[i] = means[i] if at_once or grads[i] is None else None
+        asked = list(measures(buckets, known)) if judged else []
+        for bucket in waiting if judged else ():
+            asked += self._norms(bucket, grads, factor)
+        return Adding(grads, Ready(self._engine, later), factor is not None, means, asked)
+
+    def add(self, adding: Adding) -> None:
+        """Take in gradients that were made ready."""
+        adding.ready.run(Alone())
+        self.begun.update(i for i, g in enumerate(adding.given) if g is not None)
+        self.done, self.scaled = self.done + 1, self.scaled or adding.scaled
 
     def clear(self) -> None:
         """Begin anew."""
@@ -80,17 +148,61 @@ class Accumulator:
 
     def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
         """Bring the sums to saved ones."""
-        self._run = Run(len(tensors))
-        mine = [Tensor(x.name, x.array, {"sum": sums[x.name]}, self._run, x.place) for x in tensors if x.name in sums]
-        self.tensors, self.begun = {x.name: x for x in mine}, {x.place for x in mine}
-        for tensor in mine:
-            tensor.t = 1
+        self._run, self._measuring = Run(len(tensors)), Run()
+        self.tensors, self.begun = {}, set()
+        for tensor in tensors:
+            if tensor.name in sums:
+                slots = {"sum": sums[tensor.name]}
+                self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
+                self.tensors[tensor.name].t = 1
+                self.begun.add(tensor.place)
 
-    def _tensor(self, rule: Accumulate, tensor: Tensor) -> Tensor:
+    # ---- the tensors that hold the sums -----------------------------------------------------------------------------
+
+    def _sums(self, bucket: Bucket) -> Bucket:
+        """The sums of the gradients of a bucket's parameters, whole on each rank."""
+        return beside(bucket.whole, self._rule, self._tensor, self._run)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
         """The tensor that holds the sum for a parameter."""
         mine = self.tensors.get(tensor.name)
         if mine is None:
             self._run.extend(max(0, tensor.place + 1 - self._run.size))
-            mine = self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, {}, self._run, tensor.place)
-            mine.slots = mine.fresh(rule)  # whole on each rank
+            mine = Tensor(tensor.name, tensor.array, {"sum": room_for(tensor.array)}, self._run, tensor.place)
+            self.tensors[tensor.name] = mine
         return mine
+
+    def _asked(self, sums: Bucket, grads: Sequence[Array | None], factor: Any) -> tuple[Bucket, Asked]:
+        """What an engine is asked for, to add gradients to sums."""
+        return sums, Asked(sums.own(grads), [self._rule.at(0)], factor)
+
+    def _copied(self, sums: Bucket) -> Bucket:
+        """The same sums once more, in memory of their own."""
+        run, copies = Run(len(sums.tensors)), []
+        run.put_updates(slice(None), [i in self.begun for i in sums.places])
+        for i, x in enumerate(sums.tensors):
+            with on_its_device(x.array):
+                copy = array_namespace(x.array).asarray(x.slots["sum"], copy=True)
+            copies.append(Tensor(x.name, x.array, {"sum": copy}, run, i))
+        return sums.sibling(Group("", self._rule, {}, copies), copies, run)
+
+    def _runs_as_written(self, bucket: Bucket) -> bool:
+        """Whether the update of some of a bucket's tensors is computed before it is launched."""
+        return bucket.rule.branches or isinstance(select(self._engine, bucket)[0], ArrayAPI)
+
+    def _norms(self, bucket: Bucket, grads: Sequence[Array | None], factor: Any) -> Measures:
+        """What measures the means that adding these gradients will make."""
+        asked = []
+        for first in (False, True):
+            chosen = [g if (i in self.begun) is not first else None for i, g in enumerate(grads)]
+            if any(chosen[i] is not None for i in bucket.places):
+                rule = MeanNorms(factor=1.0 / self.every, first=first, master_weights=False)
+                made = beside(bucket, rule, self._measured, self._measuring)
+                asked.append((made, Asked(made.own(chosen), [rule.at(0)], factor, stats=True)))
+        return asked
+
+    def _measured(self, tensor: Tensor) -> Tensor:
+        """The tensor that stands for a sum where it is measured."""
+        self._measuring.extend(max(0, tensor.place + 1 - self._measuring.size))
+        slots = self._tensor(tensor).slots
+        return Tensor(tensor.name, tensor.array, slots, self._measuring, tensor.place)

@@ -1,10 +1,9 @@
 """What all gradients of a step mean for it: the loss scale, the check for finite gradients, the joint norm."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array
 from arrayopt.engines.base import Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
@@ -13,7 +12,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict, joint_norm, judge
-from arrayopt.step.norms import gradient_norms, measured
+from arrayopt.step.norms import Measures, gradient_norms, measured
 
 __all__ = ["Judging", "Known"]
 
@@ -60,7 +59,8 @@ class Judging:
         self.skip_nonfinite, self.scaling = skip_nonfinite, as_loss_scale("Optimizer", loss_scale)
         if self.scaling is not None:
             run.loss = self.scaling.start()
-        self._norms: Callable[[], dict[str, Any]] | None = None
+        self._norms: Callable[[], dict[str, Any]] | None = None  # of the last step
+        self._judged = self._norms  # of the step that is being made
         self._judge: tuple[int, Judge | None] = (-1, None)  # of which version of the buckets
 
     def known(self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool) -> Known:
@@ -116,11 +116,9 @@ class Judging:
             known.judge.send(known.scale, known.limit)
             self._run.give_to(known.judge)
 
-    def judge(
-        self, buckets: Sequence[Bucket], grads: list[Array | None], known: Known, *, scaled: bool = True
-    ) -> Verdict:
-        """What the step is to do with these gradients; `scaled` where the loss scale is still in them."""
-        self._norms = None
+    def judge(self, measures: Callable[[], Measures], known: Known, *, scaled: bool = True) -> Verdict:
+        """What the step is to do with the gradients that `measures` tells; `scaled` where the loss scale is in them."""
+        self._judged = None
         own = self.scaling is not None
         if known.verdict is not None:
             return known.verdict
@@ -130,18 +128,17 @@ class Judging:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
             found = known.judge(
-                measured(buckets),
-                grads,
+                measures(),
                 self.scaling,
                 scale if scaled else None,
                 known.limit is not None,
                 known.check,
                 self._swap,
             )
-            self._norms = known.judge.each_norm
+            self._judged = known.judge.each_norm
             return found
-        norms = gradient_norms(self._engine, buckets, grads, self._team)
-        self._norms = lambda: norms
+        norms = gradient_norms(self._engine, measures(), self._team)
+        self._judged = lambda: norms
         held = self._run.peek("scale") if own else known.scale
         found = judge(
             joint_norm(list(norms.values())), scale=held if scaled else None, limit=known.limit, check=known.check
@@ -150,6 +147,7 @@ class Judging:
 
     def end(self, verdict: Verdict, known: Known) -> None:
         """The step is made, or skipped."""
+        self._norms = self._judged
         if not known.check:
             return
         if known.judge is not None:
@@ -166,4 +164,4 @@ class Judging:
         return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_norms": None, "_judge": (-1, None)}
+        return {**self.__dict__, "_norms": None, "_judged": None, "_judge": (-1, None)}

@@ -11,30 +11,40 @@ from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.ready import Ready
 
-__all__ = ["gradient_norms", "measured", "measuring"]
+__all__ = ["Measures", "gradient_norms", "measured", "measures"]
+
+Measures = Sequence[tuple[Bucket, Asked]]
+"""What measures the gradients of a step: buckets whose engines report ``grad_norm``, and what is asked of them."""
 
 
-def gradient_norms(
-    engine: str, buckets: Sequence[Bucket], grads: list[Array | None], team: Alone | None = None
-) -> dict[str, Any]:
+def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all of them."""
-    team = team or Alone()
-    found = {
-        name: report["grad_norm"] for name, report in measuring(engine, buckets, grads).run(team).items() if report
-    }
-    tensors = [tensor for bucket in buckets for tensor in bucket.tensors]
-    if len(buckets) > 1:
-        tensors.sort(key=lambda tensor: tensor.place)
-    took = [tensor for tensor in tensors if grads[tensor.place] is not None and 0 not in tensor.shape]
-    return team.norms({tensor.name: found[tensor.name] for tensor in took if tensor.name in found}, took)
+    reports = Ready(engine, asked).run(team)
+    found = {name: report["grad_norm"] for name, report in reports.items() if report}
+    took = []
+    for bucket, wanted in asked:
+        for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
+            if g is not None and 0 not in tensor.shape:
+                took.append((place, tensor))
+    if len(asked) > 1:
+        took.sort(key=lambda each: each[0])
+    tensors = [tensor for _, tensor in took]
+    return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors)
 
 
-def measuring(engine: str, buckets: Sequence[Bucket], grads: list[Array | None]) -> Ready:
-    """Measuring all gradients, made ready."""
-    return Ready(engine, [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in measured(buckets)])
+def measures(buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> Measures:
+    """What measures these gradients."""
+    return [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in measured(buckets)]
 
 
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Buckets of the same parameters under the rule that measures their gradients."""
-    rule = GradientNorms(master_weights=False)
-    return [beside(bucket, rule, lambda x: Tensor(x.name, x.array, share=x.share, block=x.block)) for bucket in buckets]
+    return [beside(bucket, _RULE, _measured) for bucket in buckets]
+
+
+def _measured(tensor: Tensor) -> Tensor:
+    """The tensor that stands for a parameter where its gradient is measured."""
+    return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block)
+
+
+_RULE = GradientNorms(master_weights=False)

@@ -30,6 +30,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         self._norm: Any = None
         self._skipped: Callable[[], Any] = int
         self._reports: dict[str, dict[str, Array]] = {}
+        self._last: dict[str, dict[str, Array]] = {}  # what has not been delivered yet
         self._requests: list[Callable[[dict[str, dict[str, Array]]], object]] = []
 
     @property
@@ -53,18 +54,21 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     def skipped(self) -> Any:
         return self._skipped()
 
-    def replace(self, reports: dict[str, dict[str, Array]], norm: Any, skipped: Callable[[], Any]) -> None:
-        """Put a new step's reports in the place of the last one's, and give them to those who asked.
+    def replace(self, skipped: Callable[[], Any], reports: dict[str, dict[str, Array]], norm: Any) -> None:
+        """Put a new step's reports in the place of the last one's.
 
         What only a device knows is asked for by functions, when somebody looks.
         """
         self._norm, self._skipped = norm, skipped
-        reports = {name: report for name, report in reports.items() if report}
+        self._last = {name: report for name, report in reports.items() if report} if reports else {}
         if self.enabled:
-            self._reports = reports
-        requests, self._requests = self._requests, []
-        for receive in requests:
-            receive(reports)
+            self._reports = self._last
+
+    def deliver(self) -> None:
+        """Give the last step's reports to those who asked for them."""
+        reports, self._last = self._last, {}
+        while self._requests:
+            self._requests.pop(0)(reports)
 
     def read(self) -> dict[str, dict[str, float]]:
         """All reports as Python floats, by tensor name; waits for the device.

@@ -1,6 +1,8 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,12 +17,15 @@ from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
-from arrayopt.step.accumulate import Accumulator
+from arrayopt.step.accumulate import Accumulator, Adding
 from arrayopt.step.judging import Judging, Known
-from arrayopt.step.norms import measured, measuring
+from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
 
 __all__ = ["Step"]
+
+Record = Callable[[dict[str, Report], Any], object]
+"""What takes the reports of a step by tensor name, and the joint norm of its gradients."""
 
 
 class Coming(NamedTuple):
@@ -33,30 +38,29 @@ class Coming(NamedTuple):
     known: Known
 
 
-class Begun(NamedTuple):
-    """What has been made ready of a step.
+@dataclass(slots=True)
+class Begun:
+    """What has been made ready of a step, before it is known whether all ranks make it.
 
     Attributes
     ----------
+    given : list of array or None
+        The gradients of this call.
     grads : list of array or None
-        The gradients.
-    rooms : list of array or None, optional
+        The gradients of the step: those that were given, or the means of all micro-steps.
+    rooms : list of array or None
         Where those go that ranks add up; where they do not, the gradients themselves.
+    adding : Adding, optional
+        With `accumulate`, the additions of this micro-step.
     ready : Ready, optional
-        All of it, where the gradients are those that were given, and nothing else is to be known of them.
-    adding : tuple, optional
-        What `Accumulator.add` takes.
+        All of it, where nothing else is to be known of the gradients.
     """
 
+    given: list[Array | None]
     grads: list[Array | None]
-    rooms: list[Array | None] | None = None
+    rooms: list[Array | None]
+    adding: Adding | None = None
     ready: Ready | None = None
-    adding: tuple[Ready, list[Array | None], Any] | None = None
-
-    @property
-    def given(self) -> list[Array | None]:
-        """The gradients of this call."""
-        return self.grads if self.adding is None else self.adding[1]
 
 
 class Step:
@@ -102,78 +106,88 @@ class Step:
         return Coming(version, step, buckets, hypers, known)
 
     def begin(self, coming: Coming, grads: list[Array | None], *, stats: bool) -> Begun:
-        """Let all that may fail do so, before anything is written, or said to other ranks."""
-        accumulator, known, team = self.accumulator, coming.known, self._team
-        adding, at_once = None, accumulator.every == 1
-        if not at_once:
+        """Let what may fail do so before other ranks are told that this one makes the step."""
+        known, team = coming.known, self._team
+        judged, adding, given = known.check or known.limit is not None, None, grads
+        if self.accumulator.every > 1:
+            early = team.size > 1 and (judged or team.sums)
             factor = self.judging.inverse(known)
-            adding = accumulator.ready(coming.buckets, grads, factor), grads, factor
-            if not accumulator.last:
-                return Begun([], adding=adding)
-            grads = accumulator.means(coming.buckets, len(grads))
-        elif team.size == 1:
-            return Begun(grads)
+            adding = self.accumulator.prepare(coming.buckets, grads, factor, early=early, judged=judged)
+            grads = adding.means
+        if team.size == 1 or (adding is not None and not self.accumulator.last):
+            return Begun(given, grads, grads, adding)
         rooms = team.rooms(self._parameters.all, grads)
-        judged = known.check or known.limit is not None
-        if judged and team.size > 1:
-            if known.judge is None:
-                measuring(self._engine, coming.buckets, rooms)
-            else:
-                known.judge.prepare(measured(coming.buckets), rooms)
-        scaled = at_once and (known.scale is not None or self.judging.scaling is not None)
+        if judged and known.judge is None:
+            Ready(self._engine, measures(coming.buckets, rooms))
+        elif judged:
+            known.judge.prepare(measures(coming.buckets, rooms))
+        scaled = adding is None and (known.scale is not None or self.judging.scaling is not None)
         factor = 1.0 if scaled or known.limit is not None else None
         ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
-        final = at_once and not judged and not team.sums
-        return Begun(grads, rooms, ready if final else None, adding)
+        final = adding is None and not judged and not team.sums
+        return Begun(given, grads, rooms, adding, ready if final else None)
 
-    def make(
-        self, coming: Coming, begun: Begun, *, stats: bool, counted: bool = False
-    ) -> tuple[dict[str, Report], Any] | None:
-        """Make a step that has begun; `counted` where `advance` has counted it.
+    def make(self, coming: Coming, begun: Begun, *, stats: bool, record: Record, counted: bool = False) -> bool:
+        """Make a step that has begun; whether it was a whole step, and no micro-step.
 
-        Returns
-        -------
-        reports, norm
-            What is reported, by tensor name, and the joint norm of all gradients; None for a micro-step.
+        Parameters
+        ----------
+        stats : bool
+            Whether reports are wanted.
+        record : callable
+            Gets what is reported, by tensor name, and the joint norm of all gradients, as part of the step.
+        counted : bool
+            Whether `advance` has counted the step.
         """
         if self._team.size == 1:
-            return self._make(coming, begun, stats=stats, counted=counted)
+            return self._make(coming, begun, stats, record, counted)
         with uninterrupted():  # once a rank has voted, the others take it to make the step
-            return self._make(coming, begun, stats=stats, counted=counted)
+            return self._make(coming, begun, stats, record, counted)
 
-    def _make(
-        self, coming: Coming, begun: Begun, *, stats: bool, counted: bool
-    ) -> tuple[dict[str, Report], Any] | None:
-        """See `make`."""
-        team, accumulator, known = self._team, self.accumulator, coming.known
+    def _make(self, coming: Coming, begun: Begun, stats: bool, record: Record, counted: bool) -> bool:
+        """See `make`: all that may fail, then one section that writes."""
+        team, known, adding = self._team, coming.known, begun.adding
         wanted = stats
         if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
             wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
         with team.unbroken("a step"):
-            grads, rooms = begun.grads, begun.rooms
-            if begun.adding is not None:
-                with uninterrupted():
-                    accumulator.add(*begun.adding)
-                if accumulator.done < accumulator.every:
-                    return None
-                grads = accumulator.means(coming.buckets, len(begun.given))
-                rooms = team.rooms(self._parameters.all, grads)
-            if rooms is not None:
-                team.reduce(self._parameters.all, grads, rooms)
-                grads = rooms
-            verdict = self.judging.judge(coming.buckets, grads, known, scaled=begun.adding is None)
+            if adding is not None and not self.accumulator.last:
+                with self._commit():
+                    self.accumulator.add(adding)
+                return False
+            grads = begun.rooms
+            if team.size > 1:
+                team.reduce(self._parameters.all, begun.grads, grads)
+            if adding is None or team.size > 1:
+                norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
+            else:
+                norms_of = partial(getattr, adding, "measures")
+            verdict = self.judging.judge(norms_of, known, scaled=adding is None)
             ready = begun.ready
             if ready is None or wanted != stats:
                 ready = self._prepare(coming, grads, verdict, stats=wanted)
-            with uninterrupted():
+            with self._commit():
+                if adding is not None:
+                    self.accumulator.add(adding)
                 reports = ready.run(team)
-                accumulator.clear()
+                self.accumulator.clear()
                 self.judging.end(verdict, known)
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
                     team.gather([x for x in self._parameters.all if grads[x.place] is not None])
                 self._parameters.settle()
-            return team.reports(reports) if wanted else reports, verdict.norm
+                record(team.reports(reports) if wanted else reports, verdict.norm)
+            return True
+
+    @contextmanager
+    def _commit(self) -> Iterator[None]:
+        """The section that writes: no signal interrupts it, and where it breaks off nevertheless, that is remembered."""
+        with uninterrupted():
+            try:
+                yield
+            except BaseException as error:
+                self._team.tear("a step", error)
+                raise
 
     @property
     def capturing(self) -> bool:
@@ -226,20 +240,21 @@ class Step:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         coming = self.coming(loss_scale, limit)
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
-        for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
-            select(self._engine, bucket)[0].advance(bucket, values)
-        self.judging.advance(coming.known)
-        self._coming = coming
-        self._run.steps += 1
-        self._parameters.begin()
+        with self._commit():
+            for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
+                select(self._engine, bucket)[0].advance(bucket, values)
+            self.judging.advance(coming.known)
+            self._coming = coming
+            self._run.steps += 1
+            self._parameters.begin()
 
-    def launched(self, grads: list[Array | None]) -> Callable[[], Any]:
+    def launched(self, grads: list[Array | None], record: Record) -> Callable[[], Any]:
         """See `Optimizer.launch`; what is returned does it."""
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
             raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
         begun = self.begin(self._coming, grads, stats=False)
-        return partial(self.make, self._coming, begun, stats=False, counted=True)
+        return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)
 
     # ---- around -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import Array, Ints
+from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Swap, abreast
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
@@ -93,15 +93,13 @@ class Judge:
 
     # ---- what it decides --------------------------------------------------------------------------------------------
 
-    def prepare(self, buckets: Sequence[Bucket], grads: list[Array | None]) -> Prepared:
+    def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Prepared:
         """See `arrayopt.engines.base.Judge.prepare`."""
-        asked = [(x, Asked(x.own(grads), [x.rule.at(0)], stats=True)) for x in buckets]
         return [ready for bucket, wanted in asked for ready in self.engine.batches(bucket, wanted)]
 
     def __call__(
         self,
-        buckets: Sequence[Bucket],
-        grads: list[Array | None],
+        asked: Sequence[tuple[Bucket, Asked]],
         scaling: LossScale | None,
         scale: str | None,
         limit: bool,
@@ -109,7 +107,7 @@ class Judge:
         swap: Swap | None = None,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
-        ready = self.prepare(buckets, grads)
+        ready = self.prepare(asked)
         self.measured = [(batch, rows) for batch, rows, _ in ready]
         shared = [batch.passes(rows, given, 1) for batch, rows, given in ready if batch.cut is not None]
         for batch, rows, given in ready:
