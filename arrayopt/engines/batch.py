@@ -114,6 +114,9 @@ class Batch(ABC):
         self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
         self.locate()
 
+    def allocate(self, rows: Rows, threads: int) -> None:  # noqa: B027
+        """Take the memory that a launch over these tensors will need, so that it cannot fail for the lack of it."""
+
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """All passes over some of the tensors, which are ready."""

@@ -134,6 +134,8 @@ class Fused(ABC):
         written, asked = _as_written(bucket, asked)
         threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
         watched = self.batches(bucket, asked) if asked.stats else []
+        for batch, rows, _ in [*watched, *work]:
+            batch.allocate(rows, threads)
 
         def launch() -> dict[str, Report]:
             reports: dict[str, Report] = written()
@@ -161,6 +163,8 @@ class Fused(ABC):
         """
         threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
         watched = self.batches(bucket, asked) if asked.stats else []
+        for batch, rows, _ in [*watched, *work]:
+            batch.allocate(batch.held(rows), threads)
 
         def steps() -> Iterator[list[Partials]]:
             yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)

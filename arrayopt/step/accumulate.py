@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, on_its_device, place, working_dtype

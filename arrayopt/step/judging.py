@@ -60,7 +60,7 @@ class Judging:
         if self.scaling is not None:
             run.loss = self.scaling.start()
         self._norms: Callable[[], dict[str, Any]] | None = None  # of the last step
-        self._judged = self._norms  # of the step that is being made
+        self._judged: Callable[[], dict[str, Any]] | None = None  # of the step that is being made
         self._judge: tuple[int, Judge | None] = (-1, None)  # of which version of the buckets
 
     def known(self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool) -> Known:

@@ -117,10 +117,9 @@ class Step:
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
         rooms = team.rooms(self._parameters.all, grads)
-        if judged and known.judge is None:
-            Ready(self._engine, measures(coming.buckets, rooms))
-        elif judged:
-            known.judge.prepare(measures(coming.buckets, rooms))
+        if judged:
+            asked = measures(coming.buckets, rooms)
+            Ready(self._engine, asked) if known.judge is None else known.judge.prepare(asked)
         scaled = adding is None and (known.scale is not None or self.judging.scaling is not None)
         factor = 1.0 if scaled or known.limit is not None else None
         ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
@@ -181,7 +180,7 @@ class Step:
 
     @contextmanager
     def _commit(self) -> Iterator[None]:
-        """The section that writes: no signal interrupts it, and where it breaks off nevertheless, that is remembered."""
+        """The section that writes. No signal interrupts it; if it breaks off all the same, that is remembered."""
         with uninterrupted():
             try:
                 yield

@@ -139,19 +139,14 @@ class Cut:
         """See `Batch.passes`."""
         held = self.of.held(rows)
         rest = (self.of.table, self.of.scalars, self.of.values, self.work, self.parts)
-        with self.of.copied(held):
-            for stage in self.of.stages:
-                n = threads if stage % 2 else 1
-                if len(held.full):
-                    run(
-                        [
-                            functools.partial(self.of.module.run, held.full, stage, stage + 1, i, n, *rest)
-                            for i in range(n)
-                        ]
-                    )
-                wanted = self._wanted(stage // 2, rows.full) if stage % 2 else []
-                if wanted:
-                    yield wanted
+        for stage in self.of.stages:
+            n = threads if stage % 2 else 1
+            if len(held.full):
+                run([functools.partial(self.of.module.run, held.full, stage, stage + 1, i, n, *rest) for i in range(n)])
+            wanted = self._wanted(stage // 2, rows.full) if stage % 2 else []
+            if wanted:
+                yield wanted
+        self.of.write_back()
 
     def _wanted(self, k: int, rows: Ints) -> list[Partials]:
         """The partial results of a pass, of all ranks."""

@@ -83,6 +83,7 @@ class _Table(Batch):
             self.own += extents["G"] * self.module.planes(extents["R"], extents["C"])
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
+        self.copies: list[tuple[int, str, Any]] = []
         count = len(plan.passes if split is None else split.segments)
         self.stages = list(range(2 * count + 1))
         self.nothing = self._rooms(np.zeros(0, np.int64), 1)
@@ -111,8 +112,9 @@ class _Table(Batch):
         """See `Batch.launch`."""
         if not len(rows.full):
             return
-        with self.copied(rows), one_thread() if self.plan.multiplies else contextlib.nullcontext():
+        with one_thread() if self.plan.multiplies else contextlib.nullcontext():
             self._loop(rows, threads)
+        self.write_back()
         self.alive = []
 
     def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
@@ -122,17 +124,24 @@ class _Table(Batch):
             yield from self.cut.passes(rows, threads)
         self.alive = []
 
-    @contextlib.contextmanager
-    def copied(self, rows: Rows) -> Iterator[None]:
-        """Have copies of what does not lie in memory as it must in its place, which is written back from them."""
-        chosen, copies = set(rows.full.tolist()) if self.staged else set(), []
+    def allocate(self, rows: Rows, threads: int) -> None:
+        """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
+        if self.cut is None and len(rows.full):
+            shared, own, _ = self._share(rows, threads)
+            if self.plan.spilled:
+                self._scratch(shared, own)
+        self.copies = []
+        chosen = set(rows.full.tolist()) if self.staged else set()
         for row, name in self.staged:
             if row in chosen:
                 copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
-                copies.append((row, name, copy))
+                self.copies.append((row, name, copy))
                 before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
                 self.table[row, self.at[name]] = copy.ctypes.data - before
-        yield
+
+    def write_back(self) -> None:
+        """Write what was computed in copies to where it belongs."""
+        copies, self.copies = self.copies, []
         for row, name, copy in copies:
             if name in self.plan.written:
                 self.replace(row, name, copy)
@@ -220,8 +229,6 @@ class _Table(Batch):
     def _loop(self, rows: Rows, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
         shared, own, rooms = self._share(rows, threads)
-        if self.plan.spilled:
-            self._scratch(shared, own)
         rest = (self.table, self.scalars, self.values)
         for row in shared:
             for stage in self.stages:

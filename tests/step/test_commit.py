@@ -1,0 +1,161 @@
+"""A step has one commit point: whatever is raised, and wherever, the state is the one before it or the one after."""
+
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.engines import interrupts
+from arrayopt.engines.table import ENGINES
+from tests.support.slow import marked
+
+# a fault in a generator that is being closed reaches nobody
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+HOME = ao.__file__.removesuffix("__init__.py")
+SHAPES = {"w": (9, 6), "b": (6,), "turned": (5, 4)}
+OPTIONS = {
+    "plain": {},
+    "clip": {"clip_norm": 0.5},
+    "scaled": {"loss_scale": ao.LossScale(init=4.0, window=2)},
+    "stats": {"stats": True, "skip_nonfinite": True},
+    "all": {"clip_norm": 0.5, "loss_scale": ao.LossScale(init=4.0, window=1), "stats": True},
+}
+HOST = [name for name in ENGINES if name != "cupy"]
+
+
+class Fault(Exception):
+    """What is raised on purpose."""
+
+
+def rules():
+    """A rule that engines fuse, one with updates that run as written, and one with products."""
+    return {
+        "LAMB": ao.LAMB(lr=0.1, ema_decay=0.9),
+        "CAME": ao.CAME(lr=0.1),
+        "SOAP": ao.SOAP(lr=0.1, precondition_frequency=2),
+    }
+
+
+def made(engine, rule, options, accumulate, dtype=np.float32):
+    """An optimizer one call before the end of its second step, and the gradients of each call."""
+    rng = np.random.default_rng(0)
+    params = {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+    params["turned"] = np.asfortranarray(params["turned"])  # engines work on a copy
+    opt = ao.Optimizer(params, rule, engine=engine, accumulate=accumulate, **options)
+    every = [
+        {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+        for _ in range(3 * accumulate)
+    ]
+    for grads in every[: 2 * accumulate - 1]:
+        opt.step(grads)
+    return opt, every[2 * accumulate - 1 :]
+
+
+def contents(opt):
+    """All that a step changes."""
+    saved = opt.state_dict()
+    held = {name: p.tobytes() for name, p in opt.params.items()}
+    for name, about in saved["tensors"].items():
+        held |= {(name, slot): x.tobytes() for slot, x in about["slots"].items()} | {(name, "t"): about["t"]}
+    reports = {name: dict(x) for name, x in opt.stats.items()} if opt.stats.enabled else None
+    return held | {"step": saved["step"], "extra": saved["extra"], "stats": reports, "norm": opt.stats.global_norm}
+
+
+class Raising:
+    """Counts the calls of the package's functions, and does something at one of them.
+
+    Parameters
+    ----------
+    at : int or None
+        The call, counted from 0; None to count alone.
+    act : callable
+        What is done there. Where it is left out, a `Fault` is raised, but not in a section that nothing interrupts.
+    """
+
+    def __init__(self, at=None, act=None):
+        self.at, self.act, self.count = at, act, 0
+
+    def __call__(self, frame, event, arg):
+        if event not in ("call", "c_call") or not frame.f_code.co_filename.startswith(HOME):
+            return
+        if frame.f_code.co_filename == interrupts.__file__ or (self.act is None and interrupts._inside):
+            return
+        self.count += 1
+        if self.at is not None and self.count > self.at:
+            self.at = None
+            if self.act is None:
+                raise Fault
+            self.act()
+
+    def __enter__(self):
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+def check(new, samples, act=None):
+    """Enter a fault at some of the calls of a step: the state before or after, from which the optimizer goes on."""
+    opt, (last, *following) = new()
+    before = contents(opt)
+    with Raising(act=act or int) as calls:
+        opt.step(last)
+    after = contents(opt)
+    for grads in following:
+        opt.step(grads)
+    end, found = contents(opt), set()
+    for at in np.unique(np.linspace(0, calls.count - 1, samples).astype(int)).tolist():
+        opt, _ = new()
+        try:
+            with Raising(at, act):
+                opt.step(last)
+        except Fault:
+            pass
+        now = contents(opt)
+        assert now in (before, after), at
+        found.add(now == after)
+        fresh, _ = new()
+        fresh.load_state_dict(opt.state_dict())
+        for name, p in opt.params.items():
+            fresh.params[name][...] = p
+        for each in (opt, fresh):
+            for grads in following if now == after else [last, *following]:
+                each.step(grads)
+            assert contents(each) == end, at
+    return found
+
+
+EACH = [
+    (engine, rule, options, every) for engine in HOST for rule in rules() for options in OPTIONS for every in (1, 3)
+]
+each = pytest.mark.parametrize(
+    ("engine", "rule", "options", "every"),
+    marked(EACH, lambda engine, rule, options, every: rule == "LAMB" and options == "all"),
+)
+
+
+@each
+def test_a_fault_at_any_call(engine, rule, options, every):
+    new = lambda: made(engine, rules()[rule], OPTIONS[options], every)  # noqa: E731
+    assert check(new, 60) == {False, True}
+
+
+@each
+def test_a_signal_at_any_call(engine, rule, options, every):
+    """The handler of a signal may raise; SIGINT is not the only one."""
+
+    def handler(number, frame):
+        raise Fault
+
+    number = {1: signal.SIGUSR1, 3: signal.SIGTERM}[every]
+    former = signal.signal(number, handler)
+    try:
+        new = lambda: made(engine, rules()[rule], OPTIONS[options], every)  # noqa: E731
+        found = check(new, 60, lambda: signal.raise_signal(number))
+    finally:
+        signal.signal(number, former)
+    assert found == {False, True}
