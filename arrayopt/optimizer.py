@@ -150,8 +150,8 @@ class Optimizer(Settings):
             a flat list in their order. Shapes, library and device are those of the parameters; the dtype may be another
             of the same kind, real or complex. A tensor whose gradient is None stays as it is in this step.
         loss_scale : number or 0-d array, optional
-            The factor that the loss was multiplied by in this step, in (0, inf); only if the Optimizer was made without
-            a loss scale.
+            The factor that the loss was multiplied by in this step, in [2**-126, 2**127]; only if the Optimizer was
+            made without a loss scale.
 
         Returns
         -------

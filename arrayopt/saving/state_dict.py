@@ -15,12 +15,12 @@ from arrayopt.arrays import (
     store,
     to_host,
 )
-from arrayopt.hyper import coerce, is_number
+from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, override
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.saving.words import name_of
-from arrayopt.state.loss_scale import LARGEST
+from arrayopt.state.loss_scale import SCALES, is_loss_scale
 from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
@@ -100,8 +100,8 @@ def _number_differences(was: dict[str, Any], step: Step) -> list[str]:
         wrong.append(f"saved {'without' if scale is None else 'with'} a loss scale, unlike here")
     if scale is not None:
         wrong += _count_differences("the number of good steps of the loss scale", scale["good"])
-        if not (is_number(scale["scale"]) and 0 < scale["scale"] <= LARGEST):
-            wrong.append(f"the loss scale must be in (0, 2**127]; got {scale['scale']!r}")
+        if not is_loss_scale(scale["scale"]):
+            wrong.append(f"the loss scale must be in {SCALES}; got {scale['scale']!r}")
     if not isinstance(was["scaled"], bool):
         wrong.append(f"`scaled` is {was['scaled']!r}")
     if not wrong and not done < every:

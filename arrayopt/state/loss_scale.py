@@ -3,16 +3,19 @@
 from dataclasses import dataclass
 from typing import Any, final
 
-from arrayopt.hyper import coerce
+from arrayopt.hyper import coerce, is_number
 from arrayopt.rules.words import choose
 
-__all__ = ["LARGEST", "LOSS_SCALE", "LossScale", "as_loss_scale"]
+__all__ = ["LOSS_SCALE", "SCALES", "LossScale", "as_loss_scale", "is_loss_scale"]
 
-LOSS_SCALE = "(0, inf)"
-"""The interval of a loss scale for one step."""
+SMALLEST, LARGEST = 2.0**-126, 2.0**127
+"""Below and above, a scale or its inverse is no ordinary number of float32."""
 
-LARGEST = 2.0**127
-"""A scale above this is infinite in float32."""
+SCALES = "[2**-126, 2**127]"
+"""What a loss scale may be, in words."""
+
+LOSS_SCALE = f"[{SMALLEST}, {LARGEST}]"
+"""The same, as an interval."""
 
 
 @final
@@ -23,7 +26,7 @@ class LossScale:
     Parameters
     ----------
     init : float, default 2**16
-        The first scale, in (0, 2**127].
+        The first scale, in [2**-126, 2**127].
     factor : float, default 2
         The scale is multiplied or divided by this, in (1, inf).
     window : int, default 2000
@@ -66,8 +69,6 @@ class LossScale:
             if not isinstance(value, float):
                 raise TypeError(f"LossScale: `{name}` must be a number; got {value!r}")
             object.__setattr__(self, name, value)
-        if self.init > LARGEST:
-            raise ValueError(f"LossScale: `init` must be at most 2**127; got {self.init}")
         if not isinstance(self.window, int) or isinstance(self.window, bool):
             raise TypeError(f"LossScale: `window` must be an integer; got {self.window!r}")
         if self.window < 1:
@@ -93,6 +94,11 @@ class LossScale:
         }
 
 
+def is_loss_scale(x: Any) -> bool:
+    """Whether x is a number that gradients can be divided by in float32."""
+    return is_number(x) and SMALLEST <= x <= LARGEST
+
+
 def as_loss_scale(who: str, scale: Any) -> LossScale | None:
     """A loss scale as it may be given: a `LossScale`, a number for a constant one, or None."""
     if scale is None or isinstance(scale, LossScale):
@@ -100,5 +106,5 @@ def as_loss_scale(who: str, scale: Any) -> LossScale | None:
     try:
         return LossScale(init=scale, dynamic=False)
     except (TypeError, ValueError) as error:
-        what = "a LossScale or a number in (0, 2**127]"
+        what = f"a LossScale or a number in {SCALES}"
         raise type(error)(f"{who}: `loss_scale` must be {what}; got {scale!r}") from error

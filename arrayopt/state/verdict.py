@@ -12,6 +12,9 @@ __all__ = ["CLIP_NORM", "Verdict", "joint_norm", "judge"]
 CLIP_NORM = "(0, inf)"
 """What the joint norm of gradients may be limited to."""
 
+FLOAT32_MAX = 3.4028234663852886e38
+"""The largest number of float32."""
+
 
 class Verdict(NamedTuple):
     """What all gradients together mean for the step.
@@ -62,7 +65,7 @@ def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = Fal
     limit : float or 0-d array, optional
         What the joint norm of the unscaled gradients is limited to.
     check : bool
-        Whether a non-finite gradient is to skip the step.
+        Whether a gradient that is not finite, or not once the scale is taken off, is to skip the step.
     """
     norm = total if scale is None else total / scale
     factor = None if scale is None else 1.0 / scale
@@ -70,6 +73,9 @@ def judge(total: Any, *, scale: Any = None, limit: Any = None, check: bool = Fal
         larger = norm > limit  # False for NaN: clipping must not hide it
         clip = choose(larger, limit / choose(larger, norm, 1.0), 1.0)
         factor = clip if factor is None else clip * factor
-    finite = math.isfinite(total) if isinstance(total, float) else array_namespace(total).isfinite(total)
+    if scale is not None:
+        finite = norm <= FLOAT32_MAX  # False for NaN; what overflows when the scale is taken off counts, too
+    else:
+        finite = math.isfinite(total) if isinstance(total, float) else array_namespace(total).isfinite(total)
     skip = False if not check else not finite if isinstance(finite, bool) else ~finite
     return Verdict(factor, skip, norm)

@@ -15,23 +15,39 @@ class Guard:
     def __init__(self) -> None:
         self._lock, self._what = threading.RLock(), ""
 
-    def __call__(self, what: str) -> "Guard":
-        """Enter for a call of that name; RuntimeError where another thread is inside."""
+    def __call__(self, what: str) -> "_Call":
+        """A call of that name, to be entered; RuntimeError there where another thread is inside."""
+        return _Call(self, what)
+
+    def enter(self, what: str) -> None:
+        """Let the thread in, or raise."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"{what}: another thread is in {self._what or 'a call'} of this Optimizer; one thread at a time may use"
                 " it, so call it between steps, or make an Optimizer for each thread"
             )
         self._what = what
-        return self
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
+        """Let the thread out."""
         self._lock.release()
 
     def __reduce__(self) -> Any:
         return Guard, ()
+
+
+class _Call:
+    """What a thread does inside: nothing is held before it is entered, so whatever is raised until then."""
+
+    __slots__ = ("_guard", "_what")
+
+    def __init__(self, guard: Guard, what: str) -> None:
+        self._guard, self._what = guard, what
+
+    def __enter__(self) -> None:
+        self._guard.enter(self._what)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._guard.leave()

@@ -229,12 +229,12 @@ def another_state(path):
 
 EXTRA = ("state", "extra")
 NUMBERS = {
-    "scale infinite": (("loss_scale", "scale"), float("inf"), "the loss scale must be in (0, 2**127]; got inf"),
-    "scale NaN": (("loss_scale", "scale"), float("nan"), "the loss scale must be in (0, 2**127]; got nan"),
-    "scale zero": (("loss_scale", "scale"), 0.0, "the loss scale must be in (0, 2**127]; got 0.0"),
-    "scale huge": (("loss_scale", "scale"), 1e39, "the loss scale must be in (0, 2**127]; got 1e+39"),
-    "scale a huge integer": (("loss_scale", "scale"), 10**400, "the loss scale must be in (0, 2**127]"),
-    "scale text": (("loss_scale", "scale"), "1", "the loss scale must be in (0, 2**127]; got '1'"),
+    "scale infinite": (("loss_scale", "scale"), float("inf"), "the loss scale must be in [2**-126, 2**127]; got inf"),
+    "scale NaN": (("loss_scale", "scale"), float("nan"), "the loss scale must be in [2**-126, 2**127]; got nan"),
+    "scale zero": (("loss_scale", "scale"), 0.0, "the loss scale must be in [2**-126, 2**127]; got 0.0"),
+    "scale huge": (("loss_scale", "scale"), 1e39, "the loss scale must be in [2**-126, 2**127]; got 1e+39"),
+    "scale a huge integer": (("loss_scale", "scale"), 10**400, "the loss scale must be in [2**-126, 2**127]"),
+    "scale text": (("loss_scale", "scale"), "1", "the loss scale must be in [2**-126, 2**127]; got '1'"),
     "good huge": (("loss_scale", "good"), 2**63 - 1, "good steps of the loss scale must be a whole number from 0"),
     "good negative": (("loss_scale", "good"), -1, "good steps of the loss scale must be a whole number from 0"),
     "skipped huge": (("skipped",), 2**53, "skipped steps must be a whole number from 0, below 2**53"),

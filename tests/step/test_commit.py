@@ -1,7 +1,9 @@
 """A step has one commit point: whatever is raised, and wherever, the state is the one before it or the one after."""
 
+import contextlib
 import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines import interrupts
 from arrayopt.engines.table import ENGINES
+from arrayopt.step.ready import Ready
 from tests.support.slow import marked
 
 # a fault in a generator that is being closed reaches nobody
@@ -159,3 +162,42 @@ def test_a_signal_at_any_call(engine, rule, options, every):
     finally:
         signal.signal(number, former)
     assert found == {False, True}
+
+
+@pytest.mark.parametrize("engine", HOST)
+def test_what_breaks_off_while_it_writes_is_remembered(engine, monkeypatch):
+    """Nothing may fail there. If something does, nobody goes on from a half of a step."""
+    opt, (last, *_) = made(engine, rules()["LAMB"], {}, 1)
+    saved, params = opt.state_dict(), {name: p.copy() for name, p in opt.params.items()}
+    run = Ready.run
+
+    def broken(ready, team):
+        run(ready, team)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ready, "run", broken)
+        with pytest.raises(MemoryError):
+            opt.step(last)
+    for call in (lambda: opt.step(last), opt.state_dict, opt.averaged):
+        with pytest.raises(RuntimeError, match=r"a step was broken off \(MemoryError: \)"):
+            call()
+    opt.params = params
+    opt.load_state_dict(saved)
+    straight, _ = made(engine, rules()["LAMB"], {}, 1)
+    opt.step(last)
+    straight.step(last)
+    assert contents(opt) == contents(straight)
+
+
+def test_a_fault_leaves_no_thread_outside():
+    """What is raised while a thread is let in does not keep the others out for ever."""
+    opt, (last, *_) = made("numpy", rules()["LAMB"], {}, 1)
+    looked = []
+    for at in range(12):
+        with contextlib.suppress(Fault), Raising(at):
+            opt.step(last)
+        thread = threading.Thread(target=lambda: looked.append(opt.state_dict()["step"]))
+        thread.start()
+        thread.join()
+    assert len(looked) == 12
