@@ -2,22 +2,20 @@
 
 import contextlib
 import signal
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import interrupts
 from arrayopt.engines.table import ENGINES
 from arrayopt.step.ready import Ready
+from tests.support.entered import Fault, Raising, contents
 from tests.support.slow import marked
 
 # a fault in a generator that is being closed reaches nobody
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-HOME = ao.__file__.removesuffix("__init__.py")
 SHAPES = {"w": (9, 6), "b": (6,), "turned": (5, 4)}
 OPTIONS = {
     "plain": {},
@@ -27,10 +25,6 @@ OPTIONS = {
     "all": {"clip_norm": 0.5, "loss_scale": ao.LossScale(init=4.0, window=1), "stats": True},
 }
 HOST = [name for name in ENGINES if name != "cupy"]
-
-
-class Fault(Exception):
-    """What is raised on purpose."""
 
 
 def rules():
@@ -55,50 +49,6 @@ def made(engine, rule, options, accumulate, dtype=np.float32):
     for grads in every[: 2 * accumulate - 1]:
         opt.step(grads)
     return opt, every[2 * accumulate - 1 :]
-
-
-def contents(opt):
-    """All that a step changes."""
-    saved = opt.state_dict()
-    held = {name: p.tobytes() for name, p in opt.params.items()}
-    for name, about in saved["tensors"].items():
-        held |= {(name, slot): x.tobytes() for slot, x in about["slots"].items()} | {(name, "t"): about["t"]}
-    reports = {name: dict(x) for name, x in opt.stats.items()} if opt.stats.enabled else None
-    return held | {"step": saved["step"], "extra": saved["extra"], "stats": reports, "norm": opt.stats.global_norm}
-
-
-class Raising:
-    """Counts the calls of the package's functions, and does something at one of them.
-
-    Parameters
-    ----------
-    at : int or None
-        The call, counted from 0; None to count alone.
-    act : callable
-        What is done there. Where it is left out, a `Fault` is raised, but not in a section that nothing interrupts.
-    """
-
-    def __init__(self, at=None, act=None):
-        self.at, self.act, self.count = at, act, 0
-
-    def __call__(self, frame, event, arg):
-        if event not in ("call", "c_call") or not frame.f_code.co_filename.startswith(HOME):
-            return
-        if frame.f_code.co_filename == interrupts.__file__ or (self.act is None and interrupts._inside):
-            return
-        self.count += 1
-        if self.at is not None and self.count > self.at:
-            self.at = None
-            if self.act is None:
-                raise Fault
-            self.act()
-
-    def __enter__(self):
-        sys.setprofile(self)
-        return self
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
 
 
 def check(new, samples, act=None):

@@ -1,0 +1,68 @@
+"""Faults and signals that are entered at a call of the package's functions, and all that a step changes."""
+
+import sys
+
+import numpy as np
+
+import arrayopt as ao
+from arrayopt.engines import interrupts
+
+HOME = ao.__file__.removesuffix("__init__.py")
+
+
+class Fault(Exception):
+    """What is raised on purpose."""
+
+
+class Raising:
+    """Counts the calls of the package's functions, and does something at one of them.
+
+    Parameters
+    ----------
+    at : int or None
+        The call, counted from 0; None to count alone.
+    act : callable
+        What is done there. Where it is left out, a `Fault` is raised, but not in a section that nothing interrupts.
+    """
+
+    def __init__(self, at=None, act=None):
+        self.at, self.act, self.count = at, act, 0
+
+    def __call__(self, frame, event, arg):
+        if event not in ("call", "c_call") or not frame.f_code.co_filename.startswith(HOME):
+            return
+        if frame.f_code.co_filename == interrupts.__file__ or (self.act is None and interrupts._inside):
+            return
+        self.count += 1
+        if self.at is not None and self.count > self.at:
+            self.at = None
+            if self.act is None:
+                raise Fault
+            self.act()
+
+    def __enter__(self):
+        sys.setprofile(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+def held(opt):
+    """All that a step changes; arrays as they are."""
+    saved = opt.state_dict()
+    made = {name: np.asarray(p) for name, p in opt.params.items()}
+    for name, about in saved["tensors"].items():
+        made |= {(name, slot): np.asarray(x) for slot, x in about["slots"].items()} | {(name, "t"): about["t"]}
+    return made | {"step": saved["step"], "extra": saved["extra"]}
+
+
+def bits(held):
+    """The same, with the bytes of arrays."""
+    return {key: x.tobytes() if isinstance(x, np.ndarray) else x for key, x in held.items()}
+
+
+def contents(opt):
+    """All that a step changes, with what it reports, as bytes."""
+    reports = {name: dict(x) for name, x in opt.stats.items()} if opt.stats.enabled else None
+    return bits(held(opt)) | {"stats": reports, "norm": opt.stats.global_norm}

@@ -1,0 +1,290 @@
+"""The table of powers: what an optimizer can do beside its update, how each is switched on, and what must hold.
+
+A row of `CHANGES` changes what is computed; every engine must agree with `array_api` about it. A row of `RUNS` or of
+`CALLS` must change no bit. Tests draw pairs and triples of rows, for faults are found where two of them meet. A new
+power is a new row.
+"""
+
+import contextlib
+import copy
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import arrayopt as ao
+from tests.support.entered import Fault, Raising, contents, held
+
+RULES: dict[str, dict[str, Any]] = {
+    "LAMB": {"lr": 0.05, "weight_decay": 0.1},
+    "CAME": {"lr": 0.05},
+    "SGD": {"lr": 0.05, "momentum": 0.9},
+    "AdamW": {"lr": 0.05},
+    #"SOAP": {"lr": 0.05, "precondition_frequency": 2},
+}
+SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
+CALLS_EACH = 7
+"""How often `step` is called."""
+
+
+@dataclass
+class Case:
+    """A problem, in which powers are switched on.
+
+    Attributes
+    ----------
+    rule, options, groups : dict
+        The fields of the rule, the options of the optimizer, and its groups.
+    dtype : str
+        The dtype of parameters and gradients.
+    turned : bool
+        Whether arrays do not lie in rows.
+    bad : dict of int to float
+        What one element of a gradient is at some calls.
+    absent : dict of int to str
+        The tensor that has no gradient at some calls.
+    after : dict of int to callable
+        What the user does with the optimizer after some calls.
+    """
+
+    name: str = "LAMB"
+    rule: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+    turned: bool = False
+    bad: dict[int, float] = field(default_factory=dict)
+    absent: dict[int, str] = field(default_factory=dict)
+    after: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+
+    def arrays(self, seed: Any) -> dict[str, Any]:
+        """Random arrays of the parameters' shapes."""
+        rng = np.random.default_rng(seed)
+        dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype
+        made = {name: np.asarray(rng.standard_normal(shape)).astype(dtype) for name, shape in SHAPES.items()}
+        return {name: np.asfortranarray(x) if self.turned else x for name, x in made.items()}
+
+    def grads(self, call: int, scale: float) -> dict[str, Any]:
+        """The gradients of a call, of a loss that was multiplied by a scale."""
+        made: dict[str, Any] = {name: (x * x.dtype.type(scale)) for name, x in self.arrays((1, call)).items()}
+        if call in self.bad:
+            made["w"][1, 2] = self.bad[call]
+        if call in self.absent:
+            made[self.absent[call]] = None
+        return made
+
+    def make(self, engine: str, comm: Any = None) -> ao.Optimizer:
+        """The optimizer before the first call."""
+        rule = getattr(ao, self.name)(**RULES[self.name], **self.rule)
+        return ao.Optimizer(self.arrays(0), rule, engine=engine, groups=self.groups, comm=comm, **self.options)
+
+
+# ---- what changes what is computed ----------------------------------------------------------------------------------
+
+
+def _of_16_bits(case: Case) -> None:
+    case.dtype = "bfloat16"
+
+
+def _rounding(case: Case) -> None:
+    case.dtype, case.rule["rounding"], case.rule["master_weights"] = "bfloat16", "stochastic", False
+
+
+def _scaled(case: Case) -> None:
+    case.options["loss_scale"] = ao.LossScale(init=8.0, window=2)
+    case.bad[3] = np.inf
+
+
+def _skipped(case: Case) -> None:
+    case.options["skip_nonfinite"] = True
+    case.bad[2] = np.nan
+
+
+def _replaced(opt: Any) -> None:
+    opt.params["w"] = opt.params["w"] * 0 + 1
+
+
+def _written(opt: Any) -> None:
+    np.clip(opt.params["w"], -0.5, 0.5, out=opt.params["w"])
+
+
+CHANGES: dict[str, Callable[[Case], Any]] = {
+    "accumulate": lambda case: case.options.update(accumulate=3),
+    "clip_norm": lambda case: case.options.update(clip_norm=0.5),
+    "loss_scale": _scaled,
+    "skip_nonfinite": _skipped,
+    "stats": lambda case: case.options.update(stats=True),
+    "schedule": lambda case: case.groups.update({"b": {"lr": ao.schedules.Warmup(0.1, 4)}}),
+    "a rule of its own": lambda case: case.groups.update({"number": ao.SGD(lr=0.1, momentum=0.5)}),
+    "stacked": lambda case: case.groups.update({"stack": {"stacked": True}}),
+    "project": lambda case: case.rule.update(project=ao.projections.box(-0.5, 0.5)),
+    "ema": lambda case: case.rule.update(ema_decay=0.5),
+    "lookahead": lambda case: case.rule.update(lookahead_steps=2),
+    "centralized": lambda case: case.rule.update(grad_centralization=True),
+    "master": _of_16_bits,
+    "state_dtype": lambda case: case.rule.update(state_dtype="bfloat16"),
+    "rounding": _rounding,
+    "float64": lambda case: setattr(case, "dtype", "float64"),
+    "absent": lambda case: case.absent.update({1: "w", 4: "b", 5: "b"}),
+    "turned": lambda case: setattr(case, "turned", True),
+    "replaced": lambda case: case.after.update({2: _replaced}),
+    "written": lambda case: case.after.update({4: _written}),
+}
+"""What is switched on in a case."""
+
+DTYPES = ("master", "rounding", "float64")
+"""Of these a case has one at most."""
+
+
+# ---- what must change no bit: how a call is made --------------------------------------------------------------------
+
+
+@dataclass
+class Place:
+    """Where a run is: its case, engine, ranks, folder for files and random numbers."""
+
+    case: Case
+    engine: str
+    comm: Any
+    folder: Any
+    rng: np.random.Generator
+
+    def fresh(self) -> Any:
+        """An optimizer as before the first call."""
+        return self.case.make(self.engine, self.comm)
+
+
+def _straight(place: Place, opt: Any, grads: Any) -> Any:
+    opt.step(grads)
+    return opt
+
+
+def _refused(place: Place, opt: Any, grads: Any) -> Any:
+    """One rank is given a gradient of another shape: all refuse the step, and nothing has changed."""
+    bad = dict(grads)
+    if place.comm is None or place.comm.rank == place.comm.size - 1:
+        bad["b"] = np.ones(77, grads["w" if grads["w"] is not None else "b"].dtype)
+    with contextlib.suppress(ValueError, ao.ranks.RankError):
+        opt.step(bad)
+        raise AssertionError("a wrong gradient was taken")
+    return _straight(place, opt, grads)
+
+
+def _entered(place: Place, opt: Any, grads: Any, act: Callable[[], object] | None) -> Any:
+    """Something is raised at some call; a step that was not made is made again."""
+    before = contents(opt)
+    with contextlib.suppress(Fault), Raising(int(place.rng.integers(0, 1500)), act):
+        opt.step(grads)
+    if contents(opt) == before:
+        opt.step(grads)
+    return opt
+
+
+def _signalled(place: Place, opt: Any, grads: Any) -> Any:
+    def handler(number: int, frame: Any) -> None:
+        raise Fault
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        return _entered(place, opt, grads, lambda: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
+def _faulty(place: Place, opt: Any, grads: Any) -> Any:
+    return _entered(place, opt, grads, None)
+
+
+def _state_dict(place: Place, opt: Any, grads: Any) -> Any:
+    other = place.fresh()
+    other.load_state_dict(opt.state_dict())
+    for name, p in opt.params.items():
+        other.params[name][...] = p
+    return _straight(place, other, grads)
+
+
+def _checkpoint(place: Place, opt: Any, grads: Any) -> Any:
+    opt.save(place.folder / "run.safetensors")
+    other = place.fresh()
+    other.load(place.folder / "run.safetensors")
+    return _straight(place, other, grads)
+
+
+def _copied(place: Place, opt: Any, grads: Any) -> Any:
+    return _straight(place, copy.deepcopy(opt), grads)
+
+
+def _pickled(place: Place, opt: Any, grads: Any) -> Any:
+    return _straight(place, pickle.loads(pickle.dumps(opt)), grads)
+
+
+CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
+    "straight": _straight,
+    "refused": _refused,
+    "signals": _signalled,
+    "faults": _faulty,
+    "state_dict": _state_dict,
+    "checkpoint": _checkpoint,
+    "deepcopy": _copied,
+    "pickle": _pickled,
+}
+"""How a call of `step` is made; what is returned is the optimizer to go on with."""
+
+ALONE = ("signals", "faults", "deepcopy", "pickle")
+"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
+
+
+# ---- what must change no bit: where it runs -------------------------------------------------------------------------
+
+
+def train(place: Place, how: list[str]) -> dict[Any, Any]:
+    """All calls, made in one of these ways each; what the optimizer holds then."""
+    opt = place.fresh()
+    for call in range(CALLS_EACH):
+        scale = float(opt.loss_scale) if "loss_scale" in place.case.options else 1.0
+        grads = place.case.grads(call, scale)
+        opt = CALLS[how[call % len(how)]](place, opt, grads)
+        if call in place.case.after:
+            place.case.after[call](opt)
+    return held(opt)
+
+
+def _alone(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> list[Any]:
+    return [train(Place(case, engine, None, folder, np.random.default_rng(seed)), how)]
+
+
+def _threads(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> list[Any]:
+    former = os.environ.get("ARRAYOPT_NUM_THREADS")
+    os.environ["ARRAYOPT_NUM_THREADS"] = "3"
+    try:
+        return _alone(case, engine, how, folder, seed)
+    finally:
+        del os.environ["ARRAYOPT_NUM_THREADS"]
+        if former is not None:
+            os.environ["ARRAYOPT_NUM_THREADS"] = former
+
+
+def _ranks(count: int) -> Callable[..., list[Any]]:
+    def run(case: Case, engine: str, how: list[str], folder: Any, seed: int) -> list[Any]:
+        ways = [way for way in how if way not in ALONE] or ["straight"]
+
+        def rank(comm: Any) -> dict[Any, Any]:
+            return train(Place(case, engine, comm, folder, np.random.default_rng(seed)), ways)
+
+        return ao.ranks.run(count, rank)
+
+    return run
+
+
+RUNS: dict[str, Callable[..., list[Any]]] = {
+    "alone": _alone,
+    "threads": _threads,
+    "two ranks": _ranks(2),
+    "three ranks": _ranks(3),
+}
+"""Where the calls are made; what each rank holds then."""

@@ -1,0 +1,68 @@
+"""Powers cross: whatever is switched on together, engines agree, and what must change no bit changes none."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.support.entered import bits
+from tests.support.powers import CALLS, CHANGES, DTYPES, RULES, RUNS, Case
+from tests.support.slow import examples, marked
+
+# a fault in a generator that is being closed reaches nobody
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+SOME_CHANGES = st.lists(st.sampled_from(sorted(CHANGES)), unique=True, max_size=4)
+SOME_CALLS = st.lists(st.sampled_from(sorted(CALLS)), unique=True, min_size=1, max_size=3)
+
+
+def case_of(name, changes):
+    """A case with these powers; some cannot be had together."""
+    assume(sum(change in DTYPES for change in changes) <= 1)
+    assume("state_dtype" not in changes or not {"float64"} & set(changes))
+    case = Case(name)
+    for change in changes:
+        CHANGES[change](case)
+    return case
+
+
+def run(case, engine, where="alone", how=("straight",), seed=0):
+    with tempfile.TemporaryDirectory() as folder:
+        return RUNS[where](case, engine, list(how), Path(folder), seed)
+
+
+@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    name=st.sampled_from(sorted(RULES)),
+    changes=SOME_CHANGES,
+    where=st.sampled_from(sorted(RUNS)),
+    how=SOME_CALLS,
+    seed=st.integers(0, 99),
+)
+def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how, seed):
+    case = case_of(name, changes)
+    (straight,) = map(bits, run(case, engine))
+    for found in map(bits, run(case, engine, where, how, seed)):
+        assert {key for key in straight if found.get(key) != straight[key]} == set()
+
+
+@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@settings(max_examples=examples(40), deadline=None)
+@given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES)
+def test_engines_agree(engine, name, changes):
+    case = case_of(name, changes)
+    (expected,), (found,) = run(case, "array_api"), run(case, engine)
+    assert list(found) == list(expected)
+    coarse = case.dtype == "bfloat16" or "state_dtype" in changes
+    for key, x in expected.items():
+        if not isinstance(x, np.ndarray):
+            assert found[key] == x, key
+            continue
+        assert (found[key].dtype, found[key].shape) == (x.dtype, x.shape), key
+        x, y = (np.asarray(a, np.float64) for a in (x, found[key]))
+        near = {"float64": 1e-9}.get(case.dtype, 0.1 if coarse else 1e-3) * max(1e-3, np.abs(x).max(initial=0))
+        np.testing.assert_allclose(y, x, rtol=0, atol=near, err_msg=str(key))
