@@ -1,9 +1,9 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from arrayopt.arrays import Array, dtype_name
@@ -61,6 +61,22 @@ class Begun:
     rooms: list[Array | None]
     adding: Adding | None = None
     ready: Ready | None = None
+
+
+class _Commit(uninterrupted):
+    """The section of a step that writes. No signal interrupts it; if it breaks off all the same, that is remembered."""
+
+    __slots__ = ("_team",)
+
+    def __init__(self, team: Alone) -> None:
+        self._team = team
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._team.tear("a step", error)
+        super().__exit__(kind, error, traceback)
 
 
 class Step:
@@ -151,7 +167,7 @@ class Step:
             wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
         with team.unbroken("a step"):
             if adding is not None and not self.accumulator.last:
-                with self._commit():
+                with _Commit(self._team):
                     self.accumulator.add(adding)
                 return False
             grads = begun.rooms
@@ -165,7 +181,7 @@ class Step:
             ready = begun.ready
             if ready is None or wanted != stats:
                 ready = self._prepare(coming, grads, verdict, stats=wanted)
-            with self._commit():
+            with _Commit(self._team):
                 if adding is not None:
                     self.accumulator.add(adding)
                 reports = ready.run(team)
@@ -177,16 +193,6 @@ class Step:
                 self._parameters.settle()
                 record(team.reports(reports) if wanted else reports, verdict.norm)
             return True
-
-    @contextmanager
-    def _commit(self) -> Iterator[None]:
-        """The section that writes. No signal interrupts it; if it breaks off all the same, that is remembered."""
-        with uninterrupted():
-            try:
-                yield
-            except BaseException as error:
-                self._team.tear("a step", error)
-                raise
 
     @property
     def capturing(self) -> bool:
@@ -239,7 +245,7 @@ class Step:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         coming = self.coming(loss_scale, limit)
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
-        with self._commit():
+        with _Commit(self._team):
             for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
                 select(self._engine, bucket)[0].advance(bucket, values)
             self.judging.advance(coming.known)

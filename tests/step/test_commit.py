@@ -10,7 +10,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines.table import ENGINES
 from arrayopt.step.ready import Ready
-from tests.support.entered import Fault, Raising, contents
+from tests.support.entered import Fault, Raising, check, contents
 from tests.support.slow import marked
 
 # a fault in a generator that is being closed reaches nobody
@@ -36,50 +36,20 @@ def rules():
     }
 
 
-def made(engine, rule, options, accumulate, dtype=np.float32):
+def made(engine, rule, options, accumulate, xp=np):
     """An optimizer one call before the end of its second step, and the gradients of each call."""
     rng = np.random.default_rng(0)
-    params = {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+    params = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
     params["turned"] = np.asfortranarray(params["turned"])  # engines work on a copy
+    params = {name: xp.asarray(p) for name, p in params.items()}
     opt = ao.Optimizer(params, rule, engine=engine, accumulate=accumulate, **options)
     every = [
-        {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+        {name: xp.asarray(rng.standard_normal(shape).astype(np.float32)) for name, shape in SHAPES.items()}
         for _ in range(3 * accumulate)
     ]
     for grads in every[: 2 * accumulate - 1]:
         opt.step(grads)
     return opt, every[2 * accumulate - 1 :]
-
-
-def check(new, samples, act=None):
-    """Enter a fault at some of the calls of a step: the state before or after, from which the optimizer goes on."""
-    opt, (last, *following) = new()
-    before = contents(opt)
-    with Raising(act=act or int) as calls:
-        opt.step(last)
-    after = contents(opt)
-    for grads in following:
-        opt.step(grads)
-    end, found = contents(opt), set()
-    for at in np.unique(np.linspace(0, calls.count - 1, samples).astype(int)).tolist():
-        opt, _ = new()
-        try:
-            with Raising(at, act):
-                opt.step(last)
-        except Fault:
-            pass
-        now = contents(opt)
-        assert now in (before, after), at
-        found.add(now == after)
-        fresh, _ = new()
-        fresh.load_state_dict(opt.state_dict())
-        for name, p in opt.params.items():
-            fresh.params[name][...] = p
-        for each in (opt, fresh):
-            for grads in following if now == after else [last, *following]:
-                each.step(grads)
-            assert contents(each) == end, at
-    return found
 
 
 EACH = [

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 
 import arrayopt as ao
+from arrayopt.arrays import to_host
 from arrayopt.engines import interrupts
 
 HOME = ao.__file__.removesuffix("__init__.py")
@@ -51,9 +52,9 @@ class Raising:
 def held(opt):
     """All that a step changes; arrays as they are."""
     saved = opt.state_dict()
-    made = {name: np.asarray(p) for name, p in opt.params.items()}
+    made = {name: to_host(p) for name, p in opt.params.items()}
     for name, about in saved["tensors"].items():
-        made |= {(name, slot): np.asarray(x) for slot, x in about["slots"].items()} | {(name, "t"): about["t"]}
+        made |= {(name, slot): to_host(x) for slot, x in about["slots"].items()} | {(name, "t"): about["t"]}
     return made | {"step": saved["step"], "extra": saved["extra"]}
 
 
@@ -66,3 +67,34 @@ def contents(opt):
     """All that a step changes, with what it reports, as bytes."""
     reports = {name: dict(x) for name, x in opt.stats.items()} if opt.stats.enabled else None
     return bits(held(opt)) | {"stats": reports, "norm": opt.stats.global_norm}
+
+
+def check(new, samples, act=None, contents=contents):
+    """Enter a fault at some of the calls of a step: the state before or after, from which the optimizer goes on."""
+    opt, (last, *following) = new()
+    before = contents(opt)
+    with Raising(act=act or int) as calls:
+        opt.step(last)
+    after = contents(opt)
+    for grads in following:
+        opt.step(grads)
+    end, found = contents(opt), set()
+    for at in np.unique(np.linspace(0, calls.count - 1, samples).astype(int)).tolist():
+        opt, _ = new()
+        try:
+            with Raising(at, act):
+                opt.step(last)
+        except Fault:
+            pass
+        now = contents(opt)
+        assert now in (before, after), (at, [key for key in now if now[key] != before.get(key)])
+        found.add(now == after)
+        fresh, _ = new()
+        fresh.load_state_dict(opt.state_dict())
+        for name, p in opt.params.items():
+            fresh.params[name][...] = p
+        for each in (opt, fresh):
+            for grads in following if now == after else [last, *following]:
+                each.step(grads)
+            assert contents(each) == end, at
+    return found
