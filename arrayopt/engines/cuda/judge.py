@@ -68,12 +68,12 @@ class Judge:
 
     # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` ----------------------------------------------
 
-    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.upload`."""
         with on_device(self.access, self.device):
             self.state.send(np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])]))
 
-    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
         with on_device(self.access, self.device):
             scale, good, skipped, _ = self.state.array.get().tolist()
