@@ -67,12 +67,12 @@ def apply(
         import jax
 
         firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-        ts = (jax.numpy.asarray(t),) if differ else ()
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *ts)
+        own = (jax.numpy.asarray(t),) if differ else ()
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
         return mapped
     ts = [int(x) for x in t] if differ else [t] * p.shape[0]
-    each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q), ts[i]) for i, (q, h, *own) in enumerate(each)]
+    each = zip(ts, split(p), split(g), *map(split, slots.values()), strict=True)
+    done = [one(q, h, dict(zip(slots, x, strict=True)), i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -218,7 +218,9 @@ def _update(
     """One tensor's new parameter, slots and report."""
     p, g, stats, left = detached(tensor.array), detached(g), asked.stats, (asked.left or {}).get(tensor.layers)
     with on_its_device(p):
-        new, slots, report = one(tensor, rule, p, g, tensor.slots, tensor.updates + 1, hypers, clip=asked.clip, stats=stats)
+        new, slots, report = one(
+            tensor, rule, p, g, tensor.slots, tensor.updates + 1, hypers, clip=asked.clip, stats=stats
+        )
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
             report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}

@@ -68,7 +68,7 @@ class Asked(NamedTuple):
     skip : 0-d array of bool, optional
         Whether to change nothing after all, which only the device knows: what `judge` has said.
     left : dict
-        Which layers of stacked tensors to leave as they are. Where layers are tensors of their own, they lack gradients.
+        Which layers of stacked tensors to leave as they are; those that are tensors of their own have no gradient then.
     """
 
     grads: Sequence[Array | None]

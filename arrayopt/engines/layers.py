@@ -55,7 +55,7 @@ class Layers(Bucket):
     def of(cls, stacks: Bucket) -> "Layers":
         """The layers of a bucket's tensors."""
         made = cls(groups=stacks.groups, run=stacks.run, stacks=stacks)
-        for tensor, group, place in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
+        for tensor, group, at in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
             count, share = _count(tensor), _share(tensor)
             made.tensors += [
                 Tensor(
@@ -66,7 +66,7 @@ class Layers(Bucket):
                 for i in range(count)
             ]
             made.group_of += [group] * count
-            made.places += [place] * count
+            made.places += [at] * count
         made.refresh()
         return made
 

@@ -264,8 +264,8 @@ def rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
 
 def _skipped(tensor: Tensor) -> dict[str, list[int]]:
     """How many updates each layer of a stacked tensor has skipped, where one has."""
-    skipped = tensor.skipped if tensor.layers else np.zeros(0)
-    return {SKIPPED: skipped.tolist()} if skipped.any() else {}
+    skipped: list[int] = tensor.skipped.tolist() if tensor.layers else []
+    return {SKIPPED: skipped} if any(skipped) else {}
 
 
 def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> list[str]:

@@ -75,7 +75,7 @@ class Run:
     @property
     def size(self) -> int:
         """How many tensors, or layers of stacked ones, are counted for."""
-        return self._counts.shape[1]
+        return int(self._counts.shape[1])
 
     # ---- numbers of updates -----------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Judging:
             If the loss scale that is given is no positive number, or there is one already.
         """
         if isinstance(given, Verdict):
-            known, (factor, skip, _) = self._deciding(Known(), buckets, version), given
+            known, (factor, skip, *_) = self._deciding(Known(), buckets, version), given
             if known.judge is None:
                 given = Verdict(None if factor is None else float(factor), bool(skip))
             return known._replace(verdict=given)

@@ -219,7 +219,10 @@ class Step:
             return Ready(self._engine)
         skip = None if verdict.skip is False else verdict.skip
         pairs = zip(coming.buckets, coming.hypers, strict=True)
-        return Ready(self._engine, ((x, Asked(x.own(grads, verdict.left), h, verdict.factor, stats, skip, verdict.left)) for x, h in pairs))
+        return Ready(
+            self._engine,
+            ((x, Asked(x.own(grads, verdict.left), h, verdict.factor, stats, skip, verdict.left)) for x, h in pairs),
+        )
 
     # ---- in two halves, so that the second can be captured ----------------------------------------------------------
 
