@@ -130,6 +130,7 @@ class Judge(Holder, Protocol):
         limit: bool,
         check: bool,
         swap: Swap | None = None,
+        alone: bool = False,
     ) -> Verdict:
         """Say what these gradients mean for the step.
 
@@ -143,6 +144,8 @@ class Judge(Holder, Protocol):
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
         swap : callable, optional
             Where there are several ranks: begins to fill in partial results of others, and returns what ends it.
+        alone : bool
+            Whether a layer of a stacked tensor is skipped alone.
         """
 
     def each_norm(self) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class Judging:
                 known.limit is not None,
                 known.check,
                 self._swap,
+                bool(known.stacks),
             )
             self._norms = known.judge.each_norm
             return found
