@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import array_namespace, detached, size, working_dtype
+from arrayopt.arrays import Ints, array_namespace, detached, size, working_dtype
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
@@ -102,6 +102,18 @@ class Settings(Saved):
             RuntimeError.
         """
         return self._step.judging.nonfinite()
+
+    def skipped_layers(self) -> dict[str, Ints]:
+        """How many updates each layer of the stacked tensors has skipped, by name. This waits for the device.
+
+        Returns
+        -------
+        dict of str to array of int
+            With `skip_nonfinite`, a layer whose gradient is not finite is skipped alone. Its own number of updates is
+            the tensor's, ``state[name]["t"]``, less this one. Steps that were skipped as a whole are not among them:
+            see `stats.skipped`.
+        """
+        return {x.name: x.skipped for x in self._parameters.all if x.layers}
 
     def averaged(self) -> Any:
         """Copies of the points to evaluate at, in the parameters' structure and dtypes.

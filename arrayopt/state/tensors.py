@@ -178,27 +178,19 @@ class Tensor:
 
 
 class TensorState(Mapping[str, Any]):
-    """What users see of a tensor's state: its number of updates ``t`` and its slots, each asked for when looked at.
-
-    Of a stacked tensor also ``skipped``: how many of the updates each layer has skipped.
-    """
+    """What users see of a tensor's state: its number of updates ``t`` and its slots, each asked for when looked at."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def __getitem__(self, key: str) -> Any:
-        return getattr(self._tensor, key) if key in self._numbers else self._tensor.slots[key]
-
-    @property
-    def _numbers(self) -> tuple[str, ...]:
-        """What there is beside slots."""
-        return ("t", "skipped") if self._tensor.layers else ("t",)
+        return self._tensor.t if key == "t" else self._tensor.slots[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*self._numbers, *self._tensor.slots))
+        return iter(("t", *self._tensor.slots))
 
     def __len__(self) -> int:
-        return len(self._numbers) + len(self._tensor.slots)
+        return 1 + len(self._tensor.slots)
 
     def __repr__(self) -> str:
         return repr(dict(self))

@@ -134,7 +134,7 @@ class Judge:
         return Verdict(factor, skip if check else False, self.joint_norm)
 
     def _norms(self, addresses: Ints) -> tuple[Any, Any]:
-        """Addresses in device memory, and which layers they are of; kept for the next step, and for good where captured."""
+        """Addresses in device memory, and the layers that they are of; kept for the next step, for good if captured."""
         layer = self.places.layer
         key = addresses.tobytes() + layer.tobytes()
         if key not in self.norms:
