@@ -96,9 +96,9 @@ class Layers(Bucket):
                 raise ValueError(
                     f"Optimizer: {tensor.name!r} is stacked, and could be written in place before: it must stay so"
                 )
-            full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
-            here = tensor.slots if tensor.kind == "whole" else {}
-            slots = {slot: [x[i, ...] for i in range(len(arrays))] if full else [x] for slot, x in here.items()}
+            full, arrays = size(tensor.array) > 0 and tensor.kind == "whole", split(detached(tensor.array))
+            every = range(len(arrays))
+            slots = {slot: [x[i, ...] if full else x for i in every] for slot, x in tensor.slots.items()}
             for i, array in enumerate(arrays):
                 layer = next(layers)
                 layer.array, layer.slots = array, {slot: each[i] for slot, each in slots.items()}

@@ -93,6 +93,8 @@ class Run:
 
     def count(self, places: Any, *, skipped: bool = False) -> None:
         """Each of these tensors was updated once more, or has skipped one more step, by the host."""
+        if skipped:
+            self.take_back()
         self._counts[int(skipped), places] += 1
 
     def put_updates(self, places: Any, values: Any, skipped: Any = 0) -> None:

@@ -1,6 +1,7 @@
 """A layer of stacked tensors whose gradient is not finite is skipped alone: the others go on as if they were alone."""
 
 import copy
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +215,35 @@ def test_where_nothing_is_left_the_step_is_skipped():
     opt.step(ones(a=slice(None), c=slice(None)))
     assert opt.stats.skipped == 1
     assert all(opt.state[name]["t"] == 0 and not x.any() for name, x in opt.skipped_layers().items())
+
+
+@pytest.mark.parametrize("engine", HOST[:2])
+def test_a_whole_stack_that_is_left_out(engine):
+    opt = made(PARAMS, engine, skip_nonfinite=True)
+    opt.step(ones(b=slice(None)))
+    assert (opt.params["a"] == 1).all()
+    assert (opt.params["c"] != 1).all()
+    assert (opt.stats.skipped, opt.state["a"]["t"]) == (0, 1)
+    assert opt.skipped_layers()["a"].tolist() == [1, 1, 1, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead(ao.AdamW):
+    """Evaluates at a point that depends on the number of updates."""
+
+    evaluated_from = ("m",)
+
+    def evaluated(self, p, s, h):
+        return p + s["m"] * h.t
+
+
+def test_points_to_evaluate_at_know_the_number_of_each_layer():
+    opts = [ao.Optimizer({"a": np.ones((4, 2))}, Ahead(stacked=x), skip_nonfinite=True) for x in (True, False)]
+    for k in range(3):
+        opts[0].step({"a": ones(a=2)["a"] if k else ones()["a"]})
+        if k == 0:
+            opts[1].step({"a": ones()["a"]})
+    assert np.array_equal(opts[0].averaged()["a"][2], opts[1].averaged()["a"][2])
 
 
 @pytest.mark.parametrize("bad", ["plain", "both"])
