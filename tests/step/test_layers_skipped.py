@@ -149,6 +149,41 @@ def test_cupy(cupy):
     assert int(opt.stats.skipped) == host.stats.skipped == 1
 
 
+@pytest.mark.slow
+def test_cupy_says_of_mixed_trees_what_the_host_says(cupy):
+    shapes = {"a": (4, 3), "h": (4, 2), "c": (3, 2), "x": (5,)}
+    options = {"groups": {"x": {"stacked": False}}, "skip_nonfinite": True, "clip_norm": 1.0, "stats": True}
+
+    def drawn(seed):
+        rng = np.random.default_rng(seed)
+        return {k: rng.standard_normal(n).astype("float16" if k == "h" else "float32") for k, n in shapes.items()}
+
+    rule, every = ao.AdamW(lr=0.1, stacked=True), slice(None)
+    host = ao.Optimizer(drawn(0), rule, engine="numpy", **options)
+    there = ao.Optimizer({k: cupy.asarray(x) for k, x in drawn(0).items()}, rule, engine="cupy", **options)
+    bad = [{}, {"a": 2}, {"x": 0}, {"x": 1, "a": 0}, {"h": 1, "c": 1}, {"c": every}, {"a": every, "c": 0}, {"h": 3}]
+    for k, places in enumerate(bad):
+        grads = drawn(10 + k)
+        for name, i in places.items():
+            grads[name][i] = np.nan
+        if k == 7:
+            grads["a"] = None
+        host.step(grads)
+        there.step({name: g if g is None else cupy.asarray(g) for name, g in grads.items()})
+        assert sorted(host.nonfinite()) == sorted(there.nonfinite())
+        assert host.stats.skipped == int(there.stats.skipped)
+        reports = there.stats.read()
+        assert {n for n, x in reports.items() if not np.isnan(list(x.values())).any()} == set(host.stats)
+        for name in shapes:
+            near = 1e-2 if name == "h" else 1e-5
+            np.testing.assert_allclose(there.params[name].get(), host.params[name], rtol=near, atol=1e-6)
+            assert host.state[name]["t"] == there.state[name]["t"]
+        found, own = host.skipped_layers(), there.skipped_layers()
+        assert all(own[name].tolist() == x.tolist() for name, x in found.items())
+    host.load_state_dict(there.state_dict())
+    assert host.skipped_layers()["a"].tolist() == [1, 2, 2, 1]
+
+
 def test_arrays_that_are_replaced():
     """JAX's, and read-only ones, are stacked as a whole."""
     rule, single = ao.AdamW(lr=0.1), both("AdamW", {"lr": 0.1}, engine="array_api")[1]
