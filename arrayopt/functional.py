@@ -3,9 +3,11 @@
 from typing import Any, Literal, overload
 
 import numpy as np
+from array_api_compat import is_jax_array
 
-from arrayopt.arrays import array_namespace, dtype_name, is_array, size, working_dtype
+from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
 from arrayopt.engines.array_api import apply
+from arrayopt.engines.layers import unless
 from arrayopt.hyper import concrete, scalar
 from arrayopt.params.given import match_grads, named_params
 from arrayopt.params.groups import Groups, assign, grouped
@@ -22,7 +24,12 @@ __all__ = ["init", "update"]
 
 
 def init(
-    rule: Rule, params: Any, *, groups: Groups | None = None, loss_scale: LossScale | None = None
+    rule: Rule,
+    params: Any,
+    *,
+    groups: Groups | None = None,
+    loss_scale: LossScale | None = None,
+    skip_nonfinite: bool = False,
 ) -> dict[str, Any]:
     """The state of a rule before the first step, as a plain tree.
 
@@ -36,6 +43,9 @@ def init(
         As for `Optimizer`; give the same to `update`.
     loss_scale : LossScale, optional
         A loss scale whose value is kept in the state; give the same to `update`.
+    skip_nonfinite : bool, default False
+        Give each layer of a stacked tensor a number of updates of its own from the start: for ``jax.lax.scan`` over
+        `update` with `skip_nonfinite`, which otherwise gives them in its first call.
 
     Returns
     -------
@@ -57,9 +67,14 @@ def init(
     _check_rule("init", rule)
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
         raise TypeError(f"init: `loss_scale` must be a LossScale or None; got {loss_scale!r}")
+    _check_flag("init: `skip_nonfinite`", skip_nonfinite)
     named = named_params(params, "init", functional=True)
     rules = _rules(rule, groups, named)
-    state = {"step": 0, "tensors": {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}}
+    tensors: dict[str, Any] = {name: {"t": 0, **new_slots(rules[name], name, p)} for name, p in named}
+    for name, p in named:
+        if skip_nonfinite and rules[name].stacked:
+            tensors[name]["t"] = _counts(p)
+    state = {"step": 0, "tensors": tensors}
     return state if loss_scale is None else {**state, "loss_scale": loss_scale.start()}
 
 
@@ -126,7 +141,8 @@ def update(
         finite skips the step.
     skip_nonfinite : bool, default False
         Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes only
-        ``state["step"]`` and the loss scale.
+        ``state["step"]`` and the loss scale. Of stacked tensors, layers are skipped alone, as by `Optimizer`; their
+        ``"t"`` has a number for each layer then.
     stats : bool, default False
         Return statistics too.
 
@@ -159,10 +175,8 @@ def update(
     """
     _check_rule("update", rule)
     _check_state(state)
-    if not isinstance(skip_nonfinite, bool):
-        raise TypeError(f"update: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
-    if not isinstance(stats, bool):
-        raise TypeError(f"update: `stats` must be True or False; got {stats!r}")
+    _check_flag("update: `skip_nonfinite`", skip_nonfinite)
+    _check_flag("update: `stats`", stats)
     clip_norm = scalar("update: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     named = named_params(params, "update", functional=True)
     matched = match_grads("update", named, grads, devices=False)
@@ -173,8 +187,9 @@ def update(
     own = isinstance(loss_scale, LossScale)
     given = state["loss_scale"]["scale"] if own else loss_scale
     scale = scalar("update: `loss_scale`", given, LOSS_SCALE, optional=not own)
-    verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite)
     rules = _rules(rule, groups, named)
+    left = _left_out(named, matched, rules) if skip_nonfinite and scale is None else {}
+    verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite, left)
     hypers = {id(r): r.at(state["step"]) for r in rules.values()}
     tensors = dict(state["tensors"])
     new: list[Any] = []
@@ -185,15 +200,18 @@ def update(
             new.append(p)
             continue
         r, old = rules[name], tensors[name]
-        t = old["t"] + 1
+        t = now = old["t"] + 1
         slots = {slot: x for slot, x in old.items() if slot != "t"}
         _check_slots(r, name, p, slots)
         with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
             q, slots, report = apply(r, p, g, slots, t, hypers[id(r)], name=name, clip=verdict.factor, stats=stats)
         if stats:
             reports[name] = report
+        if name in left:
+            q, now = unless(left[name], q, p), unless(left[name], _counts(p) + t, _counts(p) + old["t"])
+            slots = {slot: unless(left[name], x, old[slot]) for slot, x in slots.items()}
         new.append(choose(verdict.skip, p, q))
-        tensors[name] = {key: choose(verdict.skip, old[key], x) for key, x in {"t": t, **slots}.items()}
+        tensors[name] = {key: choose(verdict.skip, old[key], x) for key, x in {"t": now, **slots}.items()}
     leaves, made = iter(new), {**state, "step": state["step"] + 1, "tensors": tensors}
     if isinstance(loss_scale, LossScale):
         made["loss_scale"] = loss_scale.next(state["loss_scale"], verdict.skip)
@@ -201,15 +219,36 @@ def update(
     return (new_params, made, reports) if stats else (new_params, made)
 
 
-def _verdict(named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, limit: Any, check: bool) -> Verdict:
+def _counts(p: Any) -> Any:
+    """A number of updates for each layer of a stacked tensor."""
+    xp, device = place(p)
+    return xp.zeros(p.shape[0], dtype=xp.int32, **({} if is_jax_array(p) else {"device": device}))
+
+
+def _left_out(named: list[tuple[str, Any]], grads: dict[str, Any], rules: dict[str, Rule]) -> dict[str, Any]:
+    """For each stacked tensor the layers that the step leaves out; see `arrayopt.step.left_out`."""
+    stacked = {name: p for name, p in named if rules[name].stacked and grads[name] is not None and size(p)}
+    found: dict[int, Any] = {}
+    for name, p in stacked.items():
+        xp, count = array_namespace(p), p.shape[0]
+        wrong = ~xp.all(xp.isfinite(xp.reshape(detached(grads[name]), (count, -1))), axis=1)
+        found[count] = wrong | found[count] if count in found else wrong
+    return {name: found[p.shape[0]] for name, p in stacked.items()}
+
+
+def _verdict(
+    named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, limit: Any, check: bool, left: dict[str, Any]
+) -> Verdict:
     """What gradients mean for the step; whether to skip it is a bool where that can be known."""
     if limit is None and not check:
         return Verdict()
     rule, norms = GradientNorms(master_weights=False), []
     for name, p in named:
         if grads[name] is not None and size(p):
-            wide = array_namespace(p).astype(grads[name], working_dtype(array_namespace(p), p), copy=False)
-            norms.append(rule.norms(array_namespace(p), p, wide, p)["grad_norm"])
+            xp, g = array_namespace(p), grads[name]
+            g = unless(left[name], g, xp.zeros_like(g)) if name in left else g
+            wide = xp.astype(g, working_dtype(xp, p), copy=False)
+            norms.append(rule.norms(xp, p, wide, p)["grad_norm"])
     found = judge(joint_norm(norms), scale=scale, limit=limit, check=check)
     known = concrete(found.skip)
     return found if known is None else found._replace(skip=bool(known))
@@ -221,17 +260,23 @@ def _check_rule(who: str, rule: Any) -> None:
         raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
 
 
+def _check_flag(who: str, x: Any) -> None:
+    """Raise TypeError for what is no bool."""
+    if not isinstance(x, bool):
+        raise TypeError(f"{who} must be True or False; got {x!r}")
+
+
 def _check_state(state: Any) -> None:
     """Raise TypeError for what is no state."""
 
-    def counts(x: Any) -> bool:
-        return is_count(x) or (is_array(x) and x.ndim == 0 and "int" in dtype_name(x))
+    def counts(x: Any, rank: int = 0) -> bool:
+        return is_count(x) or (is_array(x) and x.ndim <= rank and "int" in dtype_name(x))
 
     tensors = state.get("tensors") if isinstance(state, dict) else None
     if not (
         isinstance(tensors, dict)
         and counts(state.get("step"))
-        and all(isinstance(x, dict) and counts(x.get("t")) for x in tensors.values())
+        and all(isinstance(x, dict) and counts(x.get("t"), 1) for x in tensors.values())
         and all(is_array(y) for x in tensors.values() for slot, y in x.items() if slot != "t")
     ):
         raise TypeError(f"update: `state` must be what init or update returned; got {type(state).__name__}")

@@ -53,7 +53,9 @@ class Optimizer(Settings):
         finite. Multiply the loss by the attribute `loss_scale`.
     skip_nonfinite : bool, default False
         Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes no
-        parameter, slot or count of updates; schedules go on.
+        parameter, slot or count of updates; schedules go on. Of stacked tensors a layer is skipped alone, together with
+        the layers of the same place in all stacked tensors that have as many; see `skipped_layers`. A loss scale, or a
+        tensor that is not stacked, skips the whole step.
     accumulate : int, default 1
         The number of calls of `step` that make one update, by the mean of their gradients.
     stats : bool, default False

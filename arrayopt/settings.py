@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import array_namespace, detached, size, working_dtype
+from arrayopt.arrays import Ints, array_namespace, detached, place, size, working_dtype
 from arrayopt.foreign import OPTIMIZER, unknown
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
@@ -103,6 +103,18 @@ class Settings(Saved):
         """
         return self._step.judging.nonfinite()
 
+    def skipped_layers(self) -> dict[str, Ints]:
+        """How many updates each layer of the stacked tensors has skipped, by name. This waits for the device.
+
+        Returns
+        -------
+        dict of str to array of int
+            With `skip_nonfinite`, a layer whose gradient is not finite is skipped alone. Its own number of updates is
+            the tensor's, ``state[name]["t"]``, less this one. Steps that were skipped as a whole are not among them:
+            see `stats.skipped`.
+        """
+        return {x.name: x.skipped for x in self._parameters.all if x.layers}
+
     def averaged(self) -> Any:
         """Copies of the points to evaluate at, in the parameters' structure and dtypes.
 
@@ -130,7 +142,9 @@ class Settings(Saved):
         p = self._team.collect(x, "master") if "master" in x.slots else detached(p)
         xp = array_namespace(p)
         slots = {name: self._team.collect(x, name) for name in rule.evaluated_from}
-        now = Values(**rule.at(max(self.step_count - 1, 0)), t=x.t)
+        t = x.updates
+        t = t if isinstance(t, int) else xp.asarray(t.reshape(-1, *[1] * (p.ndim - 1)), device=place(p)[1])
+        now = Values(**rule.at(max(self.step_count - 1, 0)), t=t)
         return rule.evaluated(xp.astype(p, working_dtype(xp, p), copy=False), slots, now)
 
     @property

@@ -6,16 +6,22 @@
 __device__ void scalars_of(const long long* t, const double* hyper, double count, double factor, double* scalar,
                            W* working);
 
-// part: for each of the tensors whether the step updates it; null: all. factor: what gradients are multiplied by. taken, done: see run().
+// part: for each of the tensors whether the step updates it; null: all. factor: what gradients are multiplied by. taken, done,
+// skip, layer: see run(). counts: for each tensor its updates, and the steps that it has skipped alone.
 extern "C" __global__ void __launch_bounds__(kThreads)
 prepare(const long long* table, const bool* part, int tensors, const double* hypers, long long* counts, double* scalars,
-        W* working, unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip) {
+        W* working, unsigned* taken, int launches, unsigned* done, const double* factor, const int* skip,
+        const int* layer) {
     const int tensor = blockIdx.x * kThreads + threadIdx.x;
     if (tensor < launches) taken[tensor] = 0;
     if (tensor >= tensors || (part != nullptr && !part[tensor]) || (skip != nullptr && *skip != 0)) return;
     const long long* const t = table + (long long)tensor * kColumns;
     done[tensor] = 0;
-    const double updates = (double)++counts[t[IN_COUNT]];
+    if (layer != nullptr && skip[layer[tensor]] != 0) {
+        ++counts[2 * t[IN_COUNT] + 1];
+        return;
+    }
+    const double updates = (double)++counts[2 * t[IN_COUNT]];
     scalars_of(t, hypers + t[IN_GROUP] * kHypers, updates, *factor, scalars + (long long)tensor * kScalars,
                working + (long long)tensor * (kScalars + kValues));
 }

@@ -57,23 +57,27 @@ __device__ __forceinline__ void finish(unsigned* done) {
 }
 
 // The next ticket whose tensor takes part; where none is left, one of no tensor.
-__device__ __forceinline__ Ticket take(const Ticket* queue, unsigned count, unsigned* taken, const bool* part) {
+__device__ __forceinline__ Ticket take(const Ticket* queue, unsigned count, unsigned* taken, const bool* part,
+                                       const int* skip, const int* layer) {
     unsigned next = atomicAdd(taken, 1u);
-    while (part != nullptr && next < count && !part[queue[next].tensor]) next = atomicAdd(taken, 1u);
+    while (next < count && ((part != nullptr && !part[queue[next].tensor]) ||
+                            (layer != nullptr && skip[layer[queue[next].tensor]] != 0)))
+        next = atomicAdd(taken, 1u);
     return next < count ? queue[next] : Ticket{-1, 0, 0, 0, 0};
 }
 
 // Tickets [first, last) of the queue. taken, done: counters, of the launch and of each tensor, all zero at first. part: for each
-// tensor whether the step updates it; null: all. Tickets of the others are passed over.
+// tensor whether the step updates it; null: all. skip[0]: whether the step changes nothing; skip null: it does. layer: for each
+// tensor where skip says whether it is skipped alone; null: none is. Tickets of the others are passed over.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
 run(const Step step, const Ticket* queue, int first, int last, unsigned* taken, unsigned* done,
-    const bool* part, const int* skip) {
+    const bool* part, const int* skip, const int* layer) {
     __shared__ Ticket next;  // the first thread's
     if (skip != nullptr && *skip != 0) return;
-    if (threadIdx.x == 0) now() = take(queue + first, (unsigned)(last - first), taken, part);
+    if (threadIdx.x == 0) now() = take(queue + first, (unsigned)(last - first), taken, part, skip, layer);
     __syncthreads();
     while (now().tensor >= 0) {
-        if (threadIdx.x == 0) next = take(queue + first, (unsigned)(last - first), taken, part);
+        if (threadIdx.x == 0) next = take(queue + first, (unsigned)(last - first), taken, part, skip, layer);
         if (kStages > 1 && now().wait > 0) wait_for(done + now().tensor, (unsigned)now().wait);
         if (kStages == 1) {
             piece(step, 0);

@@ -20,7 +20,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layer_name, split
+from arrayopt.engines.layers import Layers, layer_name, split, unless
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
@@ -44,8 +44,8 @@ def apply(
 ) -> tuple[Array, dict[str, Array], Report]:
     """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
-    Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer. Random numbers
-    follow from the tensor's `name`.
+    Under a rule with `stacked`, each layer is updated by itself, `t` may have a number for each, and what is reported
+    is of each layer. Random numbers follow from the tensor's `name`.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
@@ -55,19 +55,24 @@ def apply(
         If the rule returns other slots, or other shapes, than it was given.
     """
 
-    def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
+    def one(
+        p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t
+    ) -> tuple[Array, dict[str, Array], Report]:
         return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
 
     if not rule.stacked or size(p) == 0:
         return one(p, g, slots, 0)
+    differ = getattr(t, "ndim", 0) == 1
     if array_api_compat.is_jax_array(p):
         import jax
 
         firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
+        own = (jax.numpy.asarray(t),) if differ else ()
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
         return mapped
-    each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
+    ts = [int(x) for x in t] if differ else [t] * p.shape[0]
+    each = zip(ts, split(p), split(g), *map(split, slots.values()), strict=True)
+    done = [one(q, h, dict(zip(slots, x, strict=True)), i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -152,7 +157,7 @@ class ArrayAPI:
         took = np.flatnonzero([g is not None for g in grads])
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
-                (tensor, *_update(one, bucket.groups[i].rule, tensor, g, hypers[i], asked.clip, asked.stats))
+                (tensor, *_update(one, bucket.groups[i].rule, tensor, g, hypers[i], asked))
                 for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
                 if g is not None
             ]
@@ -160,6 +165,7 @@ class ArrayAPI:
         def launch() -> dict[str, Report]:
             reports = {}
             for tensor, p, slots, report in done:
+                mask = (asked.left or {}).get(tensor.layers)
                 if size(p):
                     with on_its_device(p):
                         tensor.put(None, p)
@@ -167,10 +173,11 @@ class ArrayAPI:
                             tensor.put(name, slots[name])
                 if one is _whole and bucket.rule.stacked:
                     for i in range(p.shape[0] if report else 0):
-                        reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
+                        if mask is None or not mask[i]:
+                            reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
                 else:
                     reports[tensor.name] = report
-            bucket.count(took)
+            bucket.count(took, asked.left)
             return reports
 
         return launch
@@ -206,14 +213,18 @@ def _update(
     tensor: Tensor,
     g: Array,
     hypers: dict[str, Any],
-    clip: Array | None,
-    stats: bool,
+    asked: Asked,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
-    p, g = detached(tensor.array), detached(g)
+    p, g, stats, left = detached(tensor.array), detached(g), asked.stats, (asked.left or {}).get(tensor.layers)
     with on_its_device(p):
-        new, slots, report = one(tensor, rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
+        new, slots, report = one(
+            tensor, rule, p, g, tensor.slots, tensor.updates + 1, hypers, clip=asked.clip, stats=stats
+        )
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
             report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}
+        if left is not None:
+            new = unless(left, new, p)
+            slots = {name: unless(left, x, tensor.slots[name]) for name, x in slots.items()}
     return tensor.array if new is p else new, slots, report  # the same object is not written

@@ -8,6 +8,7 @@ from arrayopt.arrays import Array
 from arrayopt.engines.bucket import Bucket
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
+from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
 __all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "Swap", "abreast"]
@@ -66,6 +67,8 @@ class Asked(NamedTuple):
         Whether norms and what the rule reports are wanted.
     skip : 0-d array of bool, optional
         Whether to change nothing after all, which only the device knows: what `judge` has said.
+    left : dict
+        Which layers of stacked tensors to leave as they are; those that are tensors of their own have no gradient then.
     """
 
     grads: Sequence[Array | None]
@@ -73,6 +76,7 @@ class Asked(NamedTuple):
     clip: Array | None = None
     stats: bool = False
     skip: Array | None = None
+    left: Left | None = None
 
 
 class Engine(Protocol):
@@ -125,6 +129,7 @@ class Judge(Holder, Protocol):
         limit: bool,
         check: bool,
         swap: Swap | None = None,
+        alone: bool = False,
     ) -> Verdict:
         """Say what these gradients mean for the step.
 
@@ -136,6 +141,8 @@ class Judge(Holder, Protocol):
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
         swap : callable, optional
             Where there are several ranks: begins to fill in partial results of others, and returns what ends it.
+        alone : bool
+            Whether a layer of a stacked tensor is skipped alone.
         """
 
     def each_norm(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from arrayopt.arrays import Array, Ints
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
-from arrayopt.state.tensors import Tensor
+from arrayopt.state.tensors import Left, Tensor
 
 __all__ = ["Bucket", "beside", "chosen"]
 
@@ -84,8 +84,8 @@ class Bucket:
     def refresh(self) -> None:
         """Take note of where arrays lie now."""
 
-    def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
-        """Those of all tensors' gradients that are of the bucket's tensors."""
+    def own(self, every: Sequence[Array | None], left: Left | None = None) -> Sequence[Array | None]:
+        """Those of all tensors' gradients that are of the bucket's tensors; None for layers that are left out."""
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
         return chosen(every, self.places) if self.ordered else list(map(every.__getitem__, self.places))
@@ -103,18 +103,21 @@ class Bucket:
             self.same = int(found[0]), self.run.changes
         return self.same[0]
 
-    def count(self, took: Ints) -> None:
-        """Some of the tensors, all as a rule, were updated once more, by the host."""
-        if len(took) == len(self.tensors):
+    def count(self, took: Ints, left: Left | None = None) -> None:
+        """Some of the tensors, all as a rule, were updated once more, by the host; but for layers that it left out."""
+        if self.tensors[0].layers:  # not in a bucket of its layers
+            for i in took:
+                self.tensors[i].count(left or {})
+        elif len(took) == len(self.tensors):
             self.run.count(self._index())
             self.same = None if self.same is None else (self.same[0] + 1, self.same[1])
         else:
-            self.run.count(np.array([x.place for x in self.tensors])[took])
+            self.run.count(np.array([x.first for x in self.tensors])[took])
             self.same = None
 
     def _index(self) -> Any:
         if self.index is None:
-            places = [tensor.place for tensor in self.tensors]
+            places = [tensor.first for tensor in self.tensors]
             self.index = slice(None) if places == list(range(self.run.size)) else np.array(places)
         return self.index
 

@@ -24,7 +24,7 @@ class Elsewhere:
         took = np.flatnonzero([g is not None for g in asked.grads])
 
         def launch() -> dict[str, Report]:
-            bucket.count(took)
+            bucket.count(took, asked.left)
             return {}
 
         return launch

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from arrayopt.arrays import Array, detached, size, writable
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import Array, detached, place, size, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Share
-from arrayopt.state.tensors import Tensor
+from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["Layers", "layer_name", "split", "stack_of"]
+__all__ = ["Layers", "layer_name", "split", "stack_of", "unless"]
 
 
 def layer_name(name: str, i: int) -> str:
@@ -26,6 +29,13 @@ def stack_of(layer: str) -> str:
 def split(x: Array) -> list[Array]:
     """The layers of a stacked array, as views; what has no elements is one layer."""
     return [x[i, ...] for i in range(x.shape[0])] if size(x) else [x]
+
+
+def unless(left: Array, new: Array, old: Array) -> Array:
+    """A stacked array with new layers, but for those that are left out."""
+    xp, device = place(new)
+    where = {} if array_api_compat.is_jax_array(new) else {"device": device}
+    return xp.where(xp.reshape(xp.asarray(left, **where), (-1, *[1] * (new.ndim - 1))), old, new)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -45,17 +55,18 @@ class Layers(Bucket):
     def of(cls, stacks: Bucket) -> "Layers":
         """The layers of a bucket's tensors."""
         made = cls(groups=stacks.groups, run=stacks.run, stacks=stacks)
-        for tensor, group, place in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
+        for tensor, group, at in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
             count, share = _count(tensor), _share(tensor)
             made.tensors += [
                 Tensor(
                     *(layer_name(tensor.name, i), tensor.array, {}, tensor.run, tensor.place, share),
                     layer_of=(tensor.name, i * (size(tensor.array) // count)),
+                    number=tensor.first + i,
                 )
                 for i in range(count)
             ]
             made.group_of += [group] * count
-            made.places += [place] * count
+            made.places += [at] * count
         made.refresh()
         return made
 
@@ -63,10 +74,13 @@ class Layers(Bucket):
     def whole(self) -> Bucket:
         return self.stacks
 
-    def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
+    def own(self, every: Sequence[Array | None], left: Left | None = None) -> Sequence[Array | None]:
         found: list[Array | None] = []
         for tensor, g in zip(self.stacks.tensors, self.stacks.own(every), strict=True):
-            found += [None] * _count(tensor) if g is None else split(g)
+            layers: list[Array | None] = [None] * _count(tensor) if g is None else split(g)
+            for i in np.flatnonzero((left or {}).get(tensor.layers, ())):
+                layers[i] = None
+            found += layers
         return found
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
@@ -82,9 +96,9 @@ class Layers(Bucket):
                 raise ValueError(
                     f"Optimizer: {tensor.name!r} is stacked, and could be written in place before: it must stay so"
                 )
-            full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
-            here = tensor.slots if tensor.kind == "whole" else {}
-            slots = {slot: [x[i, ...] for i in range(len(arrays))] if full else [x] for slot, x in here.items()}
+            full, arrays = size(tensor.array) > 0 and tensor.kind == "whole", split(detached(tensor.array))
+            every = range(len(arrays))
+            slots = {slot: [x[i, ...] if full else x for i in every] for slot, x in tensor.slots.items()}
             for i, array in enumerate(arrays):
                 layer = next(layers)
                 layer.array, layer.slots = array, {slot: each[i] for slot, each in slots.items()}

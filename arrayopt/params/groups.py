@@ -81,6 +81,11 @@ class Group:
     def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
         """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
         old, rule = rule, override(rule, changes, f"group {self.label!r}")
+        if rule.stacked != old.stacked:
+            raise ValueError(
+                f"group {self.label!r}: `stacked` cannot change while training: each layer of a stacked tensor has its"
+                " own number of updates; make a new Optimizer"
+            )
         if "project" in changes and (old.constants or rule.constants) and old.project != rule.project:
             raise ValueError(
                 f"group {self.label!r}: `project` cannot change while training if it has arrays; make a new Optimizer"

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from arrayopt.arrays import Array, look
+from arrayopt.arrays import Array, look, size
 from arrayopt.params.apart import Apart
 from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
 from arrayopt.params.groups import Group, Groups, assign, override
@@ -72,7 +72,7 @@ class Parameters:
         self._apart: tuple[int, Apart] | None = None
         self._expect()
         self._prepare(self.groups)
-        self._join(self.all)
+        self._join()
         self._hold(self._tree)
 
     def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
@@ -87,9 +87,9 @@ class Parameters:
         self._prepare([group])
         agree(group)
         self._parted = parted
-        self._join(group.tensors)
         self.groups.append(group)
         self.all += group.tensors
+        self._join()
         self._tree = tree
         self._expect()
         return group
@@ -101,10 +101,16 @@ class Parameters:
             for tensor in group.tensors:
                 tensor.slots = tensor.fresh(group.rule)
 
-    def _join(self, tensors: list[Tensor]) -> None:
-        """Give tensors places among the numbers of the run."""
-        for tensor, place in zip(tensors, self._run.extend(len(tensors)), strict=True):
-            tensor.run, tensor.place = self._run, place
+    def _join(self) -> None:
+        """Give tensors their places, and among the numbers of the run one each, or one for each layer of a stack."""
+        stacked = {x.name for group in self.groups if group.rule.stacked for x in group.tensors}
+        counted = self._run.size
+        for place, x in enumerate(self.all):
+            layers = int(x.array.shape[0]) if x.name in stacked and size(x.array) else 0
+            if x.run is not self._run or x.layers != layers:
+                x.run, x.place, x.number, x.layers = self._run, place, counted, layers
+                counted += max(1, layers)
+        self._run.extend(counted - self._run.size)
 
     def _expect(self) -> None:
         """Take down how gradients are to come; nothing of what they look like is known yet."""
@@ -266,6 +272,7 @@ class Parameters:
         rules = None if fixed else {x.name: group.rule for group in self.groups for x in group.tensors}
         if exchange(who, self.all, self._looks, named, rules):
             self.kinds += 1
+            self._join()
         alike = type(tree) is type(self._tree) and template(tree) == self._template
         leaf_of = dict(given)
         self._hold(tree if tree is self._tree or alike else self.tree_of([leaf_of[tensor.name] for tensor in self.all]))

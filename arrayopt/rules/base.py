@@ -59,7 +59,8 @@ class Rule(ABC):
         as the parameter. See `Optimizer.averaged`.
     stacked : bool, default False
         The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
-        taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates.
+        taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates, but
+        for those that `skip_nonfinite` skips alone.
     master_weights : {"auto", True, False}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and

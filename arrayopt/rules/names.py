@@ -23,7 +23,7 @@ RESERVED |= {
     "step_count",
     "clip_norm",
     "loss_scale",
-    "nonfinite",
+    "skipped_layers",
     "before_step",
     "after_step",
 }

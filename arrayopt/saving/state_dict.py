@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import (
     WORKING,
     array_namespace,
@@ -33,6 +35,9 @@ FORMAT = 1
 
 ACCUMULATED = "accumulated"
 """Beside a tensor's slots, the sum of its gradients in micro-steps so far."""
+
+SKIPPED = "skipped"
+"""Beside the `t` of a stacked tensor, how many of these updates each layer has skipped; absent where none has."""
 
 
 def dump(
@@ -67,6 +72,7 @@ def dump(
         "tensors": {
             tensor.name: {
                 "t": tensor.t,
+                **_skipped(tensor),
                 "shape": tensor.shape,
                 "dtype": dtype_name(tensor.array),
                 "slots": {slot: slot_of(tensor, slot) for slot in tensor.slots} | _sum_of(tensor, sums),
@@ -175,7 +181,10 @@ def load(
         for group, grouped, was in zip(groups, new_rules, saved["groups"], strict=True):
             group.replace_rule(grouped, frozenset(was["own"]))
         for name, tensor in tensors.items():
-            tensor.t, tensor.slots = saved["tensors"][name]["t"], new_slots[name]
+            was = saved["tensors"][name]
+            skipped = np.array(was.get(SKIPPED, 0))
+            run.put_updates(tensor.numbers, was["t"] - skipped, skipped)
+            tensor.slots = new_slots[name]
         extra = saved["extra"]
         run.steps, run.arrays = saved["step"], run.arrays + 1
         run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
@@ -254,10 +263,18 @@ def rule_differences(who: str, was: dict[str, Any], rule: Rule) -> list[str]:
     ]
 
 
+def _skipped(tensor: Tensor) -> dict[str, list[int]]:
+    """How many updates each layer of a stacked tensor has skipped, where one has."""
+    skipped: list[int] = tensor.skipped.tolist() if tensor.layers else []
+    return {SKIPPED: skipped} if any(skipped) else {}
+
+
 def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> list[str]:
     """What is different between a saved tensor's state and what this tensor needs."""
     who = repr(tensor.name)
-    wrong = _count_differences(f"t of {who}", was["t"])
+    wrong, skipped = _count_differences(f"t of {who}", was["t"]), was.get(SKIPPED, [])
+    if not (len(skipped) in (0, tensor.layers) and all(is_count(n) and n <= was["t"] for n in skipped)):
+        wrong.append(f"skipped of {who} must be {tensor.layers} whole numbers up to t; got {skipped!r}")
     if tuple(was["shape"]) != tensor.shape:
         wrong.append(f"shape {tuple(was['shape'])} at {who}, expected {tensor.shape}")
     if was["dtype"] != dtype_name(tensor.array):

@@ -12,10 +12,10 @@ __all__ = ["Holder", "Run", "checked_count", "is_count"]
 class Holder(Protocol):
     """Memory of a device that holds a share of a run's numbers, and where the device moves them on by itself."""
 
-    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
-        """Copy the holder's share to the device."""
+    def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
+        """Copy the holder's share to the device; of `counts` a row are updates, and a row skipped ones."""
 
-    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """Copy the holder's share back into these; waits for the device."""
 
     def peek(self, name: str) -> Any:
@@ -43,7 +43,7 @@ class Run:
     def __init__(self, count: int = 0, *, scale: float = 1.0) -> None:
         self.steps, self.arrays, self.changes = 0, 0, 0
         self.captured: list[Any] = []
-        self._updates: Ints = np.zeros(count, np.int64)
+        self._counts: Ints = np.zeros((2, count), np.int64)  # updates, and steps that layers of stacks have skipped
         self._loss: dict[str, Any] = {"scale": scale, "good": 0, "skipped": 0}
         self._holders: list[Holder] = []
 
@@ -52,14 +52,14 @@ class Run:
     def give_to(self, holder: Holder) -> None:
         """Hand a share of the numbers over to a device, unless it has them already."""
         if not any(x is holder for x in self._holders):
-            holder.upload(self._updates, self._loss)
+            holder.upload(self._counts, self._loss)
             self._holders.append(holder)
 
     def take_back(self) -> None:
         """Have all numbers on the host again; waits for the devices."""
         if self._holders:
             for holder in self._holders:
-                holder.fetch(self._updates, self._loss)
+                holder.fetch(self._counts, self._loss)
             self._holders, self.changes = [], self.changes + 1
 
     # ---- what a CUDA graph has recorded -----------------------------------------------------------------------------
@@ -74,37 +74,45 @@ class Run:
 
     @property
     def size(self) -> int:
-        """How many tensors are counted for."""
-        return len(self._updates)
+        """How many tensors, or layers of stacked ones, are counted for."""
+        return int(self._counts.shape[1])
 
     # ---- numbers of updates -----------------------------------------------------------------------------------------
 
     def updates(self, places: Any = slice(None)) -> Ints:
         """The numbers of updates of the tensors at some places."""
         self.take_back()
-        found: Ints = self._updates[places]
+        found: Ints = self._counts[0, places]
         return found
 
-    def count(self, places: Any) -> None:
-        """Each of these tensors was updated once more, by the host."""
-        self._updates[places] += 1
-
-    def put_updates(self, places: Any, values: Any) -> None:
-        """Set numbers of updates."""
+    def skipped(self, places: Any) -> Ints:
+        """How many steps the layers at some places have skipped by themselves."""
         self.take_back()
-        self._updates[places] = values
+        found: Ints = self._counts[1, places]
+        return found
+
+    def count(self, places: Any, *, skipped: bool = False) -> None:
+        """Each of these tensors was updated once more, or has skipped one more step, by the host."""
+        if skipped:
+            self.take_back()
+        self._counts[int(skipped), places] += 1
+
+    def put_updates(self, places: Any, values: Any, skipped: Any = 0) -> None:
+        """Set numbers of updates, and of skipped steps."""
+        self.take_back()
+        self._counts[0, places], self._counts[1, places] = values, skipped
         self.changes += 1
 
     def restart(self) -> None:
         """Set all numbers of updates to zero, whoever holds them, without a wait."""
         self._holders, self.changes = [], self.changes + 1
-        self._updates[:] = 0
+        self._counts[:] = 0
 
     def extend(self, count: int) -> range:
         """Make room for more tensors; their places."""
         self.take_back()
-        old = len(self._updates)
-        self._updates = np.concatenate([self._updates, np.zeros(count, np.int64)])
+        old = self.size
+        self._counts = np.pad(self._counts, ((0, 0), (0, count)))
         return range(old, old + count)
 
     # ---- the loss scale ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import (
     NARROW,
     Array,
+    Ints,
     array_namespace,
     detached,
     dtype_name,
@@ -26,7 +27,10 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["BY_GROUP", "Tensor", "TensorState", "advising", "new_slots"]
+__all__ = ["BY_GROUP", "Left", "Tensor", "TensorState", "advising", "new_slots"]
+
+Left = dict[int, Any]
+"""Which layers a step leaves out: for stacked tensors of so many layers an array of bool, one for each."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +52,10 @@ class Tensor:
     """The shapes of whole slots."""
     layer_of: tuple[str, int] | None = None
     """The name of the stacked tensor that it is a layer of, and how many elements of that lie before it."""
+    number: int = -1
+    """Its first place among the numbers of the run, where that is another than `place`, among all tensors."""
+    layers: int = 0
+    """How many layers a stacked tensor has: each has numbers of its own. Others have none."""
 
     @property
     def origin(self) -> tuple[str, int]:
@@ -101,13 +109,40 @@ class Tensor:
         return found
 
     @property
+    def first(self) -> int:
+        """Its first place among the numbers of the run."""
+        return self.place if self.number < 0 else self.number
+
+    @property
+    def numbers(self) -> "int | Ints":
+        """Its place among the numbers of the run; of a stacked tensor those of its layers."""
+        return np.arange(self.first, self.first + self.layers) if self.layers else self.first
+
+    @property
     def t(self) -> int:
-        """The number of updates so far; waits for a device that counts them."""
-        return int(self.run.updates(self.place))
+        """The number of updates so far, with those that layers have skipped; waits for a device that counts them."""
+        own = int(self.run.updates(self.first))
+        return own + int(self.run.skipped(self.first)) if self.layers else own
 
     @t.setter
     def t(self, value: int) -> None:
-        self.run.put_updates(self.place, value)
+        self.run.put_updates(self.numbers, value)
+
+    @property
+    def updates(self) -> "int | Ints":
+        """The number of updates so far; of each layer, where these differ."""
+        found = self.run.updates(self.numbers)
+        return int(found.flat[0]) if (found == found.flat[0]).all() else found
+
+    @property
+    def skipped(self) -> Ints:
+        """How many of the updates each layer has skipped."""
+        return self.run.skipped(self.numbers)
+
+    def count(self, left: Left, *, skipped: bool = False) -> None:
+        """Each layer was updated once more but for those that are left out; or these have `skipped` a step."""
+        mask = left.get(self.layers, np.zeros(self.layers, bool))
+        self.run.count(self.numbers[mask if skipped else ~mask], skipped=skipped)  # type: ignore[index]
 
     def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
         """Go on from another array as the parameter, or from the same one, which may be elsewhere; and from new slots.

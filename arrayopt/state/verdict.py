@@ -27,11 +27,14 @@ class Verdict(NamedTuple):
         Whether the step is to change nothing.
     norm : float, 0-d array, function or None
         The joint norm of the unscaled gradients, where it was asked for; or what asks the device for it.
+    left : dict, optional
+        Which layers of stacked tensors the step leaves out; see `arrayopt.state.tensors.Left`.
     """
 
     factor: Any = None
     skip: Any = False
     norm: Any = None
+    left: Any = None
 
 
 def joint_norm(norms: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """What all gradients of a step mean for it: the loss scale, the check for finite gradients, the joint norm."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from arrayopt.engines.base import Judge, Swap
@@ -12,6 +12,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.state.loss_scale import LOSS_SCALE, as_loss_scale
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict, joint_norm, judge
+from arrayopt.step.left_out import left_out
 from arrayopt.step.norms import Measures, gradient_norms, measured
 
 __all__ = ["Judging", "Known"]
@@ -32,6 +33,8 @@ class Known(NamedTuple):
         What decides in the host's place.
     verdict : Verdict or None
         What somebody else has decided; nothing is looked at then.
+    stacks : sequence of Bucket
+        The stacked tensors of which a layer may be skipped alone.
     """
 
     scale: float | None = None
@@ -39,6 +42,7 @@ class Known(NamedTuple):
     check: bool = False
     judge: Judge | None = None
     verdict: Verdict | None = None
+    stacks: Sequence[Bucket] = ()
 
 
 class Judging:
@@ -75,7 +79,7 @@ class Judging:
             If the loss scale that is given is no positive number, or there is one already.
         """
         if isinstance(given, Verdict):
-            known, (factor, skip, _) = self._deciding(Known(), buckets, version), given
+            known, (factor, skip, *_) = self._deciding(Known(), buckets, version), given
             if known.judge is None:
                 given = Verdict(None if factor is None else float(factor), bool(skip))
             return known._replace(verdict=given)
@@ -86,7 +90,9 @@ class Judging:
         check = given is not None or self.scaling is not None or self.skip_nonfinite or scaled
         if not check and limit is None:
             return Known()
-        return self._deciding(Known(given, limit, check), buckets, version)
+        scaled = scaled or given is not None or self.scaling is not None
+        stacks = () if scaled or not check else [x for x in buckets if x.rule.stacked]
+        return self._deciding(Known(given, limit, check, stacks=stacks), buckets, version)
 
     def _deciding(self, known: Known, buckets: list[Bucket], version: int) -> Known:
         """What is known, and what decides in the host's place."""
@@ -134,16 +140,19 @@ class Judging:
                 known.limit is not None,
                 known.check,
                 self._swap,
+                bool(known.stacks),
             )
             self._judged = known.judge.each_norm
             return found
         norms = gradient_norms(self._engine, measures(), self._team)
         self._judged = lambda: norms
         held = self._run.peek("scale") if own else known.scale
-        found = judge(
-            joint_norm(list(norms.values())), scale=held if scaled else None, limit=known.limit, check=known.check
-        )
-        return found._replace(skip=bool(found.skip))
+        total, left = joint_norm(list(norms.values())), None
+        if known.stacks and not math.isfinite(float(total)):
+            left, rest = left_out(known.stacks, norms)
+            total = joint_norm(list(rest.values()))
+        found = judge(total, scale=held if scaled else None, limit=known.limit, check=known.check)
+        return found._replace(skip=bool(found.skip), left=left)
 
     def end(self, verdict: Verdict, known: Known) -> None:
         """The step is made, or skipped."""

@@ -6,6 +6,7 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
+from arrayopt.engines.layers import layer_name
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
@@ -25,7 +26,7 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     for bucket, wanted in asked:
         for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
             if g is not None and 0 not in tensor.shape:
-                took.append((place, tensor))
+                took += [(place, x) for x in (_layers(tensor) if bucket.rule.stacked else [tensor])]
     if len(asked) > 1:
         took.sort(key=lambda each: each[0])
     tensors = [tensor for _, tensor in took]
@@ -39,7 +40,7 @@ def measures(buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> Measur
 
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Buckets of the same parameters under the rule that measures their gradients."""
-    return [beside(bucket, _RULE, _measured) for bucket in buckets]
+    return [beside(bucket, _RULES[bool(bucket.tensors[0].layers)], _measured) for bucket in buckets]
 
 
 def _measured(tensor: Tensor) -> Tensor:
@@ -47,4 +48,10 @@ def _measured(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block)
 
 
-_RULE = GradientNorms(master_weights=False)
+def _layers(tensor: Tensor) -> list[Tensor]:
+    """The layers of a stacked tensor, each of which has a norm of its own."""
+    names = [layer_name(tensor.name, i) for i in range(tensor.array.shape[0])]
+    return [Tensor(name, tensor.array, place=tensor.place, share=tensor.share) for name in names]
+
+
+_RULES = [GradientNorms(master_weights=False, stacked=stacked) for stacked in (False, True)]

@@ -20,7 +20,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and before clipping, with
     `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is how many steps were skipped. Both are
-    there without ``stats=True`` too.
+    there without ``stats=True`` too. Layers that were skipped alone are in neither: see `Optimizer.skipped_layers`.
     """
 
     def __init__(self, *, enabled: bool) -> None:

@@ -187,6 +187,9 @@ class Step:
                 reports = ready.run(team)
                 self.accumulator.clear()
                 self.judging.end(verdict, known)
+                for x in self._parameters.all if verdict.left else ():
+                    if x.layers and grads[x.place] is not None:
+                        x.count(verdict.left, skipped=True)
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
                     team.gather([x for x in self._parameters.all if grads[x.place] is not None])
@@ -235,7 +238,10 @@ class Step:
             return Ready(self._engine)
         skip = None if verdict.skip is False else verdict.skip
         pairs = zip(coming.buckets, coming.hypers, strict=True)
-        return Ready(self._engine, ((x, Asked(x.own(grads), h, verdict.factor, stats, skip)) for x, h in pairs))
+        return Ready(
+            self._engine,
+            ((x, Asked(x.own(grads, verdict.left), h, verdict.factor, stats, skip, verdict.left)) for x, h in pairs),
+        )
 
     # ---- in two halves, so that the second can be captured ----------------------------------------------------------
 

@@ -236,8 +236,8 @@ class Optimizer(torch.optim.Optimizer):
         """The groups that a state has, and the optimizer over them."""
         states, steps = state["state"], state.get("step_count")
         if steps is None:  # as in a state that other software has taken apart and put together
-            counts = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
-            steps = int(max(counts, default=0))
+            own = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
+            steps = max((int(torch.as_tensor(x).max()) for x in own), default=0)
         options = state["options"] if "options" in state else getattr(self._below, "options", {})
         groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
         return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)

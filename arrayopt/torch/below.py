@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, as_tensor
 
 from arrayopt.optimizer import Optimizer
 from arrayopt.params.groups import Group, fields_of
@@ -140,7 +140,9 @@ class Below:
             if any(x.t for x in self.tensors):
                 for group, rule in zip(own, rules, strict=True):
                     self._check_switched(group, rule)
-        kept = {p: {"step": x.t, **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t}
+        kept = {
+            p: {"step": as_tensor(x.updates), **x.slots} for p, x in zip(self.params, self.tensors, strict=True) if x.t
+        }
         self._make(groups, kept, self.steps, copies=False)
         return self.made
 

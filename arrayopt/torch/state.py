@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor as Param
 
@@ -34,6 +35,8 @@ class Entry(dict[str, Any]):
 
 class State(MutableMapping[Param, dict[str, Any]]):
     """The state of each parameter: ``step``, the number of its updates, and the rule's slots.
+
+    Of a stacked parameter of which `skip_nonfinite` has skipped layers, ``step`` has the number of each layer.
 
     The slots are those that steps write. To set an entry copies it to them. A parameter whose entry is deleted or
     popped begins anew.
@@ -87,7 +90,7 @@ def show(p: Param, tensor: Tensor) -> dict[str, Any]:
     """The state of a parameter, its slots as they are; DTensors where the parameter is one."""
     undivided = tensor.share.undivided if tensor.share is not None else ()
     slots = {name: x if name in undivided else _as_given(p, x) for name, x in tensor.slots.items()}
-    return {STEP: torch.tensor(tensor.t), **slots}
+    return {STEP: torch.tensor(tensor.updates), **slots}
 
 
 def _as_given(p: Param, x: Param) -> Param:
@@ -122,7 +125,7 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
     ValueError
         Listing every mismatch. Nothing has been changed then.
     """
-    wrong, ready = list[str](), list[tuple[Tensor, int, dict[str, Param]]]()
+    wrong, ready = list[str](), list[tuple[Tensor, Any, dict[str, Param]]]()
     for name, tensor, state in given:
         if not state:
             ready.append((tensor, 0, {}))
@@ -131,13 +134,14 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
         wrong += [f"{name}: {what}" for what in found]
         if not found:
             slots = {slot: _own(tensor, slot, state[slot], copies) for slot in tensor.slots}
-            ready.append((tensor, int(state[STEP]), slots))
+            ready.append((tensor, torch.as_tensor(state[STEP]).cpu().numpy().astype(np.int64), slots))
     if wrong:
         raise ValueError(f"{who}: the state does not fit: {'; '.join(wrong)}")
     for tensor, t, slots in ready:
-        tensor.t, tensor.slots = t, slots or tensor.slots
+        tensor.run.put_updates(tensor.numbers, t, np.max(t) - t)
+        tensor.slots = slots or tensor.slots
         tensor.run.arrays += 1
-    return any(t for _, t, _ in ready)
+    return any(np.any(t) for _, t, _ in ready)
 
 
 def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
@@ -146,9 +150,13 @@ def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
         here = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
         return [f"expected {', '.join([STEP, *tensor.slots])}; got {here}"]
     wrong, t = [], state[STEP]
-    number = t.item() if isinstance(t, Param) and t.numel() == 1 else t
-    if not (isinstance(number, int | float) and math.isfinite(number) and is_count(int(number)) and number % 1 == 0):
-        wrong.append(f"{STEP} must be a whole number from 0; got {t!r}")
+    each = tensor.layers > 0 and isinstance(t, Param) and tuple(t.shape) == (tensor.layers,)
+    for number in t.tolist() if each else [t.item() if isinstance(t, Param) and t.numel() == 1 else t]:
+        if not (
+            isinstance(number, int | float) and math.isfinite(number) and is_count(int(number)) and number % 1 == 0
+        ):
+            wrong.append(f"{STEP} must be a whole number from 0; got {t!r}")
+            break
     for slot, mine in tensor.slots.items():
         x = state[slot]
         if not isinstance(x, Param):

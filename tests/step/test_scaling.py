@@ -244,10 +244,10 @@ def test_joint_norms_of_libraries():
 
 
 def test_what_norms_mean():
-    assert judge(8.0, scale=4.0, limit=1.0, check=True) == (0.125, False, 2.0)
-    assert judge(8.0, scale=4.0, limit=3.0, check=True) == (0.25, False, 2.0)
-    assert judge(math.inf, scale=None, limit=None, check=True) == (None, True, math.inf)
-    assert judge(0.0, limit=1.0) == (1.0, False, 0.0)
+    assert judge(8.0, scale=4.0, limit=1.0, check=True) == (0.125, False, 2.0, None)
+    assert judge(8.0, scale=4.0, limit=3.0, check=True) == (0.25, False, 2.0, None)
+    assert judge(math.inf, scale=None, limit=None, check=True) == (None, True, math.inf, None)
+    assert judge(0.0, limit=1.0) == (1.0, False, 0.0, None)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -34,13 +34,14 @@ class Model:
         self.t, self.slots = dict.fromkeys(params, 0), {name: {} for name in params}
         self.clip_norm, self.accumulate, self.skip_nonfinite = clip_norm, accumulate, skip_nonfinite
         self.scale, self.good = copy.copy(scale), 0
+        self.left = {name: [0] * (x.shape or (1,))[0] for name, x in params.items()}
         self.step_count = self.skipped = self.calls = 0
         self.sums = {}
 
     def add(self, name, x, options):
         """Take one more tensor in."""
         self.shapes[name], self.p[name], self.options[name] = x.shape, x.ravel().tolist(), options
-        self.t[name], self.slots[name] = 0, {}
+        self.t[name], self.slots[name], self.left[name] = 0, {}, [0] * (x.shape or (1,))[0]
 
     def step(self, grads):
         """Take the gradients of one call: arrays by name, or None."""
@@ -53,21 +54,44 @@ class Model:
         if self.calls < self.accumulate:
             return
         self.calls, g, self.sums = 0, self.sums, {}
-        finite = all(math.isfinite(x.real) and math.isfinite(x.imag) for some in g.values() for x in some)
-        if not finite and (self.scale or self.skip_nonfinite):
+        finite = all(map(_finite, g.values()))
+        left = self._left_out(g) if self.skip_nonfinite and not self.scale else None
+        if not finite and left is None and (self.scale or self.skip_nonfinite):
             self.skipped += 1
         else:
-            self._update(g)
+            self._update(g, left or set())
         self._rescale(finite)
         self.step_count += 1
 
-    def _update(self, grads):
-        """One update of the tensors that have a gradient."""
-        limit, total = self._now(self.clip_norm), math.hypot(*(witness.norm(g) for g in grads.values()))
+    def _layers(self, name):
+        """How many layers a stacked tensor has, if any."""
+        return self.shapes[name][0] if self.options[name].get("stacked") and self.p[name] else 0
+
+    def _left_out(self, grads):
+        """The layers that are skipped alone, by how many there are and place; None where the step is skipped."""
+        bad, parts = set(), []
+        for name, g in grads.items():
+            count = self._layers(name)
+            own = [((count, i), witness.part(g, i, count)) for i in range(count)] or [(None, g)]
+            bad |= {key for key, x in own if not _finite(x)}
+            parts += [key for key, x in own if x]
+        return None if bad and (None in bad or bad >= set(parts)) else bad
+
+    def _update(self, grads, left):
+        """One update of the tensors that have a gradient, but for layers that are left out."""
+        took = {}
+        for name, g in grads.items():
+            count = self._layers(name)
+            out = {i for i in range(count) if (count, i) in left}
+            took[name] = [x for i in range(count) if i not in out for x in witness.part(g, i, count)] if count else g
+            self.left[name] = [n + (i in out) for i, n in enumerate(self.left[name])]
+        limit, total = self._now(self.clip_norm), math.hypot(*(witness.norm(g) for g in took.values()))
         factor = limit / total if limit is not None and total > limit else 1.0
         for name, g in grads.items():
             self.t[name] += 1
             now = {key: self._now(x) for key, x in self.options[name].items()}
+            count, t = self._layers(name), self.t[name]
+            each = [None if (count, i) in left else t - self.left[name][i] for i in range(count)]
             step = witness.step_of_layers if now.pop("stacked", False) else witness.step
             self.p[name], self.slots[name] = step(
                 self.rule if isinstance(self.rule, str) else self.rule[name],
@@ -76,7 +100,7 @@ class Model:
                 self.p[name],
                 [factor * x for x in g],
                 self.slots[name],
-                self.t[name],
+                each if step is witness.step_of_layers else t,
             )
 
     def _now(self, x):
@@ -99,7 +123,27 @@ class Model:
             name: {
                 "t": self.t[name],
                 "p": np.array(self.p[name]).reshape(self.shapes[name]),
-                **{slot: np.array(x) for slot, x in self.slots[name].items()},
+                **{slot: np.array(x) for slot, x in self._slots(name).items()},
             }
             for name in self.p
         }
+
+    def _slots(self, name):
+        """A tensor's slots; those of layers end to end. Layers that were never updated have them as they begin."""
+        count, slots = self._layers(name), self.slots[name]
+        if not count or not slots:
+            return {} if count else slots
+        like = next(iter(slots.values()))
+        begun = {k: x if k in ("slow", "ema", "z", "x") else [NUMBERS.get(k, 0.0)] * len(x) for k, x in like.items()}
+        for i in range(count):
+            if i not in slots:
+                slots[i] = {k: witness.part(self.p[name], i, count) if x is like[k] else x for k, x in begun.items()}
+        return {k: [y for i in range(count) for y in slots[i][k]] for k in like}
+
+
+NUMBERS = {"theta": 1.0, "mu_product": 1.0}
+"""Slots of one number that do not begin at 0."""
+
+
+def _finite(some):
+    return all(math.isfinite(x.real) and math.isfinite(x.imag) for x in some)

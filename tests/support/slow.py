@@ -195,6 +195,12 @@ COSTLY = {
         "test_the_optimum_is_scipys": "hock|logistic|rosenbrock|phases|nonnegative_lasso",
     },
     "tests/test_wrong.py": {"test_monitor": "", "test_snapshots": ""},
+    "tests/step/test_layers_skipped.py": {
+        "test_a_scan": "",
+        "test_arrays_that_are_replaced": "",
+        "test_over_ranks_of_arrays_that_are_replaced": "",
+        "test_the_functional_form": "jax",
+    },
     "tests/testing/test_diagnose.py": {
         "test_matrices_may_follow_another_rule": "",
         "test_nothing_of_the_users_is_written": "",

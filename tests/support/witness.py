@@ -80,20 +80,22 @@ def step(
     return new_p, slots
 
 
-def step_of_layers(rule_name, options, shape, p, g, state, t):
-    """As `step`, of each layer of a stacked tensor; the layers' slots lie end to end."""
-    count = shape[0]
-
-    def part(x, i):
-        return x[i * len(x) // count : (i + 1) * len(x) // count]
-
+def step_of_layers(rule_name, options, shape, p, g, states, t):
+    """As `step`, of each layer of a stacked tensor: with slots of its own, and a number of updates, None to skip it."""
     if len(p) == 0:
-        return p, state
-    done = [
-        step(rule_name, options, shape[1:], part(p, i), part(g, i), {k: part(x, i) for k, x in state.items()}, t)
-        for i in range(count)
-    ]
-    return [x for q, _ in done for x in q], {k: [x for _, s in done for x in s[k]] for k in done[0][1]}
+        return p, states
+    new, count = [], shape[0]
+    for i in range(count):
+        q, own = part(p, i, count), states.get(i, {})
+        if t[i] is not None:
+            q, states[i] = step(rule_name, options, shape[1:], q, part(g, i, count), own, t[i])
+        new += q
+    return new, states
+
+
+def part(x, i, count):
+    """One of so many equal stretches of a list."""
+    return x[i * len(x) // count : (i + 1) * len(x) // count]
 
 
 def around_slots(h, p):

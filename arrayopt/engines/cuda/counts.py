@@ -13,24 +13,24 @@ __all__ = ["Counts", "counts_of"]
 
 
 class Counts:
-    """One array of counts; see `arrayopt.state.run.Holder`."""
+    """One array of counts, of updates and of steps skipped alone; see `arrayopt.state.run.Holder`."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.access, self.device = access(bucket.tensors[0].array)
-        self.places = np.array([tensor.place for tensor in bucket.tensors])
+        self.places = np.array([tensor.first for tensor in bucket.tensors])
         with on_device(self.access, self.device):
-            self.table = Upload((len(self.places),), np.int64)
+            self.table = Upload((len(self.places), 2), np.int64)
         self.array = self.table.array
 
-    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.upload`."""
         with on_device(self.access, self.device):
-            self.table.send(updates[self.places])
+            self.table.send(counts[:, self.places].T)
 
-    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
         with on_device(self.access, self.device):
-            updates[self.places] = self.array.get()
+            counts[:, self.places] = self.array.get().T
 
     def peek(self, name: str) -> Any:
         """See `Holder.peek`."""

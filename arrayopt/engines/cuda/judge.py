@@ -14,6 +14,8 @@ from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
+from arrayopt.engines.cuda.flags import Flags
+from arrayopt.engines.cuda.launches import NOTHING
 from arrayopt.engines.cuda.places import Places
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.engines.fused import Fused, Prepared
@@ -53,10 +55,10 @@ class Judge:
         self.access, self.device = access(buckets[0].tensors[0].array)
         with on_device(self.access, self.device):
             self.given, self.state = Upload((len(GIVEN),), np.float64), Upload((len(STATE),), np.float64)
-            self.verdict, self.skip = cupy.zeros(len(VERDICT), np.float64), cupy.zeros((), np.int32)
+            self.verdict, self.flags = cupy.zeros(len(VERDICT), np.float64), Flags(buckets)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
-        self.norms: dict[bytes, Upload] = {}
+        self.norms: dict[bytes, tuple[Upload, Upload]] = {}
         self.places = Places(self)
         self.measured: list[tuple[Any, Rows]] = []
         self.run = weakref.proxy(buckets[0].run)  # which may hold this
@@ -68,12 +70,12 @@ class Judge:
 
     # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` ----------------------------------------------
 
-    def upload(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.upload`."""
         with on_device(self.access, self.device):
             self.state.send(np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])]))
 
-    def fetch(self, updates: Ints, loss: dict[str, Any]) -> None:
+    def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
         with on_device(self.access, self.device):
             scale, good, skipped, _ = self.state.array.get().tolist()
@@ -105,6 +107,7 @@ class Judge:
         limit: bool,
         check: bool,
         swap: Swap | None = None,
+        alone: bool = False,
     ) -> Verdict:
         """See `arrayopt.engines.base.Judge.__call__`."""
         ready = self.prepare(asked)
@@ -120,24 +123,28 @@ class Judge:
             every = self.places.of(self.measured)
             if swap is not None:
                 every = self.places.met(swap)
-            norms = self._norms(every)
+            norms, layer = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
-            places = (norms, np.int32(len(every) - 1), self.given.array, self.state.array)
-            kernel((1,), (THREADS,), (*places, self.verdict, self.skip))
+            places = (norms, np.int32(len(every) - 1), layer if alone else NOTHING, np.int32(self.flags.count))
+            kernel((1,), (THREADS,), (*places, self.given.array, self.state.array, self.verdict, self.flags.array))
         factor = self.factor if limit or scale is not None else None
-        return Verdict(factor, self.skip if check else False, self.joint_norm)
+        skip = self.flags if alone else self.flags.whole
+        return Verdict(factor, skip if check else False, self.joint_norm)
 
-    def _norms(self, addresses: Ints) -> Any:
-        """A table of addresses in device memory; kept for the next step, and for good where a captured one has it."""
-        key = addresses.tobytes()
+    def _norms(self, addresses: Ints) -> tuple[Any, Any]:
+        """Addresses in device memory, and the layers that they are of; kept for the next step, for good if captured."""
+        layer = self.places.layer
+        key = addresses.tobytes() + layer.tobytes()
         if key not in self.norms:
             if not self.run.is_captured(self):
                 self.norms.clear()
-            self.norms[key] = Upload(addresses.shape, np.int64)
-            self.norms[key].put(addresses)
+            self.norms[key] = Upload(addresses.shape, np.int64), Upload(addresses.shape, np.int32)
+            self.norms[key][0].put(addresses)
+            self.norms[key][1].put(layer)
         if cupy.cuda.get_current_stream().is_capturing():
             self.run.record(self)
-        return self.norms[key].array
+        there, layer_there = self.norms[key]
+        return there.array, layer_there.array
 
     def joint_norm(self) -> Any:
         """The joint norm of the last step's gradients, on the device."""

@@ -48,6 +48,8 @@ class Places:
     measured: list[tuple[Any, Rows]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     addresses: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
+    layer: Any = field(default_factory=lambda: np.zeros(1, np.int32))
+    """For each norm which layer of stacked tensors it is of; see `Flags.place`."""
     rooms: dict[bytes, tuple[Upload, Any]] = field(default_factory=dict)
     last: Any = None
     """The room that ranks have met in, the tensors whose norms are there, and the place of each."""
@@ -62,6 +64,7 @@ class Places:
             found.sort(key=lambda x: int(x[0].tensors[x[1]].place))
             self.measured, self.tensors = measured, [batch.tensors[row] for batch, row in found]
             self.addresses = np.array([*(batch.reported("grad_norm", row) for batch, row in found), 0], np.int64)
+            self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)
             self.last = None
         return self.addresses
 

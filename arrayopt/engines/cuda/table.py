@@ -17,6 +17,7 @@ from arrayopt.engines.cuda.cublas import Blas, blas_of
 from arrayopt.engines.cuda.cut import Cut
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import emit
+from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
@@ -105,6 +106,8 @@ class Table(Batch):
         self.alive: list[Any] = []
         self.factor: Any = self.factor_there.array
         self.skip: Any = NOTHING
+        self.layer: Any = NOTHING
+        self.places: Any = None  # of its layers among the flags of a step
         self.follows_t = any(n.data == UPDATES for n in reachable(plan.scalars))
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
@@ -151,7 +154,13 @@ class Table(Batch):
             else:
                 self.factor = self.factor_there.array
                 self.factor_there.put([1.0 if clip is None else float(clip)])
-            self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
+            self.layer = NOTHING
+            if isinstance(asked.skip, Flags):
+                self.skip = asked.skip.array
+                if self.tensors[0].layer_of is not None:
+                    self.layer = asked.skip.of(self)
+            else:
+                self.skip = NOTHING if asked.skip is None else cupy.asarray(asked.skip)
             self.locate()
             self.alive = self._bind_grads(rows, grads)
             if not self.sent:
@@ -259,10 +268,10 @@ class Table(Batch):
             self.own_counts[...] = self.counts.array
         queue = self.launching.of(rows)
         grid, given = queue.begin
-        self.prepare_kernel(grid, (THREADS,), (*given, self.factor, self.skip))
+        self.prepare_kernel(grid, (THREADS,), (*given, self.factor, self.skip, self.layer))
         for i, (grid, given) in enumerate(queue.runs):
             if grid[0]:
-                self.run_kernel(grid, (THREADS,), (*given, self.skip))
+                self.run_kernel(grid, (THREADS,), (*given, self.skip, self.layer))
             yield i
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
@@ -273,7 +282,11 @@ class Table(Batch):
         with on_device(self.access, self.device):
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:
-                kept = [cupy.where(self.skip != 0, np.nan, x) for x in kept]
+                flags = self.skip.reshape(-1)
+                skipped = (
+                    flags[0] != 0 if self.layer is NOTHING else (flags[0] != 0) | (flags[self.layer] != 0)[:, None]
+                )
+                kept = [cupy.where(skipped, np.nan, x) for x in kept]
             values, scalars = map(self.access.own, kept)
 
         def column(n: Any) -> Any:

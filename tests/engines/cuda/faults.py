@@ -23,7 +23,7 @@ FAULTS = [
     ("tickets taken without an atomic", "unsigned next = atomicAdd(taken, 1u);", "unsigned next = (*taken)++;"),
     ("a ticket read before it is there", "            now() = next;\n        }\n        __syncthreads();", "            now() = next;\n        }"),
     ("counters that are not begun anew", "    done[tensor] = 0;\n", ""),
-    ("counts that do not go up", "++counts[t[IN_COUNT]]", "counts[t[IN_COUNT]]"),
+    ("counts that do not go up", "++counts[2 * t[IN_COUNT]]", "counts[2 * t[IN_COUNT]]"),
     ("a shuffle over half a warp", "int distance = 16;", "int distance = 8;"),
     ("a wrong mask of a shuffle", "0xffffffffu, x, distance", "0xffffu, x, distance"),
     ("a warp left out", "for (int w = 1; w < kWarps; ++w) x[k] = Of", "for (int w = 2; w < kWarps; ++w) x[k] = Of"),

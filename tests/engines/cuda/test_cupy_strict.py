@@ -142,16 +142,16 @@ def last_piece(rule, shape, values):
     room = np.zeros((1, max(1, len(where.tensor))))
     working = np.zeros((1, len(plan.scalars) + room.size), np.float32)
     numbers = np.array([[float(rule.at(0)[name]) for name in hypers(plan)] or [0.0]])
-    taken, done, counts, factor = np.zeros(1, "u4"), np.zeros(1, "u4"), np.zeros(1, "i8"), np.ones(1)
+    taken, done, counts, factor = np.zeros(1, "u4"), np.zeros(1, "u4"), np.zeros((1, 2), "i8"), np.ones(1)
     module = Module(code=emit(plan, "float32", "float32"), names=["prepare", "run"])
     one = np.int32(1)
-    given = (row, None, one, numbers, counts, scalars, working, taken, one, done, factor, None)
+    given = (row, None, one, numbers, counts, scalars, working, taken, one, done, factor, None, None)
     module.get_function("prepare")((1,), (256,), given)
     queue = np.zeros(1, TICKET)
     queue["piece"], queue["stage"], queue["stop"] = pieces(made, geo)[0, first] - 1, first, first + 1
     there = np.array([x.ctypes.data for x in (row, scalars, room, work, working)], "u8")
     there = there.view([(c, "u8") for c in "abcde"])
-    run = (there.reshape(()), queue.view("i4"), np.int32(0), one, taken, done, None, None)
+    run = (there.reshape(()), queue.view("i4"), np.int32(0), one, taken, done, None, None, None)
     module.get_function("run")((1,), (256,), run)
     return arrays, work
 
