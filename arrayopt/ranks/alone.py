@@ -79,6 +79,9 @@ class Alone:
         """A slot, whole, on one rank or on all."""
         return tensor.slots[slot]
 
+    def check_whole(self, tensors: Sequence[Tensor]) -> None:
+        """Raise where the ranks' parts of a slot are not all of it, each element once; `collect` relies on it."""
+
     def renew(self) -> None:
         """Forget messages that were on their way when ranks were torn apart: not all of them need know of it."""
 

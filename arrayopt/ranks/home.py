@@ -1,5 +1,6 @@
 """Bringing arrays home: parameters to all ranks after a step, whole slots to one rank or to all."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +9,11 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, memory, place, size, to_host
 from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.shards import fill
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["collect", "gather"]
+__all__ = ["collect", "gather", "pieces_of"]
 
 SMALL = 1 << 18
 """Parts of fewer bytes are sent together."""
@@ -43,43 +45,72 @@ def gather(comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
 
 
 def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
-    """A slot, or the parameter ("p"), whole: on one rank as an array of NumPy, or on all."""
-    own, share = tensor.array if slot == "p" else tensor.slots[slot], tensor.share
-    shape = tensor.shape if slot == "p" else tensor.whole[slot]
-    if isinstance(share, Shards) and slot not in share.undivided:
-        return _assembled(comm, own, share, shape, root)
-    if share is None or not share.holders:
+    """A slot, or the parameter ("p"), whole: on all ranks; or on one, as an array of NumPy, and None on the others."""
+    own, places = _of(tensor, slot), pieces_of(tensor, slot)
+    if places is None:
         return own
-    mine = np.ascontiguousarray(to_host(own)).reshape(-1)
-    room = np.empty(int(np.prod(shape)), mine.dtype)
-    ends = _ends(share.ends, share.holders[0], len(room)) if slot in share.undivided else share.ends
-    item = mine.itemsize
-    mine = mine[: ends[comm.rank + 1] - ends[comm.rank]]
-    room[ends[comm.rank] : ends[comm.rank + 1]] = mine
-    data = as_bytes(room)
-    pieces = [(r, data[ends[r] * item : ends[r + 1] * item]) for r in share.holders if ends[r] < ends[r + 1]]
-    if root is None:
-        comm.broadcast(pieces)
-        return _of_library(own, room.reshape(shape))
-    sent = [(root, x) for r, x in pieces if r == comm.rank != root]
-    comm.exchange(sent, [(r, x) for r, x in pieces if r != root == comm.rank])
-    return room.reshape(shape)
-
-
-def _assembled(comm: Comm, own: Array, share: Shards, shape: tuple[int, ...], root: int | None) -> Any:
-    """A whole array from the parts that the user gave."""
     mine = np.ascontiguousarray(to_host(own))
-    parts = {r: mine if r == comm.rank else np.empty(share.blocks[r][1], mine.dtype) for r in share.holders}
-    pieces = [(r, as_bytes(x)) for r, x in parts.items()]
+    if root not in (None, comm.rank):
+        comm.exchange([(root or 0, as_bytes(mine)) for r in places if r == comm.rank and mine.size], [])
+        return None
+    room = np.empty(tensor.shape if slot == "p" else tensor.whole[slot], mine.dtype)  # the places fill it
+    flat = room if any(isinstance(where, tuple) for where in places.values()) else room.reshape(-1)
+    rooms = {r: flat[where] for r, where in places.items()}
+    sent = {r: x if x.flags.c_contiguous else np.empty(x.shape, x.dtype) for r, x in rooms.items()}
+    if comm.rank in sent:
+        sent[comm.rank][...] = mine.reshape(sent[comm.rank].shape)
+    pieces = [(r, as_bytes(x)) for r, x in sent.items() if x.size]
     if root is None:
         comm.broadcast(pieces)
     else:
-        sent = [(root, x) for r, x in pieces if r == comm.rank != root]
-        comm.exchange(sent, [(r, x) for r, x in pieces if r != root == comm.rank])
-    room = np.empty(shape, mine.dtype)
-    for r, x in parts.items():
-        room[share.where(r)] = x.reshape(share.blocks[r][1])
+        comm.exchange([], [(r, x) for r, x in pieces if r != comm.rank])
+    for r, x in sent.items():
+        rooms[r][...] = x
     return room if root is not None else _of_library(own, room)
+
+
+def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
+    """Which ranks bring which elements of a whole slot home, of the parameter ("p"): all of them, each once.
+
+    Returns
+    -------
+    dict of int to slice or tuple of slice, or None
+        For each such rank its stretch, or its block; None where each rank has all.
+
+    Raises
+    ------
+    ValueError
+        If they are not all elements, each once, or this rank does not have those that it is to bring.
+    """
+    share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
+    divided = isinstance(share, Shards) and slot not in share.undivided
+    if share is None or (not share.holders and not divided):
+        return None
+    try:
+        found: dict[int, Any]
+        if isinstance(share, Shards) and divided:
+            found = {r: (*share.where(r), ...) for r in share.holders}
+            counts = {r: math.prod(share.blocks[r][1]) for r in found}
+            if not fill([share.blocks[r] for r in found], shape):
+                raise ValueError(f"the parts {[share.blocks[r] for r in found]} do not fill {shape}, each place once")
+        else:
+            ends = share.parts(slot, math.prod(shape))
+            found = {r: slice(ends[r], ends[r + 1]) for r in share.holders if ends[r] < ends[r + 1]}
+            counts = {r: ends[r + 1] - ends[r] for r in found}
+        mine = size(_of(tensor, slot))
+        if mine != counts.get(share.rank, mine):
+            raise ValueError(f"rank {share.rank} has {mine} elements of it, and should have {counts[share.rank]}")
+    except ValueError as error:
+        raise ValueError(
+            f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be put together from the ranks'"
+            f" parts: {error}"
+        ) from None
+    return found
+
+
+def _of(tensor: Tensor, slot: str) -> Array:
+    """What this rank has of a slot, or of the parameter ("p")."""
+    return tensor.array if slot == "p" else tensor.slots[slot]
 
 
 class _Home:
@@ -116,7 +147,3 @@ def _of_library(mine: Array, x: "np.ndarray[Any, Any]") -> Array:
         return xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
     return xp.asarray(x, dtype=mine.dtype, device=device, copy=True)
 
-
-def _ends(ends: tuple[int, ...], holder: int, n: int) -> tuple[int, ...]:
-    """Ends of parts where one rank has all."""
-    return tuple(0 if r <= holder else n for r in range(len(ends)))

@@ -18,7 +18,7 @@ from arrayopt.params.groups import Group, labelled
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import RankError, as_bytes
 from arrayopt.ranks.cuts import divide
-from arrayopt.ranks.home import collect, gather
+from arrayopt.ranks.home import collect, gather, pieces_of
 from arrayopt.ranks.settings import Ranks, as_ranks
 from arrayopt.ranks.shards import check_parts, shards
 from arrayopt.ranks.sums import Sums
@@ -212,6 +212,11 @@ class Team(Alone):
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
         with self._answered(f"the collection of {slot!r} of {tensor.name!r}"):
             return collect(self._comm, tensor, slot, root)
+
+    def check_whole(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            for slot in ("p", *tensor.slots) if tensor.block is not None else tensor.slots:
+                pieces_of(tensor, slot)
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         kinds = [x.kind for x in tensors]
