@@ -13,35 +13,64 @@ from arrayopt.ranks.shards import fill
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["collect", "gather", "pieces_of"]
+__all__ = ["Gather", "collect", "pieces_of"]
 
 SMALL = 1 << 18
 """Parts of fewer bytes are sent together."""
 
 
-def gather(comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
-    """Bring the parameters that other ranks have updated here; `packed` in one message from each rank."""
-    shared = [x for x in tensors if x.share is not None and x.share.holders and x.block is None]
-    homes = [_Home(x, on_device=comm.on_device) for x in shared]
-    pieces = [
-        (r, home.bytes[share.ends[r] * home.item : share.ends[r + 1] * home.item])
-        for home, x in zip(homes, shared, strict=True)
-        if (share := x.share) is not None
-        for r in share.holders
-    ]
-    together = [(r, x) for r, x in pieces if isinstance(x, np.ndarray) and (packed or x.size < SMALL)]
-    if together:
-        mine = [x for r, x in together if r == comm.rank]
-        counts = [sum(x.size for root, x in together if root == r) for r in range(comm.size)]
-        got = comm.allgather(np.concatenate([*mine, np.empty(0, np.uint8)]), counts)()
-        at = [0] * comm.size
-        for r, x in together:
-            x[:] = got[r][at[r] : at[r] + x.size]
-            at[r] += x.size
-    if len(together) < len(pieces):
-        comm.broadcast([(r, x) for r, x in pieces if not isinstance(x, np.ndarray) or x.size >= SMALL])
-    for home in homes:
-        home.settle()
+class Gather:
+    """Brings the parameters of some tensors here that other ranks have updated. It lasts until arrays are replaced.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    tensors : sequence of Tensor
+        The tensors.
+    packed : bool
+        Whether all come in one message from each rank.
+    """
+
+    def __init__(self, comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
+        self._comm, self._tensors = comm, list(tensors)
+        self._version = tensors[0].run.arrays if tensors else 0
+        self._homes, self._large = list[_Home](), list[tuple[int, Any]]()
+        self._small: list[list[Any]] = [[] for _ in range(comm.size)]
+        for tensor in tensors:
+            share, holders = tensor.share, [] if tensor.share is None else tensor.share.holders
+            if share is None or not holders or tensor.block is not None:
+                continue
+            home = _Home(tensor, on_device=comm.on_device)
+            self._homes.append(home)
+            for r in holders:
+                piece = home.bytes[share.ends[r] * home.item : share.ends[r + 1] * home.item]
+                if isinstance(piece, np.ndarray) and (packed or piece.size < SMALL):
+                    self._small[r].append(piece)
+                else:
+                    self._large.append((r, piece))
+        self._counts = [sum(x.size for x in own) for own in self._small]
+
+    def serves(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it is of these tensors, which lie where they did."""
+        if not tensors or any(home.copy is not None for home in self._homes):
+            return False
+        return self._version == tensors[0].run.arrays and self._tensors == tensors
+
+    def __call__(self) -> None:
+        """Bring them here."""
+        if any(self._counts):
+            mine = self._small[self._comm.rank]
+            got = self._comm.allgather(np.concatenate([*mine, np.zeros(0, np.uint8)]), self._counts)()
+            for r, own in enumerate(self._small):
+                at = 0
+                for x in own if r != self._comm.rank else ():
+                    x[:] = got[r][at : at + x.size]
+                    at += x.size
+        if self._large:
+            self._comm.broadcast(self._large)
+        for home in self._homes:
+            home.settle()
 
 
 def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
@@ -146,4 +175,3 @@ def _of_library(mine: Array, x: "np.ndarray[Any, Any]") -> Array:
     if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
         return xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
     return xp.asarray(x, dtype=mine.dtype, device=device, copy=True)
-

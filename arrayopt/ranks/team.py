@@ -18,7 +18,7 @@ from arrayopt.params.groups import Group, labelled
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import RankError, as_bytes
 from arrayopt.ranks.cuts import divide
-from arrayopt.ranks.home import collect, gather, pieces_of
+from arrayopt.ranks.home import Gather, collect, pieces_of
 from arrayopt.ranks.settings import Ranks, as_ranks
 from arrayopt.ranks.shards import check_parts, shards
 from arrayopt.ranks.sums import Sums
@@ -42,6 +42,7 @@ class Team(Alone):
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
         self.captured = self._comm.on_device and not self.sums
+        self._gather: Gather | None = None  # of the last step
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # sections of `warned`, one in the other
 
@@ -205,7 +206,9 @@ class Team(Alone):
         return {name: {key: np.float64(x) for key, x in report.items()} for name, report in every.items()}
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
-        gather(self._comm, tensors, packed=self._ranks.gather == "packed")
+        if self._gather is None or not self._gather.serves(tensors):
+            self._gather = Gather(self._comm, tensors, packed=self._ranks.gather == "packed")
+        self._gather()
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 
