@@ -69,7 +69,7 @@ class Sums:
     def _added(
         self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
     ) -> None:
-        """Add up some of the gradients, all of one dtype, in rounds, each of a bucket that is sent and one that comes."""
+        """Add up some of the gradients, all of one dtype, in rounds: a bucket is sent, and one comes."""
         rank, flat, sums = self._comm.rank, dict[int, Any](), dict[int, Any]()
         shares: dict[int, Share] = {i: share for i in which if (share := tensors[i].share) is not None}
         for i in which:

@@ -227,4 +227,6 @@ class Saved:
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
             self._team.mend()
+            if params:
+                self._parameters.replaced.agreed()
             return self.params

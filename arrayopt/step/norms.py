@@ -22,11 +22,15 @@ def gradient_norms(
     found = {
         name: report["grad_norm"] for name, report in measuring(engine, buckets, grads).run(team).items() if report
     }
-    tensors = [tensor for bucket in buckets for tensor in bucket.tensors]
+    took = []
+    for bucket in buckets:
+        for tensor, g in zip(bucket.tensors, bucket.own(grads), strict=True):
+            if g is not None and 0 not in tensor.shape:
+                took.append((tensor, g))
     if len(buckets) > 1:
-        tensors.sort(key=lambda tensor: tensor.place)
-    took = [tensor for tensor in tensors if grads[tensor.place] is not None and 0 not in tensor.shape]
-    return team.norms({tensor.name: found[tensor.name] for tensor in took if tensor.name in found}, took)
+        took.sort(key=lambda each: each[0].place)
+    tensors = [tensor for tensor, _ in took]
+    return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, [g for _, g in took])
 
 
 def measuring(engine: str, buckets: Sequence[Bucket], grads: list[Array | None]) -> Ready:

@@ -85,6 +85,8 @@ class Step:
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
+        if team.size > 1:
+            team.replaced = parameters.replaced
         for bucket in self._buckets.now():
             select(engine, bucket)
 
@@ -148,7 +150,13 @@ class Step:
         team, accumulator, known = self._team, self.accumulator, coming.known
         wanted = stats
         if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
-            wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
+            wanted = team.agree(
+                "Optimizer.step",
+                partial(self._said, coming, begun.given),
+                wish=stats,
+                grads=begun.given,
+                step=self._run.steps,
+            )
         with team.unbroken("a step"):
             grads, rooms = begun.grads, begun.rooms
             if begun.adding is not None:
