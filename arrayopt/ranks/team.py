@@ -63,7 +63,7 @@ class Team(Swaps):
         wish: bool = False,
         grads: Sequence[Array | None] | None = None,
         step: int = 0,
-        done: str = "nothing was changed",
+        after: bool = False,
     ) -> bool:
         if self.torn is not None and what != "Optimizer.load":
             raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
@@ -84,21 +84,22 @@ class Team(Swaps):
         mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": texts(words)}
         with self._answered(what):
             every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
-        self._raise(what, error, every, done)
+        self._raise(what, error, every, after=after)
         differing = "; ".join(differences(every))
         self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
         raise self._told
 
     def _raise(
-        self, what: str, error: BaseException | None, every: list[dict[str, Any]], done: str = "nothing was changed"
+        self, what: str, error: BaseException | None, every: list[dict[str, Any]], *, after: bool = False
     ) -> None:
         """Raise this rank's own error, or what others have said of theirs."""
         if error is not None:
             self._told = error
             raise error
-        failed = [f"rank {r} failed: {x['error']}" for r, x in enumerate(every) if x["error"]]
+        done, how = ("the step was made, but", " in a hook after it") if after else ("nothing was changed, for", "")
+        failed = [f"rank {r} failed{how}: {x['error']}" for r, x in enumerate(every) if x["error"]]
         if failed:
-            self._told = RankError(f"{what}: {done}, for {'; '.join(failed)}")
+            self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
             raise self._told
 
     def _due(self, grads: Sequence[Array | None] | None, step: int) -> bool:
@@ -155,7 +156,7 @@ class Team(Swaps):
             error = caught
         try:
             if self._met:
-                self.agree(f"{what}: after_step", dict, error, done="the step was made, and then hooks broke off")
+                self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
         finally:
             self._told = self._told if self._inside else None
 
