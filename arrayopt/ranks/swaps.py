@@ -64,7 +64,8 @@ class Swaps(Alone):
     def norms(self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]) -> dict[str, Any]:
         owner = [x.share.holders[0] for x in tensors if x.share is not None]
         own_alone = [self.sums and x.block is None for x in tensors]  # sums have what all ranks have
-        odd = np.packbits([not y and is_odd(x, g) for x, g, y in zip(tensors, grads, own_alone, strict=True)])
+        looked = [not y and is_odd(x, g) for x, g, y in zip(tensors, grads, own_alone, strict=True)]
+        odd = np.packbits(np.array(looked, bool))
         mine = [own[x.name] for x, r in zip(tensors, owner, strict=True) if r == self.rank]
         record = np.dtype([("norm", np.float64), ("kind", np.uint8)])
         sent = np.array([(float(x), 0 if library(x) == "numpy" else x.dtype.itemsize) for x in mine], record)

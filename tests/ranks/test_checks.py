@@ -406,3 +406,14 @@ def test_hooks_that_fail_within_calls_of_all_ranks(tmp_path):
         return opt.step_count
 
     assert ao.ranks.run(3, rank) == [2] * 3
+
+
+@pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"skip_nonfinite": True}, {"loss_scale": 2.0}])
+def test_steps_without_any_gradient(options):
+    def rank(comm):
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=comm, **options)
+        opt.step(dict.fromkeys(SHAPES))
+        return {n: x.tobytes() for n, x in opt.params.items()}
+
+    before = {n: x.tobytes() for n, x in parameters(SHAPES).items()}
+    assert ao.ranks.run(3, rank) == [before] * 3
