@@ -11,7 +11,8 @@ from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups
 from arrayopt.params.parameters import Parameters
 from arrayopt.params.parts import mesh_of
-from arrayopt.ranks.team import alike, team
+from arrayopt.ranks.same import alike
+from arrayopt.ranks.team import team
 from arrayopt.rules.base import Rule
 from arrayopt.settings import Settings
 from arrayopt.state.loss_scale import LossScale
@@ -184,10 +185,12 @@ class Optimizer(Settings):
             except BaseException as error:
                 self._team.warn("Optimizer.step", error)
                 raise
+            self._team.hooked = bool(self._after)
             if self._step.make(coming, begun, stats=stats, record=self._record):
                 self._stats.deliver()
-                for after in list(self._after):
-                    after(self)
+                with self._team.after("Optimizer.step"):
+                    for after in list(self._after):
+                        after(self)
             return self.params
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:

@@ -127,6 +127,7 @@ class Settings(Saved):
         with self._guard("Optimizer.averaged"):
             with self._team.warned("Optimizer.averaged"):
                 self._parameters.take_up()
+                self._team.check_whole(self._parameters.all)
             self._team.agree("Optimizer.averaged")
             rules = {x.name: group.rule for group in self.groups for x in group.tensors}
             now = [(x.array, self._evaluated(x, rules[x.name])) for x in self._parameters.all]

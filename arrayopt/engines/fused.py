@@ -274,7 +274,8 @@ def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> list[Array | 
 def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:
     """The plans that a bucket's tensors take, and the shapes that take each."""
     dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
-    for shape in sorted({tuple(x.shape) for x in bucket.tensors if size(x.array)}, key=lambda x: (len(x), x)):
+    every = [tuple(x.shape) for x in bucket.tensors if size(x.array)] or [tuple(x.shape) for x in bucket.tensors]
+    for shape in sorted(set(every), key=lambda x: (len(x), x)):
         plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=lean)
         found.setdefault(plan, []).append(shape)
     return found

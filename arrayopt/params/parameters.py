@@ -12,7 +12,7 @@ from arrayopt.params.heads import checker, objects
 from arrayopt.params.kinds import plain
 from arrayopt.params.known import Found, Known
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
-from arrayopt.params.replaced import Lent, exchange, form
+from arrayopt.params.replaced import Lent, Replaced, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch, Writes
 from arrayopt.rules.base import Rule
@@ -39,6 +39,8 @@ class Parameters:
         The groups, in order.
     kinds : int
         How often a tensor's dtype, shape or device became another: a version of these.
+    replaced : Replaced
+        What the user put in the place of parameters, which ranks compare.
     """
 
     def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run, divide: Divide) -> None:
@@ -67,7 +69,7 @@ class Parameters:
             tree = given
         self._tree, self.all = tree, list(tensors.values())
         self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
-        self._begun, self.kinds = False, 0
+        self._begun, self.kinds, self.replaced = False, 0, Replaced(self.all)
         self._lent: Lent | None = None
         self._apart: tuple[int, Apart] | None = None
         self._expect()
@@ -210,7 +212,9 @@ class Parameters:
         self._looks = list(map(form, self._watch.arrays))
         self._objects: bytes | None = objects(self._held).tobytes()
         given = (leaf for _, leaf in (flatten(tree) if self._parted else pairs) if leaf is not None)
-        mastered = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots]
+        mastered = [
+            (x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots or x.share is not None
+        ]
         self._mastered, self._writes = [x for x, _ in mastered], Writes(leaf for _, leaf in mastered)
 
     def _local(self, tree: Any) -> Any:
@@ -244,8 +248,10 @@ class Parameters:
             self.exchange(self._tree, "Optimizer")
         written = self._writes.made()
         if written:
+            self.replaced.wrote(self._mastered[i] for i in written)
             for i in written:
-                self._mastered[i].remaster()
+                if "master" in self._mastered[i].slots:
+                    self._mastered[i].remaster()
             self._writes.begin()
 
     def lend(self) -> None:
@@ -270,9 +276,12 @@ class Parameters:
         named = [(name, local(leaf)) for name, leaf in given] if self._parted else given
         fixed = self._begun or any(x.share is not None for x in self.all)  # which tensors were divided by
         rules = None if fixed else {x.name: group.rule for group in self.groups for x in group.tensors}
+        old, moved = self.replaced.before(named), self._watch.changed()
         if exchange(who, self.all, self._looks, named, rules):
             self.kinds += 1
             self._join()
+        self.replaced.note(old)
+        self.replaced.wrote(self.all[i] for i in moved)
         alike = type(tree) is type(self._tree) and template(tree) == self._template
         leaf_of = dict(given)
         self._hold(tree if tree is self._tree or alike else self.tree_of([leaf_of[tensor.name] for tensor in self.all]))

@@ -4,13 +4,16 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, is_array, library, look
+from arrayopt.arrays import Array, array_namespace, is_array, library, like, look
 from arrayopt.params.given import check_params
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Lent", "exchange", "form"]
+__all__ = ["PUT", "WROTE", "Lent", "Replaced", "exchange", "form"]
+
+WROTE, PUT = 1, 2
+"""What a user did to a parameter: wrote into it, or moved it; put another array in its place."""
 
 
 _SHOWN = 8
@@ -106,6 +109,52 @@ def _unlike(was: tuple[Any, ...], now: tuple[Any, ...]) -> list[tuple[str, Any]]
         for what, *both in zip(("dtype", "shape", "device"), now, was, strict=False)
     ]
     return [(f"{what} {new}", old) for what, new, old in pairs if new != old]
+
+
+class Replaced:
+    """What the user did to parameters that ranks have not agreed on yet.
+
+    Attributes
+    ----------
+    tensors : list of Tensor
+        All tensors.
+    marks : dict of int to int
+        By the place of each such tensor `PUT` or `WROTE`.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors, self.marks = tensors, dict[int, int]()
+        self._old: dict[int, tuple[Array, Array | None]] = {}
+
+    def before(self, named: Iterable[tuple[str, Any]]) -> dict[int, tuple[Array, Array | None]]:
+        """What tensors have that arrays of their names are to replace: the array, and a copy of the master."""
+        given, found = dict(named), dict[int, tuple[Array, Array | None]]()
+        for tensor in self.tensors if any(x.share is not None for x in self.tensors) else ():
+            if given.get(tensor.name) is not tensor.array:
+                master = tensor.slots.get("master")
+                found[tensor.place] = tensor.array, None if master is None else like(master, master)
+        return found
+
+    def note(self, old: dict[int, tuple[Array, Array | None]]) -> None:
+        """Mark tensors that were replaced. Where the array is back that ranks agreed on, all is as it was."""
+        for place, was in old.items():
+            tensor, (array, master) = self.tensors[place], self._old.setdefault(place, was)
+            self.marks[place] = PUT
+            if tensor.array is array:
+                if master is not None:
+                    tensor.put("master", master)
+                del self.marks[place], self._old[place]
+
+    def wrote(self, tensors: Iterable[Tensor]) -> None:
+        """Mark tensors that were written to, or moved."""
+        for tensor in tensors:
+            if tensor.share is not None:
+                self.marks.setdefault(tensor.place, WROTE)
+
+    def agreed(self) -> None:
+        """All ranks have the same."""
+        self.marks.clear()
+        self._old.clear()
 
 
 class Lent:

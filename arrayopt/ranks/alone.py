@@ -7,6 +7,7 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
+from arrayopt.params.replaced import Replaced
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Alone", "Said"]
@@ -26,9 +27,25 @@ class Alone:
     """Whether each rank has gradients of its own, which are added up."""
     captured = True
     """Whether what ranks say to each other in a step can be part of a CUDA graph."""
+    hooked = False
+    """Whether functions are to be called after the next step."""
+    replaced = Replaced([])
+    """What the user did to parameters."""
 
-    def agree(self, what: str, said: Said = dict, error: BaseException | None = None, *, wish: bool = False) -> bool:
-        """Have all ranks raise if one has an error, or says something else than the others; whether one has a wish."""
+    def agree(
+        self,
+        what: str,
+        said: Said = dict,
+        error: BaseException | None = None,
+        *,
+        wish: bool = False,
+        grads: Sequence[Array | None] | None = None,
+        step: int = 0,
+    ) -> bool:
+        """Have all ranks raise if one has an error, or says something else than the others; whether one has a wish.
+
+        They compare what users put in the place of parameters, too, and in some steps the gradients that are given.
+        """
         if error is not None:
             raise error
         if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
@@ -47,6 +64,10 @@ class Alone:
 
     def warned(self, what: str) -> AbstractContextManager[None]:
         """A section of which an error is one of all ranks."""
+        return _NOTHING
+
+    def after(self, what: str) -> AbstractContextManager[None]:
+        """A section after a step of which an error is one of all ranks."""
         return _NOTHING
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:
@@ -73,8 +94,11 @@ class Alone:
         """Begin to fill in partial results of other ranks; what is returned ends it."""
         raise AssertionError("one process has all partial results")
 
-    def norms(self, own: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
-        """The norms of all gradients, from those that this rank has measured."""
+    def norms(self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]) -> dict[str, Any]:
+        """The norms of these tensors' gradients, from those that this rank has measured.
+
+        They are NaN where some rank's gradient is not finite, also in elements that other ranks measure.
+        """
         return own
 
     def reports(self, own: dict[str, Report]) -> dict[str, Report]:
@@ -87,6 +111,9 @@ class Alone:
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
         """A slot, whole, on one rank or on all."""
         return tensor.slots[slot]
+
+    def check_whole(self, tensors: Sequence[Tensor]) -> None:
+        """Raise where the ranks' parts of a slot are not all of it, each element once; `collect` relies on it."""
 
     def renew(self) -> None:
         """Forget messages that were on their way when ranks were torn apart: not all of them need know of it."""

@@ -1,5 +1,6 @@
 """Bringing arrays home: parameters to all ranks after a step, whole slots to one rank or to all."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,78 +9,137 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, memory, place, size, to_host
 from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.shards import fill
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["collect", "gather"]
+__all__ = ["Gather", "collect", "pieces_of"]
 
 SMALL = 1 << 18
 """Parts of fewer bytes are sent together."""
 
 
-def gather(comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
-    """Bring the parameters that other ranks have updated here; `packed` in one message from each rank."""
-    shared = [x for x in tensors if x.share is not None and x.share.holders and x.block is None]
-    homes = [_Home(x, on_device=comm.on_device) for x in shared]
-    pieces = [
-        (r, home.bytes[share.ends[r] * home.item : share.ends[r + 1] * home.item])
-        for home, x in zip(homes, shared, strict=True)
-        if (share := x.share) is not None
-        for r in share.holders
-    ]
-    together = [(r, x) for r, x in pieces if isinstance(x, np.ndarray) and (packed or x.size < SMALL)]
-    if together:
-        mine = [x for r, x in together if r == comm.rank]
-        counts = [sum(x.size for root, x in together if root == r) for r in range(comm.size)]
-        got = comm.allgather(np.concatenate([*mine, np.empty(0, np.uint8)]), counts)()
-        at = [0] * comm.size
-        for r, x in together:
-            x[:] = got[r][at[r] : at[r] + x.size]
-            at[r] += x.size
-    if len(together) < len(pieces):
-        comm.broadcast([(r, x) for r, x in pieces if not isinstance(x, np.ndarray) or x.size >= SMALL])
-    for home in homes:
-        home.settle()
+class Gather:
+    """Brings the parameters of some tensors here that other ranks have updated. It lasts until arrays are replaced.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    tensors : sequence of Tensor
+        The tensors.
+    packed : bool
+        Whether all come in one message from each rank.
+    """
+
+    def __init__(self, comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
+        self._comm, self._tensors = comm, list(tensors)
+        self._version = tensors[0].run.arrays if tensors else 0
+        self._homes, self._large = list[_Home](), list[tuple[int, Any]]()
+        self._small: list[list[Any]] = [[] for _ in range(comm.size)]
+        for tensor in tensors:
+            share, holders = tensor.share, [] if tensor.share is None else tensor.share.holders
+            if share is None or not holders or tensor.block is not None:
+                continue
+            home = _Home(tensor, on_device=comm.on_device)
+            self._homes.append(home)
+            for r in holders:
+                piece = home.bytes[share.ends[r] * home.item : share.ends[r + 1] * home.item]
+                if isinstance(piece, np.ndarray) and (packed or piece.size < SMALL):
+                    self._small[r].append(piece)
+                else:
+                    self._large.append((r, piece))
+        self._counts = [sum(x.size for x in own) for own in self._small]
+
+    def serves(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether it is of these tensors, which lie where they did."""
+        if not tensors or any(home.copy is not None for home in self._homes):
+            return False
+        return self._version == tensors[0].run.arrays and self._tensors == tensors
+
+    def __call__(self) -> None:
+        """Bring them here."""
+        if any(self._counts):
+            mine = self._small[self._comm.rank]
+            got = self._comm.allgather(np.concatenate([*mine, np.zeros(0, np.uint8)]), self._counts)()
+            for r, own in enumerate(self._small):
+                at = 0
+                for x in own if r != self._comm.rank else ():
+                    x[:] = got[r][at : at + x.size]
+                    at += x.size
+        if self._large:
+            self._comm.broadcast(self._large)
+        for home in self._homes:
+            home.settle()
 
 
 def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
-    """A slot, or the parameter ("p"), whole: on one rank as an array of NumPy, or on all."""
-    own, share = tensor.array if slot == "p" else tensor.slots[slot], tensor.share
-    shape = tensor.shape if slot == "p" else tensor.whole[slot]
-    if isinstance(share, Shards) and slot not in share.undivided:
-        return _assembled(comm, own, share, shape, root)
-    if share is None or not share.holders:
+    """A slot, or the parameter ("p"), whole: on all ranks; or on one, as an array of NumPy, and None on the others."""
+    own, places = _of(tensor, slot), pieces_of(tensor, slot)
+    if places is None:
         return own
-    mine = np.ascontiguousarray(to_host(own)).reshape(-1)
-    room = np.empty(int(np.prod(shape)), mine.dtype)
-    ends = _ends(share.ends, share.holders[0], len(room)) if slot in share.undivided else share.ends
-    item = mine.itemsize
-    mine = mine[: ends[comm.rank + 1] - ends[comm.rank]]
-    room[ends[comm.rank] : ends[comm.rank + 1]] = mine
-    data = as_bytes(room)
-    pieces = [(r, data[ends[r] * item : ends[r + 1] * item]) for r in share.holders if ends[r] < ends[r + 1]]
-    if root is None:
-        comm.broadcast(pieces)
-        return _of_library(own, room.reshape(shape))
-    sent = [(root, x) for r, x in pieces if r == comm.rank != root]
-    comm.exchange(sent, [(r, x) for r, x in pieces if r != root == comm.rank])
-    return room.reshape(shape)
-
-
-def _assembled(comm: Comm, own: Array, share: Shards, shape: tuple[int, ...], root: int | None) -> Any:
-    """A whole array from the parts that the user gave."""
     mine = np.ascontiguousarray(to_host(own))
-    parts = {r: mine if r == comm.rank else np.empty(share.blocks[r][1], mine.dtype) for r in share.holders}
-    pieces = [(r, as_bytes(x)) for r, x in parts.items()]
+    if root not in (None, comm.rank):
+        comm.exchange([(root or 0, as_bytes(mine)) for r in places if r == comm.rank and mine.size], [])
+        return None
+    room = np.empty(tensor.shape if slot == "p" else tensor.whole[slot], mine.dtype)  # the places fill it
+    flat = room if any(isinstance(where, tuple) for where in places.values()) else room.reshape(-1)
+    rooms = {r: flat[where] for r, where in places.items()}
+    sent = {r: x if x.flags.c_contiguous else np.empty(x.shape, x.dtype) for r, x in rooms.items()}
+    if comm.rank in sent:
+        sent[comm.rank][...] = mine.reshape(sent[comm.rank].shape)
+    pieces = [(r, as_bytes(x)) for r, x in sent.items() if x.size]
     if root is None:
         comm.broadcast(pieces)
     else:
-        sent = [(root, x) for r, x in pieces if r == comm.rank != root]
-        comm.exchange(sent, [(r, x) for r, x in pieces if r != root == comm.rank])
-    room = np.empty(shape, mine.dtype)
-    for r, x in parts.items():
-        room[share.where(r)] = x.reshape(share.blocks[r][1])
+        comm.exchange([], [(r, x) for r, x in pieces if r != comm.rank])
+    for r, x in sent.items():
+        rooms[r][...] = x
     return room if root is not None else _of_library(own, room)
+
+
+def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
+    """Which ranks bring which elements of a whole slot home, of the parameter ("p"): all of them, each once.
+
+    Returns
+    -------
+    dict of int to slice or tuple of slice, or None
+        For each such rank its stretch, or its block; None where each rank has all.
+
+    Raises
+    ------
+    ValueError
+        If they are not all elements, each once, or this rank does not have those that it is to bring.
+    """
+    share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
+    divided = isinstance(share, Shards) and slot not in share.undivided
+    if share is None or (not share.holders and not divided):
+        return None
+    try:
+        found: dict[int, Any]
+        if isinstance(share, Shards) and divided:
+            found = {r: (*share.where(r), ...) for r in share.holders}
+            counts = {r: math.prod(share.blocks[r][1]) for r in found}
+            if not fill([share.blocks[r] for r in found], shape):
+                raise ValueError(f"the parts {[share.blocks[r] for r in found]} do not fill {shape}, each place once")
+        else:
+            ends = share.parts(slot, math.prod(shape))
+            found = {r: slice(ends[r], ends[r + 1]) for r in share.holders if ends[r] < ends[r + 1]}
+            counts = {r: ends[r + 1] - ends[r] for r in found}
+        mine = size(_of(tensor, slot))
+        if mine != counts.get(share.rank, mine):
+            raise ValueError(f"rank {share.rank} has {mine} elements of it, and should have {counts[share.rank]}")
+    except ValueError as error:
+        raise ValueError(
+            f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be put together from the ranks'"
+            f" parts: {error}"
+        ) from None
+    return found
+
+
+def _of(tensor: Tensor, slot: str) -> Array:
+    """What this rank has of a slot, or of the parameter ("p")."""
+    return tensor.array if slot == "p" else tensor.slots[slot]
 
 
 class _Home:
@@ -115,8 +175,3 @@ def _of_library(mine: Array, x: "np.ndarray[Any, Any]") -> Array:
     if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
         return xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
     return xp.asarray(x, dtype=mine.dtype, device=device, copy=True)
-
-
-def _ends(ends: tuple[int, ...], holder: int, n: int) -> tuple[int, ...]:
-    """Ends of parts where one rank has all."""
-    return tuple(0 if r <= holder else n for r in range(len(ends)))

@@ -21,6 +21,7 @@ KINDS = {
 GRADS = ("reduced", "mean", "sum")
 GATHER = ("in_place", "packed")
 REDUCTION = ("ordered", "fast")
+CHECK = 100
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Ranks:
     reduction : {"ordered", "fast"}
         How ranks' own gradients are added. ``"ordered"``: in the order of ranks, so that a run repeats bit for bit.
         ``"fast"``: as the communicator's own reduction does it, which may differ in the last bits from run to run.
+    check : int, bool or None
+        In the first step, and in each `check`-th one after it, ranks compare checksums of what must be the same bytes
+        on all of them: parameters, and gradients that are reduced. 1: in each step. 0, False or None: never. True: as
+        by default, 100.
 
     Raises
     ------
@@ -55,6 +60,7 @@ class Ranks:
     timeout: float = 300.0
     gather: str = "in_place"
     reduction: str = "ordered"
+    check: int | None = CHECK
 
     def __post_init__(self) -> None:
         for name, known in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
@@ -62,6 +68,11 @@ class Ranks:
                 said = ", ".join(map(repr, known))
                 raise ValueError(f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}")
         object.__setattr__(self, "timeout", float(scalar("Ranks: `timeout`", self.timeout, "(0, inf)")))
+        check: Any = CHECK if self.check is True else 0 if self.check is None else self.check
+        if not isinstance(check, int) or check < 0:
+            wrong = ValueError if isinstance(check, int) else TypeError
+            raise wrong(f"Ranks: `check` must be a whole number from 0, True, False or None; got {self.check!r}")
+        object.__setattr__(self, "check", int(check))
         _kind(self.comm)
 
     def open(self) -> Comm:

@@ -18,7 +18,7 @@ from arrayopt.state.run import Run
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["check_parts", "shards"]
+__all__ = ["check_parts", "fill", "shards"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
             at[block] = ends[-1]
         starts.append(at.get(block, 0))
         ends.append(ends[-1] + (-(-n // CHUNK) * CHUNK if new else 0))
-    if not _fill(list(at), tensor.shape):
+    if not fill(list(at), tensor.shape):
         raise ValueError(
             f"Optimizer: the parts of {tensor.name!r} must fill a tensor of shape {tensor.shape}, each place once; got"
             f" {', '.join(f'{shape} from {offset} on' for offset, shape in at)}"
@@ -139,7 +139,7 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
     return found
 
 
-def _fill(blocks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> bool:
+def fill(blocks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> bool:
     """Whether blocks fill a shape, each place once."""
     if sum(int(np.prod(n)) for _, n in blocks) != int(np.prod(shape)):
         return False

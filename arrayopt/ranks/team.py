@@ -1,33 +1,36 @@
 """What the ranks of one Optimizer do together: agree, swap partial results, add up gradients, bring parameters home."""
 
 import json
-import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from arrayopt._version import __version__
-from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
-from arrayopt.engines.base import Partials, Report
+from arrayopt.arrays import Array
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.params.groups import Group, labelled
+from arrayopt.params.groups import Group
+from arrayopt.params.replaced import Replaced
 from arrayopt.ranks.alone import Alone, Said
-from arrayopt.ranks.comm import RankError, as_bytes
+from arrayopt.ranks.comm import RankError
 from arrayopt.ranks.cuts import divide
-from arrayopt.ranks.home import collect, gather
+from arrayopt.ranks.home import Gather, collect, pieces_of
+from arrayopt.ranks.same import checksum, differences, groups_of, plain, texts, unlike
 from arrayopt.ranks.settings import Ranks, as_ranks
 from arrayopt.ranks.shards import check_parts, shards
 from arrayopt.ranks.sums import Sums
+from arrayopt.ranks.swaps import Swaps
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Team", "alike", "team"]
+__all__ = ["Team", "team"]
 
 
-class Team(Alone):
+WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
+"""What a rank says in its vote: that it wants statistics, has other parameters, or compares, or has hooks."""
+
+
+class Team(Swaps):
     """The ranks of an Optimizer.
 
     Attributes
@@ -42,34 +45,120 @@ class Team(Alone):
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
         self.captured = self._comm.on_device and not self.sums
+        self._gather: Gather | None = None  # of the last step
+        self._first: int | None = None  # the number of the first step
+        self._met = False  # whether ranks meet once more after this step, for one has functions to call
+        self.replaced = Replaced([])
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # sections of `warned`, one in the other
 
     # ---- agreement --------------------------------------------------------------------------------------------------
 
-    def agree(self, what: str, said: Said = dict, error: BaseException | None = None, *, wish: bool = False) -> bool:
+    def agree(
+        self,
+        what: str,
+        said: Said = dict,
+        error: BaseException | None = None,
+        *,
+        wish: bool = False,
+        grads: Sequence[Array | None] | None = None,
+        step: int = 0,
+        after: bool = False,
+    ) -> bool:
         if self.torn is not None and what != "Optimizer.load":
             raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
         words = {} if error is not None else {"which Optimizer over the communicator": self._comm.number, **said()}
-        digest = blake2b(_plain((what, words)).encode(), digest_size=14).digest()
-        vote = np.frombuffer(bytes([error is not None, wish]) + digest, np.uint8)
+        digest = blake2b(plain((what, words)).encode(), digest_size=14).digest()
+        flags = wish | CHANGED * self._changed(what) | CHECKED * self._due(grads, step) | HOOKED * self.hooked
+        vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self._answered(what):
             votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
         if not votes[:, 0].any() and (votes[:, 2:] == votes[0, 2:]).all():
-            return bool(votes[:, 1].any())
-        mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": _texts(words)}
+            flags = int(np.bitwise_or.reduce(votes[:, 1]))
+            self._met = bool(flags & HOOKED)
+            if flags & (CHANGED | CHECKED):
+                self._compare(what, grads if flags & CHECKED else None)
+            if what != "Optimizer.load":
+                self.replaced.agreed()
+            return bool(flags & WISH)
+        mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": texts(words)}
         with self._answered(what):
             every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        self._raise(what, error, every, after=after)
+        differing = "; ".join(differences(every))
+        self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
+        raise self._told
+
+    def _raise(
+        self, what: str, error: BaseException | None, every: list[dict[str, Any]], *, after: bool = False
+    ) -> None:
+        """Raise this rank's own error, or what others have said of theirs."""
         if error is not None:
             self._told = error
             raise error
-        failed = [f"rank {r} failed: {x['error']}" for r, x in enumerate(every) if x["error"]]
+        done, how = ("the step was made, but", " in a hook after it") if after else ("nothing was changed, for", "")
+        failed = [f"rank {r} failed{how}: {x['error']}" for r, x in enumerate(every) if x["error"]]
         if failed:
-            self._told = RankError(f"{what}: nothing was changed, for {'; '.join(failed)}")
-        else:
-            differing = "; ".join(_differences(every))
-            self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
-        raise self._told
+            self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
+            raise self._told
+
+    def _due(self, grads: Sequence[Array | None] | None, step: int) -> bool:
+        """Whether what must be the same bytes is compared in a step; see `Ranks.check`."""
+        if grads is None or not self._ranks.check:
+            return False
+        self._first = step if self._first is None else self._first
+        return (step - self._first) % self._ranks.check == 0
+
+    def _changed(self, what: str) -> bool:
+        """Whether the user did something to parameters that other ranks must have done, too."""
+        marked = [self.replaced.tensors[i] for i in self.replaced.marks] if what != "Optimizer.load" else []
+        return any(groups_of(tensor, self.size) for tensor in marked)
+
+    def _compare(self, what: str, grads: Sequence[Array | None] | None) -> None:
+        """Raise where ranks have not done the same to parameters, or have other values; with gradients, of all."""
+        tensors = self.replaced.tensors
+        marks = [dict(x) for x in self._hear(what, lambda: list(self.replaced.marks.items()))]
+        which = sorted(set().union(*marks)) if grads is None else range(len(tensors))
+        reduced = [
+            (i, g) for i, g in enumerate(grads or ()) if g is not None and not (self.sums and tensors[i].block is None)
+        ]
+
+        def sums() -> list[Any]:
+            return [[(i, checksum(tensors[i].array)) for i in which], [(i, checksum(g)) for i, g in reduced]]
+
+        every = self._hear(what, sums)
+        wrong = unlike(tensors, marks, *([dict(x[k]) for x in every] for k in range(2)))
+        if wrong:
+            self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {'; '.join(wrong)}")
+            raise self._told
+
+    def _hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
+        """What each rank finds; an error of one is one of all."""
+        found = error = None
+        try:
+            found = call()
+        except BaseException as caught:
+            error = caught
+        mine = {"error": error and f"{type(error).__name__}: {error}", "found": found}
+        with self._answered(what):
+            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        self._raise(what, error, every)
+        return [x["found"] for x in every]
+
+    @contextmanager
+    def after(self, what: str) -> Iterator[None]:
+        error = None
+        try:
+            yield
+        except BaseException as caught:
+            if not self._met or isinstance(caught, RankError):
+                raise
+            error = caught
+        try:
+            if self._met:
+                self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
+        finally:
+            self._told = self._told if self._inside else None
 
     @contextmanager
     def _answered(self, what: str) -> Iterator[None]:
@@ -127,7 +216,7 @@ class Team(Alone):
         settings = {f"`{name}`": getattr(self._ranks, name) for name in ("grads", "gather", "reduction")}
         self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
         if parts:
-            mine = [(x.block and x.block.offset, tuple(x.array.shape), _checksum(x.array)) for x in parts]
+            mine = [(x.block and x.block.offset, tuple(x.array.shape), checksum(x.array)) for x in parts]
             every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
             for i, tensor in enumerate(parts):
                 tensor.share = shards(tensor, self.rank, [own[i] for own in every], needs[tensor.name])
@@ -142,76 +231,21 @@ class Team(Alone):
         if self._ranks.grads != "reduced":
             self._sums.reduce(tensors, grads, rooms)
 
-    # ---- a step -----------------------------------------------------------------------------------------------------
-
-    def swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        there = [x for x in wanted if self._comm.on_device and not isinstance(x.pieces[self.rank], np.ndarray)]
-        if not there:
-            return self._swap(wanted)
-        with there[0].where():
-            ended = self._comm.fill([x.pieces for x in there])
-        rest = [x for x in wanted if isinstance(x.pieces[self.rank], np.ndarray)]
-        others = self._swap(rest) if rest else None
-
-        def finish() -> None:
-            with there[0].where():
-                ended()
-            if others is not None:
-                others()
-
-        return finish
-
-    def _swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        """See `swap`; by way of the host."""
-        counts = [sum(x.pieces[r].nbytes for x in wanted) for r in range(self.size)]
-        mine = []
-        for x in wanted:
-            with x.where():
-                mine.append(as_bytes(np.ascontiguousarray(to_host(x.pieces[self.rank]))))
-        pending = self._comm.allgather(np.concatenate(mine), counts)
-
-        def finish() -> None:
-            for r, got in enumerate(pending()):
-                at = 0
-                for x in wanted if r != self.rank else ():
-                    piece = x.pieces[r]
-                    if not piece.size:
-                        continue
-                    values = got[at : at + piece.nbytes].view(piece.dtype.name).reshape(piece.shape)
-                    with x.where():
-                        piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
-                    at += piece.nbytes
-
-        return finish
-
-    def norms(self, own: dict[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
-        owner = [x.share.holders[0] for x in tensors if x.share is not None]
-        mine = [own[x.name] for x, r in zip(tensors, owner, strict=True) if r == self.rank]
-        record = np.dtype([("norm", np.float64), ("kind", np.uint8)])
-        sent = np.array([(float(x), 0 if library(x) == "numpy" else x.dtype.itemsize) for x in mine], record)
-        got = self._comm.allgather(as_bytes(sent), [owner.count(r) * record.itemsize for r in range(self.size)])()
-        values = [iter(x.view(record).tolist()) for x in got]
-        found: dict[str, Any] = {}
-        for tensor, r in zip(tensors, owner, strict=True):
-            norm, itemsize = next(values[r])
-            found[tensor.name] = _number_of(tensor.array, norm, itemsize) if itemsize else np.float64(norm)
-        return found
-
-    def reports(self, own: dict[str, Report]) -> dict[str, Report]:
-        numbers = {name: {key: float(x) for key, x in report.items()} for name, report in own.items()}
-        every: dict[str, Report] = {}
-        for x in self._comm.words(json.dumps(numbers).encode()):
-            every |= json.loads(x)
-        return {name: {key: np.float64(x) for key, x in report.items()} for name, report in every.items()}
+    # ---- parameters and slots ----------------------------------------------------------------------------------------
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
-        gather(self._comm, tensors, packed=self._ranks.gather == "packed")
-
-    # ---- slots ------------------------------------------------------------------------------------------------------
+        if self._gather is None or not self._gather.serves(tensors):
+            self._gather = Gather(self._comm, tensors, packed=self._ranks.gather == "packed")
+        self._gather()
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
         with self._answered(f"the collection of {slot!r} of {tensor.name!r}"):
             return collect(self._comm, tensor, slot, root)
+
+    def check_whole(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            for slot in ("p", *tensor.slots) if tensor.block is not None else tensor.slots:
+                pieces_of(tensor, slot)
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         kinds = [x.kind for x in tensors]
@@ -223,57 +257,6 @@ class Team(Alone):
 
     def __reduce__(self) -> Any:
         raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")
-
-
-def _number_of(mine: Array, x: float, itemsize: int) -> Array:
-    """A norm, as the library of a parameter reports it, in a dtype of so many bytes."""
-    xp, device = place(mine)
-    return xp.asarray(x, dtype=xp.float64 if itemsize == 8 else xp.float32, device=device)
-
-
-def _texts(words: Mapping[str, Any]) -> dict[str, str]:
-    return {name: x if isinstance(x, str) else _plain(x) for name, x in words.items()}
-
-
-def _plain(x: Any) -> str:
-    """An object as text, the same in each process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(x))
-
-
-def _differences(every: Sequence[dict[str, Any]]) -> list[str]:
-    """What ranks say that is not what rank 0 says."""
-    if any(x["what"] != every[0]["what"] for x in every):
-        return [f"rank {r} is in {x['what']}" for r, x in enumerate(every)]
-    orders = [[*x["words"]] for x in every]
-    if any(x != orders[0] for x in orders) and all(sorted(x) == sorted(orders[0]) for x in orders):
-        return ["the order of the parameters is not the same"]
-    found = []
-    for name in dict.fromkeys(name for x in every for name in x["words"]):
-        values = [x["words"].get(name, "nothing") for x in every]
-        odd = [f"{x} on rank {r}" for r, x in enumerate(values) if x != values[0]]
-        if odd:
-            found.append(f"{name} is {values[0]} on rank 0, {', '.join(odd)}")
-    return found
-
-
-def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an Optimizer must be the same on all ranks."""
-    words: dict[str, Any] = {"the version of arrayopt": __version__}
-    words |= {f"`{name}`": x for name, x in options.items()}
-    for label, group in labelled(groups):
-        words[f"the rule of group {label}"] = group.rule
-        for tensor in group.tensors:
-            x = tensor.array
-            words[repr(tensor.name)] = f"{dtype_name(x)} {tensor.shape} in group {label}"
-            if tensor.block is not None:
-                continue
-            words[f"the checksum of {tensor.name!r}"] = _checksum(x)
-    return words
-
-
-def _checksum(x: Array) -> int:
-    """A checksum of an array's values."""
-    return zlib.crc32(as_bytes(np.ascontiguousarray(to_host(x))).data)
 
 
 def team(comm: Any, engine: str) -> Alone:

@@ -72,7 +72,8 @@ class Saved:
         return call()
 
     def _whole_sums(self, what: str) -> None:
-        """Raise where there are sums of gradients that are not the same on all ranks."""
+        """Raise where there are sums of gradients that are not the same on all ranks, or slots that are not whole."""
+        self._team.check_whole(self._parameters.all)
         own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
         if own and self._step.accumulator.done:
             raise RuntimeError(
@@ -228,4 +229,6 @@ class Saved:
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
             self._team.mend()
+            if params:
+                self._parameters.replaced.agreed()
             return self.params

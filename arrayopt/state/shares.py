@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from arrayopt.arrays import Array, array_namespace
+from arrayopt.arrays import Array, array_namespace, size
 
 __all__ = ["Block", "Shards", "Share"]
 
@@ -21,6 +21,9 @@ class Share:
         Rank r has elements ``ends[r]`` to ``ends[r + 1]``.
     undivided : tuple of str
         Slots of fewer elements than the parameter: every rank that has elements has all of these.
+
+    A tensor that one rank has all of may have slots of any size; where several have stretches, slots have a value for
+    each element, or are undivided.
     """
 
     rank: int
@@ -55,9 +58,25 @@ class Share:
             return x
         xp = array_namespace(x)
         flat = xp.reshape(x, (-1,))
-        if slot in self.undivided:
-            return x if self.last > self.first else xp.asarray(flat[:0], copy=True)
-        return xp.asarray(flat[self.first : self.last], copy=True)
+        ends = self.parts(slot, size(x))
+        if slot in self.undivided and self.last > self.first:
+            return x
+        return xp.asarray(flat[ends[self.rank] : ends[self.rank + 1]], copy=True)
+
+    def parts(self, slot: str, n: int) -> tuple[int, ...]:
+        """Where each rank's part begins of a whole slot of n elements, and their end: together they are all of it.
+
+        What is undivided, or of a tensor that one rank has, the first that has elements brings home alone.
+        """
+        if slot in self.undivided or len(self.holders) == 1:
+            first = self.holders[0]
+            return tuple(0 if r <= first else n for r in range(len(self.ends)))
+        if self.ends[-1] != n:
+            raise ValueError(
+                f"slot {slot!r} has {n} elements, and the ranks {', '.join(map(str, self.holders))} share"
+                f" {self.ends[-1]} of the parameter: they cannot divide it"
+            )
+        return self.ends
 
     def taken(self, slot: str, x: Array) -> Array:
         """This rank's part of a slot, or of the parameter ("p"), that was saved whole."""

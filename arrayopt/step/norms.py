@@ -6,7 +6,7 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
-from arrayopt.engines.layers import layer_name
+from arrayopt.engines.layers import layer_name, split
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
@@ -22,15 +22,15 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all of them."""
     reports = Ready(engine, asked).run(team)
     found = {name: report["grad_norm"] for name, report in reports.items() if report}
-    took = []
+    took: list[tuple[int, Tensor, Array]] = []
     for bucket, wanted in asked:
         for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
             if g is not None and 0 not in tensor.shape:
-                took += [(place, x) for x in (_layers(tensor) if bucket.rule.stacked else [tensor])]
+                took += [(place, *x) for x in (_layers(tensor, g) if bucket.rule.stacked else [(tensor, g)])]
     if len(asked) > 1:
         took.sort(key=lambda each: each[0])
-    tensors = [tensor for _, tensor in took]
-    return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors)
+    tensors, grads = [tensor for _, tensor, _ in took], [g for *_, g in took]
+    return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)
 
 
 def measures(buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> Measures:
@@ -48,10 +48,11 @@ def _measured(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block)
 
 
-def _layers(tensor: Tensor) -> list[Tensor]:
-    """The layers of a stacked tensor, each of which has a norm of its own."""
+def _layers(tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:
+    """The layers of a stacked tensor, each of which has a norm of its own, and of its gradient."""
     names = [layer_name(tensor.name, i) for i in range(tensor.array.shape[0])]
-    return [Tensor(name, tensor.array, place=tensor.place, share=tensor.share) for name in names]
+    layers = [Tensor(name, tensor.array, place=tensor.place, share=tensor.share) for name in names]
+    return list(zip(layers, split(g), strict=True))
 
 
 _RULES = [GradientNorms(master_weights=False, stacked=stacked) for stacked in (False, True)]

@@ -105,6 +105,8 @@ class Step:
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
+        if team.size > 1:
+            team.replaced = parameters.replaced
         for bucket in self._buckets.now():
             select(engine, bucket)
 
@@ -164,7 +166,13 @@ class Step:
         team, known, adding = self._team, coming.known, begun.adding
         wanted = stats
         if not (counted and self.capturing):  # what is captured has been agreed on in `advance`
-            wanted = team.agree("Optimizer.step", partial(self._said, coming, begun.given), wish=stats)
+            wanted = team.agree(
+                "Optimizer.step",
+                partial(self._said, coming, begun.given),
+                wish=stats,
+                grads=begun.given,
+                step=self._run.steps,
+            )
         with team.unbroken("a step"):
             if adding is not None and not self.accumulator.last:
                 with _Commit(self._team):

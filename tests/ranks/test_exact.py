@@ -12,7 +12,7 @@ import arrayopt as ao
 from arrayopt.engines.numba.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
-from tests.support.ranks import SHAPES, contents, differing, gradients, kinds, parameters, train
+from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import PROFILE, examples, marked
 
 RULES = {
@@ -220,33 +220,36 @@ SEVERAL = [
     ao.SGD(lr=0.1, momentum=0.9),
     ao.CAME(lr=0.01),
 ]
+WHOLE = list(OTHER_SLOTS.values())
 
 
 @st.composite
 def problems(draw):
-    rule = draw(st.sampled_from(SEVERAL[:1] if PROFILE == "quick" else SEVERAL))  # each has to be compiled
+    several = SEVERAL[:1] if PROFILE == "quick" else SEVERAL  # each has to be compiled
+    rule, engine = draw(st.sampled_from([(x, "numba") for x in several] + [(x, "auto") for x in WHOLE]))
+    engine = "numpy" if isinstance(rule, ao.SOAP) else engine
     extents = st.integers(0, 40) | st.sampled_from([64, 128, 1000, 8192])
     shapes = draw(st.lists(st.lists(extents, max_size=3).filter(lambda s: np.prod(s) < 3e5), min_size=1, max_size=6))
     named = {f"x{i}": tuple(shape) for i, shape in enumerate(shapes)}
     absent = draw(st.lists(st.sets(st.sampled_from(sorted(named))), min_size=1, max_size=4))
     options = draw(
         st.fixed_dictionaries(
-            {}, optional={"clip_norm": st.just(0.5), "skip_nonfinite": st.just(True), "stats": st.just(True)}
+            {"engine": st.just(engine)},
+            optional={"clip_norm": st.just(0.5), "skip_nonfinite": st.just(True), "stats": st.just(True)},
         )
     )
     return rule, named, absent, options, draw(st.integers(2, 6))
 
 
-@settings(max_examples=int(os.environ.get("EXAMPLES", examples(6))), deadline=None)
+@settings(max_examples=int(os.environ.get("EXAMPLES", examples(9))), deadline=None)
 @given(problems())
 def test_random_problems(problem):
     rule, shapes, absent, options, ranks = problem
     every = [gradients(k, shapes, without=without) for k, without in enumerate(absent)]
-    one = train(parameters(shapes), rule, every, engine="numba", **options)
-    expected = contents(one)
+    expected = contents(train(parameters(shapes), rule, every, **options))
 
     def rank(comm):
-        return differing(expected, contents(train(parameters(shapes), rule, every, comm, engine="numba", **options)))
+        return differing(expected, contents(train(parameters(shapes), rule, every, comm, **options)))
 
     assert ao.ranks.run(ranks, rank) == [[]] * ranks
 

@@ -1,6 +1,7 @@
 """One process and many ranks over the same problem: what must be equal, bit for bit."""
 
 import gc
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +18,27 @@ SHAPES = {
     "heads": (7, 40, 300),
     "long": (100_001,),
 }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Slots(ao.Rule):
+    """A rule whose slots are larger and smaller than the parameter, of other dimensions, scalars, and empty."""
+
+    lr: ao.Hyper = ao.real("[0, inf)", 1e-2)
+
+    def slots(self, xp, p):
+        zero = xp.zeros_like(p)
+        few = {"few": xp.zeros((2,), dtype=p.dtype), "none": xp.zeros((0, 3), dtype=p.dtype)}
+        return {"history": xp.stack([zero, zero, zero]), **few, "one": xp.sum(zero)}
+
+    def update(self, xp, p, g, s, h):
+        history = xp.concat([s["history"][1:, ...], xp.expand_dims(g, axis=0)])
+        new = {"history": history, "few": 0.5 * s["few"] + xp.sum(g), "one": s["one"] + xp.max(g), "none": s["none"]}
+        return p - h.lr * xp.sum(history, axis=0), new
+
+
+OTHER_SLOTS = {"SOAP": ao.SOAP(lr=0.01, precondition_frequency=2, max_precondition_dim=70), "of one's own": Slots()}
+"""Rules of which ranks have whole tensors, and whose slots are not of their parameters' shapes."""
 
 
 def parameters(shapes=SHAPES, dtype=np.float32, seed=0):
