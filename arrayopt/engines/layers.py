@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from arrayopt.arrays import Array, detached, size, writable
+from arrayopt.arrays import Array, array_namespace, detached, size, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
@@ -24,8 +24,11 @@ def stack_of(layer: str) -> str:
 
 
 def split(x: Array) -> list[Array]:
-    """The layers of a stacked array, as views; what has no elements is one layer."""
-    return [x[i, ...] for i in range(x.shape[0])] if size(x) else [x]
+    """The layers of a stacked array, as views; what has no elements is one layer, which has none, of a layer's rank."""
+    if size(x):
+        return [x[i, ...] for i in range(x.shape[0])]
+    one = tuple(x.shape[1:])
+    return [array_namespace(x).reshape(x, one if 0 in one else (0, *one[1:]))]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -84,7 +87,7 @@ class Layers(Bucket):
                 )
             full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
             here = tensor.slots if tensor.kind == "whole" else {}
-            slots = {slot: [x[i, ...] for i in range(len(arrays))] if full else [x] for slot, x in here.items()}
+            slots = {slot: [x[i, ...] for i in range(len(arrays))] if full else split(x) for slot, x in here.items()}
             for i, array in enumerate(arrays):
                 layer = next(layers)
                 layer.array, layer.slots = array, {slot: each[i] for slot, each in slots.items()}
