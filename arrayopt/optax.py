@@ -6,10 +6,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ModuleNotFoundError as error:
+    if error.name not in ("jax", "jaxlib", "optax"):
+        raise
+    words = f"arrayopt.optax needs JAX and optax, and {error.name} is not installed; pip install jax optax"
+    raise ModuleNotFoundError(words, name=error.name) from None
 
 from arrayopt import functional, rules
 from arrayopt.arrays import NARROW, dtype_name

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from arrayopt.arrays import Ints, array_namespace, detached, place, size, working_dtype
-from arrayopt.foreign import OPTIMIZER, unknown
+from arrayopt.foreign import OPTIMIZER, check_options, unknown
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
 from arrayopt.rules.base import Rule
@@ -26,6 +26,12 @@ class Settings(Saved):
     __slots__ = ("_stats",)
 
     _stats: Stats
+
+    def __new__(cls, *args: Any, **given: Any) -> "Settings":
+        rule = args[1] if len(args) > 1 else given.get("rule")
+        kind = rule if isinstance(rule, type) else type(rule)
+        check_options(cls, given, kind.__name__, fields_of(kind) if issubclass(kind, Rule) else ())
+        return super().__new__(cls)
 
     @property
     def groups(self) -> tuple[Group, ...]:

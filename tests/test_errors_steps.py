@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.rules.returned import ReturnedError
 from tests.support.refusals import (
     INTERVALS,
     OPEN_END,
@@ -197,8 +198,8 @@ class Faulty(ao.Rule):
 @pytest.mark.parametrize(
     ("how", "exception", "words"),
     [
-        (1, ValueError, ["Faulty.update must return every slot; missing m"]),
-        (2, ValueError, ["Faulty.update must keep shapes; m was (3,), is ()"]),
+        (1, ReturnedError, ["Faulty.update must return every slot; missing m"]),
+        (2, ValueError, ["Faulty.update must keep shapes; slot 'm' was (3,), is ()"]),
         (3, ValueError, ["Faulty.update must keep shapes; the parameter was (3,), is ()"]),
         (4, ZeroDivisionError, []),
     ],

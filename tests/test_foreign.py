@@ -73,6 +73,39 @@ def test_a_name_from_elsewhere_is_answered_with_the_one_here(call, words):
         call()
 
 
+OPTIONS = {
+    "max_norm": "Optimizer has no `max_norm`; give clip_norm=1.5",
+    "max_grad_norm": "Optimizer has no `max_grad_norm`; give clip_norm=1.5",
+    "global_clipnorm": "Optimizer has no `global_clipnorm`; give clip_norm=1.5",
+    "clipnorm": "Optimizer has no `clipnorm`; the rule has, AdamW(...): give clip_tensor_norm=1.5",
+    "grad_scale": "Optimizer has no `grad_scale`; give loss_scale=1.5",
+    "lr": "Optimizer has no `lr`; the rule has, AdamW(...): give lr=1.5",
+    "weight_decay": "Optimizer has no `weight_decay`; the rule has, AdamW(...): give weight_decay=1.5",
+    "learning_rate": "Optimizer has no `learning_rate`; the rule has, AdamW(...): give lr=1.5",
+    "betas": "Optimizer has no `betas`; the rule has, AdamW(...): it is `beta1` and `beta2` here",
+    "scheduler": "Optimizer has no `scheduler`; give lr a schedule",
+    "fused": "Optimizer has no `fused`; leave it out",
+    "clipnrom": "Optimizer has no `clipnrom`; did you mean `clip_norm`?",
+    "zzz": "Optimizer has no `zzz`; it has groups, engine, clip_norm",
+}
+
+
+@pytest.mark.parametrize("rule", [ao.AdamW(), ao.AdamW], ids=["rule", "class"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_optimizer_answers_too(name, rule):
+    for call in (
+        lambda: ao.Optimizer(np.ones(2), rule, **{name: 1.5}),
+        lambda: ao.Optimizer(np.ones(2), rule=rule, **{name: 1.5}),
+    ):
+        with pytest.raises(TypeError, match=re.escape(OPTIONS[name])):
+            call()
+
+
+def test_an_optimizer_answers_with_values_of_several_fields():
+    with pytest.raises(TypeError, match=re.escape("the rule has, LAMB(...): give beta1=0.8, beta2=0.9")):
+        ao.Optimizer(np.ones(2), ao.LAMB(), betas=(0.8, 0.9))
+
+
 @pytest.mark.parametrize("kind", [*RULES, *SCHEDULES], ids=lambda kind: kind.__name__)
 def test_every_answer_names_what_there_is(kind):
     """Each name that the table knows is a field, or the answer's fields and options are real ones."""

@@ -12,6 +12,7 @@ from arrayopt.arrays import (
     array_namespace,
     detached,
     dtype_name,
+    holder,
     is_array,
     on_its_device,
     place,
@@ -21,10 +22,12 @@ from arrayopt.arrays import (
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layer_name, split, unless
+from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.returned import ReturnedError, check_value, form_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
@@ -113,24 +116,30 @@ def apply_one(
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
-    lacking = [name for name in slots if name not in out]
-    if lacking:
-        raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
-    for name, old, new in [("the parameter", p, new_p), *((name, slots[name], out[name]) for name in slots)]:
-        if tuple(new.shape) != tuple(old.shape):
-            raise ValueError(
-                f"{type(rule).__name__}.update must keep shapes; {name} was {tuple(old.shape)}, is {tuple(new.shape)}"
-            )
-    held = [p, *slots.values()]  # a slot may take over what the parameter or another slot held: that needs a copy
+    who = type(rule).__name__
+    for what, old, new in [
+        ("the parameter", p, new_p),
+        *((f"slot {name!r}", x, out[name]) for name, x in slots.items()),
+    ]:
+        check_value(who, what, old, new, form_of)
+    held = {None, *map(holder, (p, g, *slots.values()))}
 
     def kept(new: Array, wide_old: Array, old: Array) -> Array:
+        """What the rule returned in the dtype of what it takes the place of: a copy where something else has it."""
         if new is wide_old:
             return old
-        taken_over = any(new is x for x in held)
-        return xp.astype(new, old.dtype, copy=taken_over)
+        if is_number(new):
+            return xp.full_like(old, new)
+        made = xp.astype(new, old.dtype, copy=False)
+        made = xp.asarray(made, copy=True) if holder(made) in held else made
+        held.add(holder(made))
+        return made
 
     new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
     report = {name: x for name, x in out.items() if name not in slots}
+    many = [name for name, x in report.items() if not is_number(x) and not (is_array(x) and size(x) == 1)]
+    if many:
+        raise ReturnedError(f"{who}.update: only values per tensor can be reported; got {', '.join(many)}")
     if stats:
         report |= rule.norms(xp, wide.get("master", wide_p), wide_g, new_p)
     return kept(new_p, wide_p, p), new_slots, report

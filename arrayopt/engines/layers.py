@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, detached, place, size, writable
+from arrayopt.arrays import Array, array_namespace, detached, place, size, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
@@ -27,8 +27,11 @@ def stack_of(layer: str) -> str:
 
 
 def split(x: Array) -> list[Array]:
-    """The layers of a stacked array, as views; what has no elements is one layer."""
-    return [x[i, ...] for i in range(x.shape[0])] if size(x) else [x]
+    """The layers of a stacked array, as views; what has no elements is one layer, which has none, of a layer's rank."""
+    if size(x):
+        return [x[i, ...] for i in range(x.shape[0])]
+    one = tuple(x.shape[1:])
+    return [array_namespace(x).reshape(x, one if 0 in one else (0, *one[1:]))]
 
 
 def unless(left: Array, new: Array, old: Array) -> Array:
@@ -96,9 +99,13 @@ class Layers(Bucket):
                 raise ValueError(
                     f"Optimizer: {tensor.name!r} is stacked, and could be written in place before: it must stay so"
                 )
-            full, arrays = size(tensor.array) > 0 and tensor.kind == "whole", split(detached(tensor.array))
-            every = range(len(arrays))
-            slots = {slot: [x[i, ...] if full else x for i in every] for slot, x in tensor.slots.items()}
+            full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
+            slots: dict[str, list[Array]] = {}
+            for slot, x in tensor.slots.items():
+                if tensor.kind != "whole":
+                    slots[slot] = [x] * len(arrays)
+                else:
+                    slots[slot] = [x[i, ...] for i in range(len(arrays))] if full else split(x)
             for i, array in enumerate(arrays):
                 layer = next(layers)
                 layer.array, layer.slots = array, {slot: each[i] for slot, each in slots.items()}

@@ -11,6 +11,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
+from arrayopt.rules.returned import ReturnedError
 
 __all__ = ["ENGINES", "FUSED", "EngineRow", "explain_buckets", "select"]
 
@@ -126,12 +127,16 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
             )
         try:
             return _serving(name, arrays, bucket), "asked for"
+        except ReturnedError:
+            raise
         except ValueError as error:
             raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
     reasons: list[str] = []
     for fused in FUSED.get(arrays, ()):
         try:
             return _serving(fused, arrays, bucket), "; ".join([f"the fastest for {arrays} arrays", *reasons])
+        except ReturnedError:
+            raise
         except ValueError as error:
             reasons.append(f"{fused}: {error}")
     return ENGINES["array_api"].open(), "; ".join(reasons) or f"the only engine for {arrays} arrays"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values
+from arrayopt.rules.returned import ReturnedError, check_value
 
 __all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
 
@@ -64,7 +66,7 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
     """Whatever a rule raises when it is traced says that it cannot be, and what to do."""
     try:
         yield
-    except (TraceError, NotFlat, NotFolded, NotMeasured, NotOriented):
+    except (ReturnedError, TraceError, NotFlat, NotFolded, NotMeasured, NotOriented):
         raise
     except Exception as error:
         raise TraceError(f"{type(rule).__name__} cannot be traced: {error!r}{WAY_OUT}") from error
@@ -150,8 +152,8 @@ def trace(
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
         fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
-    if any(x.dtype in NARROW for x in fresh.values()):
-        raise TraceError("slots that arithmetic in 16 bits is done on are not fused; engine='array_api' may have them")
+    if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
+        raise TraceError("slots of 16 bits, and of bools, are not fused; engine='array_api' may have them")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
@@ -160,19 +162,20 @@ def trace(
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     with _clear_errors(rule):
         new_p, out = rule(NAMESPACE, p, given, dict(s), h)
-    lacking = [name for name in s if name not in out]
-    if lacking:
-        raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
-    for name, old, new in [("p", p, new_p), *((name, s[name], out[name]) for name in s)]:
-        if lift(graph, new)[1] != old.dims:
-            raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
+
+    def form(x: Any) -> tuple[tuple[str, ...], str]:
+        node, shape, _ = lift(graph, x)
+        return shape, node.dtype
+
+    for what, old, new in [("the parameter", p, new_p), *((f"slot {name!r}", s[name], out[name]) for name in s)]:
+        check_value(type(rule).__name__, what, old, new, form)
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
         reports |= rule.norms(NAMESPACE, s.get("master", p), given, new_p)
     nodes = {name: lift(graph, x)[0] for name, x in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
-        raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}{WAY_OUT}")
+        raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}")
     after = {"p": p, **s} if stats else {"p": new_p} | {name: out[name] for name in s}
     return Trace(
         {name: lift(graph, x)[0] for name, x in after.items()},

@@ -14,7 +14,8 @@ from arrayopt.foreign import RULE, check_call
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
-from arrayopt.rules.names import AROUND, Values, check_class, check_fields, check_slots
+from arrayopt.rules.names import AROUND, Values, check_class, check_fields
+from arrayopt.rules.returned import returned_slots, returned_update
 from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, lookahead, norm
 
 PROJECT = "project_"
@@ -215,8 +216,7 @@ class Rule(ABC):
             "slow": self.lookahead_steps is not None,
             "ema": self.ema_decay is not None,
         }
-        own = self.slots(xp, p)
-        check_slots(type(self).__name__, own)
+        own = returned_slots(type(self).__name__, p, self.slots(xp, p))
         copies = {name: xp.astype(p, p.dtype) for name in AROUND if around[name]}
         return {**own, **copies, **{name: xp.zeros_like(p) for name in self.constants}}
 
@@ -241,7 +241,8 @@ class Rule(ABC):
         if fixed:
             h = Values(**vars(h), arrays={name.removeprefix(PROJECT): x for name, x in fixed.items()})
         own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
-        p, new = self.update(xp, p, g, {**own, **{name: s[name] * s[name] for name in roots}}, h)
+        updated = self.update(xp, p, g, {**own, **{name: s[name] * s[name] for name in roots}}, h)
+        p, new = returned_update(type(self).__name__, updated, own)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:
             p, new["slow"] = lookahead(p, s["slow"], h)

@@ -1,44 +1,50 @@
 """Whether a rule writes what it is given: its update is run on copies, and they are looked at afterwards."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from arrayopt.arrays import WORKING, Array, array_namespace, detached, dtype_name, size, working_dtype
 from arrayopt.engines.array_api import apply
 from arrayopt.libraries import to_numpy
-from arrayopt.optimizer import Optimizer
+from arrayopt.rules.base import Rule
 
 __all__ = ["assert_pure"]
 
 
-def assert_pure(opt: Optimizer, arrays: Mapping[str, Array], grads: Mapping[str, Array | None]) -> None:
+def assert_pure(
+    rules: Mapping[str, Rule],
+    state: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    grads: Mapping[str, Array | None],
+) -> None:
     """Raise AssertionError where a rule's update would write the parameter, the gradient or a slot of a tensor.
 
     Parameters
     ----------
-    opt : Optimizer
-        Has the rules and the state. Nothing of it is changed.
+    rules : mapping of str to Rule
+        The rule of each tensor, by its name.
+    state : mapping
+        As `arrayopt.update` takes it. Nothing of it is changed.
     arrays, grads : mapping of str to array
-        Its parameters, and the gradients of the next step, by tensor name.
+        Parameters, and the gradients of the next step, by tensor name.
     """
-    for group in opt.groups:
-        values = group.rule.at(opt.step_count)
-        for name in group.names:
-            p, g = arrays[name], grads[name]
-            if g is None or not size(p):
-                continue
-            state = dict(opt.state[name])
-            t = state.pop("t") + 1
-            given = {"p": _wide(p), "g": _wide(g), **{slot: _wide(x) for slot, x in state.items()}}
-            before = {key: to_numpy(x).tobytes() for key, x in given.items()}
-            slots = {slot: given[slot] for slot in state}
-            apply(group.rule, given["p"], given["g"], slots, t, values)
-            changed = {key for key, x in given.items() if to_numpy(x).tobytes() != before[key]}
-            written = [f"`{'p' if key == 'master' else key}`" for key in given if key in changed]
-            if written:
-                raise AssertionError(
-                    f"{type(group.rule).__name__}.update must not write what it is given; it writes"
-                    f" {', '.join(written)} of {name!r}: make a new array, as by m = 0.9 * m in place of m *= 0.9"
-                )
+    for name, rule in rules.items():
+        p, g = arrays[name], grads[name]
+        if g is None or not size(p):
+            continue
+        old = dict(state["tensors"][name])
+        t = old.pop("t") + 1
+        given = {"p": _wide(p), "g": _wide(g), **{slot: _wide(x) for slot, x in old.items()}}
+        before = {key: to_numpy(x).tobytes() for key, x in given.items()}
+        slots = {slot: given[slot] for slot in old}
+        apply(rule, given["p"], given["g"], slots, t, rule.at(state["step"]))
+        changed = {key for key, x in given.items() if to_numpy(x).tobytes() != before[key]}
+        written = [f"`{'p' if key == 'master' else key}`" for key in given if key in changed]
+        if written:
+            raise AssertionError(
+                f"{type(rule).__name__}.update must not write what it is given; it writes"
+                f" {', '.join(written)} of {name!r}: make a new array, as by m = 0.9 * m in place of m *= 0.9"
+            )
 
 
 def _wide(x: Array) -> Array:

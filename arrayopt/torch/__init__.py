@@ -2,6 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    words = "arrayopt.torch needs PyTorch, which is not installed; pip install torch"
+    raise ModuleNotFoundError(words, name="torch") from None
+
 from arrayopt import rules
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer

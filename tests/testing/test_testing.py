@@ -135,7 +135,7 @@ def test_every_backend_computes_the_same():
     compared = {name for name, outcome in found.items() if outcome.difference is not None}
     expected = {"numpy:numpy", "numpy:numba", "torch:array_api", "jax:array_api", "jax:jit"}
     assert compared >= expected | {"array_api_strict:array_api"}
-    assert "numpy:array_api" not in found
+    assert found["numpy:array_api"].difference.ulps == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
@@ -152,7 +152,7 @@ def test_a_wrong_element_is_found_at_its_place():
         assert_equivalent(Faulty(wrong=1e-3), problem(), noise, engines=["array_api_strict", "torch"], steps=4)
     head, line = str(caught.value).splitlines()  # PyTorch is not among the wrong ones
     assert "Faulty(lr=0.1" in head
-    assert "is not numpy:array_api's within 64 ULPs" in head
+    assert "is not what arrayopt.update computes with numpy within 64 ULPs" in head
     assert "array_api_strict:array_api: " in line
     assert "ULPs at 'w' [2, 1], step " in line
     assert " for " in line
@@ -272,7 +272,6 @@ def test_other_libraries_parameters_options_and_tensors_left_out():
         ({"steps": 0}, ValueError, "`steps` must be an integer of at least 1; got 0"),
         ({"params": {"w": [1.0]}}, TypeError, "params must be arrays"),
         ({"rule": "LAMB"}, TypeError, "must be a Rule"),
-        ({"engines": ["numpy:array_api"]}, ValueError, "there is nothing to compare"),
         ({"grads_fn": lambda params, step: {}}, ValueError, "missing 'w'"),
         ({"speed": 3}, TypeError, "speed"),
     ],

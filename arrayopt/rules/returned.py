@@ -1,0 +1,98 @@
+"""What the functions of a rule return, checked in the same words by all that call them, before anything is written."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, library
+from arrayopt.hyper import is_number
+from arrayopt.rules.names import check_slots
+
+__all__ = ["ReturnedError", "check_value", "form_of", "returned_slots", "returned_update"]
+
+_WORDS = {"bool": "bools", "integer": "integers", "real": "real numbers", "complex": "complex numbers"}
+"""Kinds of dtypes: a value may be stored as one of a later kind, but for bools."""
+
+
+class ReturnedError(TypeError, ValueError):
+    """A rule returned what no engine can use."""
+
+
+def returned_slots(who: str, p: Array, found: Any) -> dict[str, Array]:
+    """What `slots` returned for a parameter, once it is a dict of its library's arrays, by names that slots have."""
+    if not isinstance(found, Mapping):
+        raise ReturnedError(
+            f"{who}.slots must return a dict of arrays, such as {{'m': xp.zeros_like(p)}}, or an empty one;"
+            f" got {_said(found)}"
+        )
+    check_slots(who, found)
+    for name, x in found.items():
+        if not is_array(x):
+            raise ReturnedError(
+                f"{who}.slots must return arrays; {name!r} is {_said(x)}: a slot of one number begins as"
+                " xp.sum(xp.zeros_like(p))"
+            )
+        if array_namespace(x) is not array_namespace(p):
+            raise TypeError(f"{who}.slots must return arrays that `xp` made; {name!r} is of {library(x)}")
+        if dtype_name(x).rstrip("0123456789_") not in ("bool", "int", "uint", "float", "bfloat", "complex"):
+            raise ReturnedError(f"{who}.slots must return arrays of numbers; {name!r} is of {dtype_name(x)}")
+    return dict(found)
+
+
+def returned_update(who: str, found: Any, slots: Iterable[str]) -> tuple[Any, dict[str, Any]]:
+    """What `update` returned, once it is a parameter and a dict with these slots."""
+    if not (isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping)):
+        raise ReturnedError(
+            f"{who}.update must return the new parameter and a dict of the new slots, as in return p, {{'m': m}};"
+            f" got {_said(found)}"
+        )
+    p, new = found
+    lacking = [name for name in slots if name not in new]
+    if lacking:
+        raise ReturnedError(f"{who}.update must return every slot; missing {', '.join(lacking)}")
+    strange = [name for name in new if not isinstance(name, str)]
+    if strange:
+        raise ReturnedError(f"{who}.update must return a dict whose keys are strings; got {strange[0]!r}")
+    return p, dict(new)
+
+
+def check_value(who: str, what: str, old: Array, new: Any, form: Callable[[Any], tuple[Any, str]]) -> None:
+    """Raise where a value that `update` returned cannot take the place of an old one; `form` is as `form_of`."""
+    shape, dtype = form(old)
+    if is_number(new):
+        now: tuple[Any, str] = (), dtype_name(new) if isinstance(new, np.generic) else "float"
+    elif not is_array(new):
+        raise ReturnedError(f"{who}.update must return arrays; {what} is {_said(new)}")
+    else:
+        now = form(new)
+        if type(new) is not type(old) and array_namespace(new) is not array_namespace(old):
+            raise ReturnedError(f"{who}.update must return arrays that `xp` made; {what} is of {library(new)}")
+    if now[0] != shape:
+        how = f"{what} was {shape}, is {now[0]}" if form is form_of else f"that of {what} changes"
+        raise ValueError(f"{who}.update must keep shapes; {how}")
+    was, kind, order = _kind(dtype), _kind(now[1]), list(_WORDS)
+    rounded = kind == "integer" and what == "the parameter"
+    if (was == "bool") != (kind == "bool") or order.index(kind) > order.index(was) or rounded:
+        raise ReturnedError(f"{who}.update must return {_WORDS[was]} as {what}; got {_WORDS[kind]}")
+
+
+def form_of(x: Array) -> tuple[tuple[int, ...], str]:
+    """The shape of an array and the name of its dtype."""
+    return tuple(x.shape), dtype_name(x)
+
+
+def _kind(dtype: str) -> str:
+    """The kind of a dtype, or of what is traced."""
+    if dtype == "bool" or dtype.startswith("complex"):
+        return dtype[:7]
+    return "integer" if "int" in dtype else "real"
+
+
+def _said(x: Any) -> str:
+    """What came, in few words."""
+    if isinstance(x, tuple | list):
+        return f"a {type(x).__name__} of {', '.join(map(_said, x[:4])) or 'nothing'}"
+    if x is None or is_number(x) or isinstance(x, bool | str):
+        return f"{x!r:.40}"
+    return "an array" if is_array(x) else f"a {type(x).__name__}"
