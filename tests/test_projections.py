@@ -85,10 +85,10 @@ def test_what_cannot_be_one(make, kind, says):
 
 
 def test_what_a_tensor_cannot_have():
-    with pytest.raises(
-        TypeError, match=r"SGD: `project` is box\(low=0.0, high=None\), for real parameters; 'param' is"
-    ):
-        ao.Optimizer(np.ones(2, complex), ao.SGD(lr=1, project=P.box(0)))
+    for end in (1j, np.zeros(2, complex)):
+        for project in (P.box(end), P.compose(P.nonnegative, P.box(None, end))):
+            with pytest.raises(TypeError, match=r"SGD: `project` is .*, for complex parameters; 'param' is of float64"):
+                ao.Optimizer(np.ones(2), ao.SGD(lr=1, project=project))
     says = r"SGD: an array of `project` has shape \(3,\), which does not broadcast to \(2,\) of 'w'; give tensors"
     with pytest.raises(ValueError, match=says):
         ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=1, project=P.box(np.zeros(3))))

@@ -6,7 +6,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from arrayopt.arrays import NARROW, REAL
+import numpy as np
+
+from arrayopt.arrays import NARROW, REAL, is_array
 from arrayopt.fusion.dims import (
     WAY_OUT,
     NotFlat,
@@ -89,6 +91,7 @@ class Symbol:
         raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
 
     __int__ = __index__ = __array__ = __float__
+    __array_ufunc__ = None  # NumPy's arrays and numbers leave operators to it
     __hash__ = object.__hash__
 
 
@@ -133,8 +136,17 @@ def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
     """The node, dimensions and dtype of an operand."""
     if isinstance(x, Symbol):
         return x.node, x.dims, x.dtype
+    x = x.item() if isinstance(x, np.generic | np.ndarray) and x.ndim == 0 else x
     if isinstance(x, bool | int | float):
         return graph.const(x if isinstance(x, bool) else float(x)), (), ""
+    if isinstance(x, complex):
+        parts = graph.const(x.real), graph.const(x.imag)
+        return graph.make("complex", *parts), (), {"float32": "complex64", "float64": "complex128"}[graph.real]
+    if is_array(x):
+        raise TraceError(
+            f"it uses an array of shape {tuple(x.shape)} that is not given to it; a projection takes such arrays as"
+            " `projections.support(mask)` and `projections.box(low, high)` do, and a rule has them as slots"
+        )
     raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
 
 
