@@ -99,6 +99,7 @@ def test_what_cannot_be_one(make, kind, says):
         make()
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 def test_what_a_tensor_cannot_have():
     for end in (1j, np.zeros(2, complex)):
         for project in (P.box(end), P.compose(P.nonnegative, P.box(None, end))):

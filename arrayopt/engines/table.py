@@ -165,11 +165,12 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
         if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
             names = [tensor.name for tensor in bucket.whole.tensors]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            message = (
+            warnings.warn(
                 f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and runs as it is written,"
-                f" one operation after the other: {bucket.remedy}. With engine='array_api' it does so without a warning"
+                f" one operation after the other; engine='array_api' does so without a warning. {bucket.remedy}",
+                NotFusedWarning,
+                stacklevel=_calls(),
             )
-            warnings.warn(message, NotFusedWarning, stacklevel=_calls())
             told.add(bucket.remedy)
 
 

@@ -91,7 +91,12 @@ class Symbol:
         raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
 
     __int__ = __index__ = __array__ = __float__
-    __array_ufunc__ = None  # NumPy's arrays and numbers leave operators to it
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """What NumPy's arrays and numbers make of an operator; functions of NumPy are not `xp`'s."""
+        op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
+        return self.__float__() if op is None or method != "__call__" else _elementwise(op, *operands)
+
     __hash__ = object.__hash__
 
 
@@ -144,8 +149,9 @@ def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
         return graph.make("complex", *parts), (), {"float32": "complex64", "float64": "complex128"}[graph.real]
     if is_array(x):
         raise TraceError(
-            f"it uses an array of shape {tuple(x.shape)} that is not given to it; a projection takes such arrays as"
-            " `projections.support(mask)` and `projections.box(low, high)` do, and a rule has them as slots"
+            f"it uses an array of shape {tuple(x.shape)} that it is not given; a projection takes arrays as"
+            " `projections.support(mask)` and `projections.box(low, high)` do, and an update rule has them as slots"
+            f"{WAY_OUT}"
         )
     raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
 

@@ -164,8 +164,11 @@ def trace(
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
     for name, old, new in [("p", p, new_p), *((name, s[name], out[name]) for name in s)]:
-        if lift(graph, new)[1] != old.dims:
+        node, shape, _ = lift(graph, new)
+        if shape != old.dims:
             raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
+        if node.dtype == "complex" and old.node.dtype != "complex":
+            raise TraceError(f"{name} is real, and is made complex{WAY_OUT}")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
         reports |= rule.norms(NAMESPACE, s.get("master", p), given, new_p)
