@@ -77,7 +77,11 @@ def test_one(project, before, after):
         (lambda: P.box(float("nan")), ValueError, "box: an end must not be NaN"),
         (lambda: P.box(complex(0, np.nan)), ValueError, "box: an end must not be NaN"),
         (lambda: P.box(3j, 2), ValueError, r"box: `low` must not be above `high`; got 3j and 2.0"),
-        (lambda: P.support(np.ones(2)), TypeError, r"support: `mask` must be an array of booleans; got <ndarray \(2,\)>"),
+        (
+            lambda: P.support(np.ones(2)),
+            TypeError,
+            r"support: `mask` must be an array of booleans; got <ndarray \(2,\)>",
+        ),
         (lambda: P.support(True), TypeError, "support: `mask` must be an array of booleans; got True"),
         (lambda: P.box(high=np.array([np.nan])), ValueError, "box: an end must not be NaN"),
         (lambda: P.ball(0), ValueError, r"ball: `radius` must be in \(0, inf\); got 0.0"),

@@ -14,7 +14,6 @@ from arrayopt.engines.batch import Batch, Idle, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
-from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan

@@ -160,14 +160,14 @@ def _shown(reasons: dict[str, list[str]]) -> list[str]:
 
 
 def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
-    """Warn of buckets that no fused engine runs where a user can change that; `told` has the reasons that were given."""
+    """Warn of buckets that no fused engine runs where a user can change that; `told` has the reasons that were said."""
     for bucket in buckets:
         if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
             names = [tensor.name for tensor in bucket.whole.tensors]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
-                f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and runs as it is written,"
-                f" one operation after the other; engine='array_api' does so without a warning. {bucket.remedy}",
+                f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and runs as it is"
+                f" written, one operation after the other; engine='array_api' does so without a warning. {bucket.remedy}",
                 NotFusedWarning,
                 stacklevel=_calls(),
             )

@@ -308,7 +308,7 @@ def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: fl
 class _Namespace(SimpleNamespace):
     """The array API as far as rules need it: what the tables have, and a few functions that are made of it."""
 
-    __hash__ = object.__hash__  # array_namespace puts namespaces into a set, and there is but this one
+    __hash__ = object.__hash__  # type: ignore[assignment]  # array-api-compat before 1.15 puts namespaces into sets
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

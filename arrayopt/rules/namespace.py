@@ -13,7 +13,7 @@ from arrayopt.randomness import round_bfloat16, round_float16
 __all__ = ["rule_namespace"]
 
 BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
-"""Functions of two arrays, one of which the standard lets be a number; PyTorch does not before array-api-compat 1.15."""
+"""Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
 
 
 class _RuleNamespace:
