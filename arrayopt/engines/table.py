@@ -167,7 +167,8 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
                 f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and runs as it is"
-                f" written, one operation after the other; engine='array_api' does so without a warning. {bucket.remedy}",
+                " written, one operation after the other; engine='array_api' does so without a warning."
+                f" {bucket.remedy}",
                 NotFusedWarning,
                 stacklevel=_calls(),
             )
