@@ -9,6 +9,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.graph import Graph, evaluate, reachable
 from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.symbol import NAMESPACE
 from arrayopt.fusion.trace import UPDATES, trace
 from tests.support.cases import ALL, IDS, make
 from tests.support.tracing import made, of
@@ -360,3 +361,8 @@ def test_what_is_made_of_plain_numbers_is_of_the_dtype_of_arithmetic():
     for dtype in ("float32", "float64", "bfloat16", "complex64"):
         trace(made(update, complex_ok=True)(), 2, dtype)
     assert seen == ["float32", "float64", "float32", "complex64"]
+
+
+def test_the_namespace_of_symbols_can_be_put_into_a_set():
+    """As `array_namespace` of array-api-compat 1.12 to 1.14 does."""
+    assert {NAMESPACE, NAMESPACE} == {NAMESPACE}
