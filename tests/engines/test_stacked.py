@@ -105,6 +105,7 @@ def test_pytorch():
     assert made["w"]._version > before
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 def test_jax_and_arrays_that_cannot_be_written():
     single = run(both("LAMB", {"lr": 0.1}, engine="array_api")[1], of=apart)
     fixed = arrays()
