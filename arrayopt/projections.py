@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from arrayopt.arrays import Array, is_array, kind
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace, is_array, kind, to_host
 from arrayopt.hyper import is_number, scalar
 from arrayopt.rules.names import Values
 from arrayopt.rules.words import clamp, nonzero, norm, scaled_down
 
-__all__ = ["Projection", "ball", "box", "compose", "nonnegative", "soft_threshold", "sphere", "unit_modulus"]
+__all__ = ["Projection", "ball", "box", "compose", "nonnegative", "soft_threshold", "sphere", "support", "unit_modulus"]
 
 Project = Callable[[Any, Array, Any], Array]
 
@@ -28,11 +30,11 @@ class Projection(ABC):
     arrays : mapping of str to array
         Arrays that it needs beside numbers: each has the parameter's shape, or broadcasts to it. They stand among a
         tensor's slots, and `h.arrays` has them.
-    real_only : bool
-        Whether complex parameters make no sense.
+    real_only, complex_only : bool
+        Whether complex parameters, or real ones, make no sense.
     """
 
-    real_only = False
+    real_only = complex_only = False
 
     @property
     def arrays(self) -> Mapping[str, Array]:
@@ -68,14 +70,38 @@ def _axes(who: str, axis: Any) -> Any:
     return axis
 
 
+class _OfArrays(Projection):
+    """A projection whose fields may be arrays: two are equal if all elements are, and share a plan if numbers are."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        return {f.name: x for f in fields(self) if is_array(x := getattr(self, f.name))}  # type: ignore[arg-type]
+
+    @property
+    def structure(self) -> Any:
+        given = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
+        return (type(self), *(f"array, {kind(x)}" if is_array(x) else x for x in given))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _OfArrays) or self.structure != other.structure:
+            return False
+        pairs = [(x, other.arrays[name]) for name, x in self.arrays.items()]
+        return all(x is y or np.array_equal(to_host(x), to_host(y)) for x, y in pairs)
+
+    def __hash__(self) -> int:
+        return hash(self.structure)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class box(Projection):  # noqa: N801 - it is called like a function, as all of these are
-    """Limit each element to [low, high].
+class box(_OfArrays):  # noqa: N801 - it is called like a function, as all of these are
+    """Limit each element to [low, high]; of a complex element, its real and its imaginary part.
 
     Parameters
     ----------
     low, high : number, array or None
-        The ends; None leaves one open. An array has the shape of the parameter, or one that broadcasts to it.
+        The ends; None leaves one open. An array has the shape of the parameter, or one that broadcasts to it. A real
+        end is for both parts of a complex element. A complex end has one for each: ``box(-1 - 2j, 1 + 2j)`` limits real
+        parts to [-1, 1] and imaginary parts to [-2, 2], and an infinite part is open.
 
     Raises
     ------
@@ -93,45 +119,83 @@ class box(Projection):  # noqa: N801 - it is called like a function, as all of t
     low: Any = None
     high: Any = None
 
-    real_only = True
-
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             x = getattr(self, name)
-            if is_number(x) or (is_array(x) and x.ndim == 0):
+            if isinstance(x, complex) or (is_array(x) and x.ndim == 0 and kind(x) == "complex"):
+                object.__setattr__(self, name, complex(x))
+            elif is_number(x) or (is_array(x) and x.ndim == 0):
                 object.__setattr__(self, name, float(x))
-            elif not (x is None or (is_array(x) and kind(x) == "real")):
+            elif not (x is None or (is_array(x) and kind(x) in ("real", "complex"))):
                 raise TypeError(f"box: `{name}` must be a number, an array of floats or None; got {_shown(x)}")
         ends = [x for x in (self.low, self.high) if x is not None]
         if any(bool((x != x).any()) if is_array(x) else x != x for x in ends):
             raise ValueError("box: an end must not be NaN")
-        if len(ends) == 2:
-            above = ends[0] > ends[1]
+        for part in ("real", "imag") if len(ends) == 2 else ():
+            above = _part(ends[0], part) > _part(ends[1], part)
             if bool(above.any()) if is_array(above) else above:
                 raise ValueError(f"box: `low` must not be above `high`; got {_shown(self.low)} and {_shown(self.high)}")
 
     @property
-    def arrays(self) -> Mapping[str, Array]:
-        return {name: x for name in ("low", "high") if is_array(x := getattr(self, name))}
-
-    @property
-    def structure(self) -> Any:
-        return (box, *("array" if is_array(x) else x for x in (self.low, self.high)))
-
-    def __eq__(self, other: object) -> bool:
-        mine, theirs = self.arrays, other.arrays if isinstance(other, box) else {}
-        return (
-            isinstance(other, box)
-            and self.structure == other.structure
-            and all(bool((mine[name] == theirs[name]).all()) for name in mine)
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.structure)
+    def complex_only(self) -> bool:  # type: ignore[override]
+        return any(_is_complex(x) for x in (self.low, self.high))
 
     def __call__(self, xp: Any, p: Array, h: Any) -> Array:
         ends = {"low": self.low, "high": self.high}
-        return clamp(xp, p, *(h.arrays[name] if is_array(x) else x for name, x in ends.items()))
+        low, high = (h.arrays[name] if is_array(x) else x for name, x in ends.items())
+        return _by_parts(xp, p, lambda x, part: clamp(xp, x, _part(low, part), _part(high, part)))
+
+
+def _is_complex(x: Any) -> bool:
+    """Whether a number or an array is complex."""
+    return isinstance(x, complex) or (hasattr(x, "dtype") and kind(x) == "complex")
+
+
+def _part(x: Any, part: str) -> Any:
+    """The part ``"real"`` or ``"imag"`` of a complex number or array; a real one, and None, stand for both parts."""
+    if not _is_complex(x):
+        return x
+    return getattr(x, part) if isinstance(x, complex) else getattr(array_namespace(x), part)(x)
+
+
+def _by_parts(xp: Any, p: Array, function: Callable[[Array, str], Array]) -> Array:
+    """A function of a real array and the name of a part; of a complex array, that of both parts, put together."""
+    if not _is_complex(p):
+        return function(p, "real")
+    real, imag = function(xp.real(p), "real"), function(xp.imag(p), "imag")
+    return xp.astype(real, p.dtype) + xp.astype(imag, p.dtype) * 1j
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class support(_OfArrays):  # noqa: N801
+    """Set elements outside a mask to zero, whatever they are: the support constraint of phase retrieval.
+
+    Parameters
+    ----------
+    mask : array of bool
+        Where the parameter may be other than zero. It has the shape of the parameter, or one that broadcasts to it.
+
+    Raises
+    ------
+    TypeError
+        If the mask is no array of booleans.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> rule = ao.SGD(lr=1.0, project=ao.projections.support(np.array([True, False])))
+    >>> ao.Optimizer(np.ones(2), rule).step(np.array([-1.0, -1.0]))
+    array([2., 0.])
+    """
+
+    mask: Any
+
+    def __post_init__(self) -> None:
+        if not (is_array(self.mask) and kind(self.mask) == "bool"):
+            raise TypeError(f"support: `mask` must be an array of booleans; got {_shown(self.mask)}")
+
+    def __call__(self, xp: Any, p: Array, h: Any) -> Array:
+        return xp.where(h.arrays["mask"] != 0, p, xp.zeros_like(p))
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +204,6 @@ class _Plain(Projection):
 
     name: str
     function: Project
-    real_only: bool = False
 
     def __call__(self, xp: Any = None, p: Array = None, h: Any = None) -> Any:
         return self if p is None else self.function(xp, p, h)
@@ -150,7 +213,7 @@ class _Plain(Projection):
 
 
 def _nonnegative(xp: Any, p: Array, h: Any) -> Array:
-    return xp.maximum(p, 0.0)
+    return _by_parts(xp, p, lambda x, part: xp.maximum(x, 0.0))
 
 
 def _unit_modulus(xp: Any, p: Array, h: Any) -> Array:
@@ -158,8 +221,8 @@ def _unit_modulus(xp: Any, p: Array, h: Any) -> Array:
     return xp.where(size == 0, 1.0 + 0.0 * p, p / nonzero(xp, size))
 
 
-nonnegative = _Plain("nonnegative", _nonnegative, real_only=True)
-"""Set negative elements to zero."""
+nonnegative = _Plain("nonnegative", _nonnegative)
+"""Set negative elements to zero; of complex elements, negative real and negative imaginary parts."""
 
 unit_modulus = _Plain("unit_modulus", _unit_modulus)
 """Scale each element to modulus 1, with its phase as it is: for complex parameters. Zeros become 1."""
@@ -264,6 +327,10 @@ class compose(Projection):  # noqa: N801
     @property
     def real_only(self) -> bool:  # type: ignore[override]
         return any(getattr(f, "real_only", False) for f in self.functions)
+
+    @property
+    def complex_only(self) -> bool:  # type: ignore[override]
+        return any(getattr(f, "complex_only", False) for f in self.functions)
 
     def refuses(self, rank: int) -> str:
         return next((no for f in self.functions if isinstance(f, Projection) and (no := f.refuses(rank))), "")

@@ -92,7 +92,7 @@ def uniform(xp: Any, word: Any, real: Any) -> Any:
 def round_bfloat16(xp: Any, x: Any, u: Any) -> Any:
     """x, in float32, rounded to one of the two neighbours in bfloat16, up if u in [0, 1) is below what is lost."""
     bits = x.view(xp.int32)
-    bits = (bits + xp.astype(u * 65536.0, xp.int32)) & -65536
+    bits = (bits + xp.astype(xp.asarray(u * 65536.0), xp.int32)) & -65536
     return xp.where(xp.isfinite(x), bits.view(xp.float32), x)
 
 
@@ -101,9 +101,9 @@ def round_float16(xp: Any, x: Any, u: Any) -> Any:
     bits, size = x.view(xp.int32), xp.abs(x)
     steps = size * 2.0**24  # of the numbers below 2⁻¹⁴, which are all as far apart
     whole = xp.floor(steps)
-    whole = whole + xp.astype(u < steps - whole, xp.float32)
+    whole = whole + xp.astype(xp.asarray(u < steps - whole), xp.float32)
     small = (whole * 2.0**-24).view(xp.int32) | (bits & -(1 << 31))
-    large = (bits + xp.astype(u * 8192.0, xp.int32)) & -8192
+    large = (bits + xp.astype(xp.asarray(u * 8192.0), xp.int32)) & -8192
     return xp.where(xp.isfinite(x), xp.where(size < 2.0**-14, small, large).view(xp.float32), x)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import arrayopt
+from tests.oldest import oldest
 
 ROOT = Path(arrayopt.__file__).parent
 PRIVATE = {"arrayopt.__main__"}  # runs the command line when imported
@@ -80,6 +81,12 @@ def test_only_declared_dependencies_are_imported():
     after = "import arrayopt\nprint(*sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     extra = set(fresh(before + after).split()) - {"arrayopt"} - set(sys.stdlib_module_names)
     assert extra == set()
+
+
+def test_the_oldest_stated_versions_are_those_that_are_tested():
+    found = {line.partition("==")[0].partition("[")[0]: line for line in oldest()}
+    assert {"numpy", "array-api-compat", "numba", "cupy-cuda12x", "mpi4py", "safetensors", "jax", "optax"} <= set(found)
+    assert all("==" in line or line.startswith("nvidia-") for line in found.values())
 
 
 def test_imports_point_one_way():

@@ -41,14 +41,25 @@ def add_one(xp, p, h):
         (P.soft_threshold(0), [3.0, -3.0], [3.0, -3.0]),
         (P.unit_modulus, [3 + 4j, -2j, 0j], [0.6 + 0.8j, -1j, 1 + 0j]),
         (P.soft_threshold(2.0), [3j, 0.6 + 0.8j], [2j, 0j]),
+        (P.support(np.array([True, False])), [3.0, -4.0], [3.0, 0.0]),
+        (P.support(np.array([[True], [False]])), [[3.0, -1.0], [-4.0, np.nan]], [[3.0, -1.0], [0.0, 0.0]]),
+        (P.support(np.array([False, True])), [3 + 4j, complex(-1, np.nan)], [0j, complex(-1, np.nan)]),
+        (P.nonnegative, [3 - 4j, -1 + 2j, -1j], [3 + 0j, 2j, 0j]),
+        (P.box(-1, 2), [3 - 4j, 0.5 + 2.5j], [2 - 1j, 0.5 + 2j]),
+        (P.box(-1 - 2j, 2 + 0j), [3 - 4j, 0.5 + 2.5j], [2 - 2j, 0.5 + 0j]),
+        (P.box(complex(0, -np.inf)), [-3 - 4j, 0.5 + 2.5j], [-4j, 0.5 + 2.5j]),
+        (P.box(None, np.array([1 + 0j, 1j])), [3 - 4j, 0.5 + 2.5j], [1 - 4j, 1j]),
+        (P.box(None, np.array([1.0, 0.0])), [3 - 4j, 0.5 + 2.5j], [1 - 4j, 0j]),
         (P.compose(P.soft_threshold(2.0), P.box(-1, 1)), [3.0, -1.5, 0.5], [1.0, -0.5, 0.0]),
         (P.compose(add_one), [3.0], [4.0]),
     ],
     ids=lambda x: x.__name__ if callable(x) and not isinstance(x, P.Projection) else repr(x).partition("<")[0],
 )
 def test_one(project, before, after):
+    arrays = getattr(project, "arrays", {})
     with np.errstate(over="ignore"):
-        np.testing.assert_allclose(project(np, np.array(before), H), after, rtol=1e-15)
+        h = Values(**vars(H), arrays={name: np.broadcast_to(x, np.shape(before)) for name, x in arrays.items()})
+        np.testing.assert_allclose(project(np, np.array(before), h), after, rtol=1e-15)
     before, g = np.array(before), np.zeros(np.shape(before), np.array(before).dtype)
     for engine in ("array_api", "numpy"):
         p = before.copy()
@@ -64,6 +75,14 @@ def test_one(project, before, after):
         (lambda: P.box(1, 0), ValueError, "box: `low` must not be above `high`; got 1.0 and 0.0"),
         (lambda: P.box(np.ones(2), 0.5), ValueError, "box: `low` must not be above `high`"),
         (lambda: P.box(float("nan")), ValueError, "box: an end must not be NaN"),
+        (lambda: P.box(complex(0, np.nan)), ValueError, "box: an end must not be NaN"),
+        (lambda: P.box(3j, 2), ValueError, r"box: `low` must not be above `high`; got 3j and 2.0"),
+        (
+            lambda: P.support(np.ones(2)),
+            TypeError,
+            r"support: `mask` must be an array of booleans; got <ndarray \(2,\)>",
+        ),
+        (lambda: P.support(True), TypeError, "support: `mask` must be an array of booleans; got True"),
         (lambda: P.box(high=np.array([np.nan])), ValueError, "box: an end must not be NaN"),
         (lambda: P.ball(0), ValueError, r"ball: `radius` must be in \(0, inf\); got 0.0"),
         (lambda: P.ball(1, axis=0.5), TypeError, "ball: `axis` must be None, an integer or a tuple of them; got 0.5"),
@@ -84,22 +103,24 @@ def test_what_cannot_be_one(make, kind, says):
         make()
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 def test_what_a_tensor_cannot_have():
-    with pytest.raises(
-        TypeError, match=r"SGD: `project` is box\(low=0.0, high=None\), for real parameters; 'param' is"
-    ):
-        ao.Optimizer(np.ones(2, complex), ao.SGD(lr=1, project=P.box(0)))
+    for end in (1j, np.zeros(2, complex)):
+        for project in (P.box(end), P.compose(P.nonnegative, P.box(None, end))):
+            with pytest.raises(TypeError, match=r"SGD: `project` is .*, for complex parameters; 'param' is of float64"):
+                ao.Optimizer(np.ones(2), ao.SGD(lr=1, project=project))
     says = r"SGD: an array of `project` has shape \(3,\), which does not broadcast to \(2,\) of 'w'; give tensors"
     with pytest.raises(ValueError, match=says):
         ao.Optimizer({"w": np.ones(2)}, ao.SGD(lr=1, project=P.box(np.zeros(3))))
     p = np.ones(2)
     with pytest.raises(ValueError, match="soft_threshold: the rule must have a learning rate"):
-        ao.Optimizer(p, ao.CAME(relative_step=True, project=P.soft_threshold(1.0))).step(p.copy())
+        ao.Optimizer(p, ao.CAME(relative_step=True, project=P.soft_threshold(1.0)), engine="array_api").step(p.copy())
     with pytest.raises(ValueError, match="must keep shapes"):
         ao.Optimizer(p, ao.SGD(lr=1, project=lambda xp, p, h: xp.sum(p))).step(p.copy())
     assert p.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 @pytest.mark.parametrize("engine", ["array_api", "numpy", "auto"])
 def test_an_axis_that_a_tensor_does_not_have(engine):
     made = [P.sphere(1.0, axis=4), P.ball(1.0, axis=(0, -2)), P.compose(add_one, P.sphere(axis=1))]
@@ -124,6 +145,8 @@ def test_they_are_values():
     same = [
         lambda: P.box(0, 1), lambda: P.box(bounds.copy(), 1), lambda: P.ball(2, axis=(0, 1)), lambda: P.nonnegative,
         lambda: P.compose(P.soft_threshold(1), P.unit_modulus), lambda: P.compose(P.box(bounds.copy())),
+        lambda: P.box(bounds + 0j, 1), lambda: P.box(np.zeros(3), 1), lambda: P.support(bounds > 0),
+        lambda: P.support(bounds == 0), lambda: P.compose(P.support(bounds == 0)), lambda: P.box(None, 1j),
     ]  # fmt: skip
     for i, make in enumerate(same):
         assert make() == make() == pickle.loads(pickle.dumps(make()))
@@ -136,10 +159,12 @@ def test_they_are_values():
 
 SHAPE = (7, 5)
 LOW = np.linspace(-0.8, 0.3, 5)
+MASK = np.arange(35).reshape(SHAPE) % 3 != 0
 FREE = ao.LAMB(lr=0.3)
 KINDS = {
     "a box": (P.box(-0.5, 0.25), lambda p: np.clip(p, -0.5, 0.25)),
     "a box of arrays": (P.box(LOW, 0.9), lambda p: np.clip(p, LOW, 0.9)),
+    "a support": (P.support(MASK), lambda p: np.where(MASK, p, 0.0)),
     "one's own": (lambda xp, p, h: p - xp.floor(p), lambda p: p - np.floor(p)),
 }
 
@@ -227,17 +252,24 @@ def test_it_can_be_changed_while_training_unless_it_has_arrays():
     assert opt.step(np.full(2, -5.0)).tolist() == [6.0, 6.0]
 
 
-def test_ranks_share_it():
-    rule = ao.LAMB(lr=0.3, project=P.compose(P.box(LOW, 0.9), P.ball(2.0)))
-    alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numpy")).params
-    for params in ao.ranks.run(
-        2, lambda comm: steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numpy", comm=comm)).params
-    ):
-        assert np.array_equal(params, alone)
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [P.box(LOW, 0.9), P.support(MASK), P.support(MASK[0])])
+def test_ranks_share_it(engine, first):
+    rule = ao.LAMB(lr=0.3, project=P.compose(first, P.ball(2.0)))
+    alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine=engine))
+
+    def work(comm):
+        opt = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine=engine, comm=comm))
+        return opt.params, opt.state_dict()["tensors"]["param"]
+
+    for params, state in ao.ranks.run(2, work):
+        assert np.array_equal(params, alone.params)
+        np.testing.assert_equal(state, alone.state_dict()["tensors"]["param"])
 
 
-def test_arrays_of_a_part_are_parts():
-    rule = ao.AdamW(lr=0.3, project=P.box(LOW, 0.9))
+@pytest.mark.parametrize("project", [P.box(LOW, 0.9), P.support(MASK)])
+def test_arrays_of_a_part_are_parts(project):
+    rule = ao.AdamW(lr=0.3, project=project)
     alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numba")).params
 
     def work(comm):
@@ -249,6 +281,44 @@ def test_arrays_of_a_part_are_parts():
         return opt.params.array
 
     assert np.array_equal(np.concatenate(ao.ranks.run(2, work)), alone)
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float16"])
+def test_groups_with_other_masks_share_a_plan(engine, dtype):
+    """Each has its own mask, in layers too; and a gradient that is not finite outside of it does no harm."""
+    params = {name: drawn(SHAPE, i).astype(dtype) for i, name in enumerate("abc")}
+    masks = {"a": MASK, "b": ~MASK, "c": MASK[:, :1]}
+    groups = {name: {"project": P.support(mask)} for name, mask in masks.items()}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1, stacked=True), groups=groups, engine=engine)
+    assert opt.explain().count("engine ") == 1
+    for i in range(2):
+        inside = {name: np.broadcast_to(mask, SHAPE) for name, mask in masks.items()}
+        grads = {name: np.where(inside[name], drawn(SHAPE, 9 + i), np.nan).astype(dtype) for name in "abc"}
+        before = {name: p.copy() for name, p in params.items()}
+        opt.step(grads)
+        for name, mask in inside.items():
+            assert (params[name][~mask] == 0).all()
+            moved = (before[name] - 0.1 * grads[name])[mask]
+            np.testing.assert_allclose(params[name][mask], moved, rtol=1e-2 if dtype == "float16" else 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_parts_are_fused(engine, dtype):
+    def run(engine, project):
+        numbers = [(drawn(SHAPE, i) + 1j * drawn(SHAPE, i + 70)).astype(dtype) for i in range(4)]
+        opt = ao.Optimizer(numbers[0], ao.AdamW(lr=0.3, project=project), engine=engine)
+        for g in numbers[1:]:
+            opt.step(g)
+        return opt.params
+
+    ends = LOW - 1j, LOW + 0.5 + 0.25j
+    for project in (P.nonnegative, P.box(-0.2, 0.3), P.box(*ends), lambda xp, p, h: p * (0.5 - 1j) + 0.25j):
+        fused, written = run(engine, project), run("array_api", project)
+        np.testing.assert_allclose(fused, written, rtol=1e-5, atol=1e-6)
+        if project.__class__ is P.box and project.arrays:
+            assert ((fused.real >= ends[0].real - 1e-6) & (fused.imag <= ends[1].imag + 1e-6)).all()
 
 
 # ---- problems -------------------------------------------------------------------------------------------------------

@@ -73,8 +73,10 @@ def _devices(library: Library) -> str:
         runtime = library.xp.cuda.runtime
         count = runtime.getDeviceCount()
         return ", ".join(f"{i}: {runtime.getDeviceProperties(i)['name'].decode()}" for i in range(count))
-    if library.name == "torch" and library.xp.cuda.is_available():
-        return ", ".join(["cpu", *map(library.xp.cuda.get_device_name, range(library.xp.cuda.device_count()))])
+    if library.name == "torch":
+        import torch
+
+        return ", ".join(["cpu", *map(torch.cuda.get_device_name, range(torch.cuda.device_count()))])
     if library.name == "jax":
         import jax
 

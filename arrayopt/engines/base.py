@@ -11,10 +11,14 @@ from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "Engine", "Judge", "Partials", "Report", "Swap", "abreast"]
+__all__ = ["Asked", "Engine", "Judge", "NoRemedyError", "Partials", "Report", "Swap", "abreast"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
+
+
+class NoRemedyError(ValueError):
+    """An engine cannot run a bucket, and its user can do nothing about that."""
 
 
 class Partials(NamedTuple):

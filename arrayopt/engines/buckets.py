@@ -6,6 +6,7 @@ from typing import Any
 from arrayopt.arrays import dtype_name, place, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers
+from arrayopt.engines.table import advise, select
 from arrayopt.params.groups import Group
 from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
@@ -26,6 +27,8 @@ class Buckets:
         self._parameters, self._run, self.version = parameters, run, 0
         self._structures: list[Any] = []
         self._made: list[Bucket] = []
+        self._told: set[str] = set()
+        self._advised = 0
 
     def now(self) -> list[Bucket]:
         """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
@@ -38,6 +41,16 @@ class Buckets:
         for bucket in self._made:
             bucket.refresh()
         return self._made
+
+    def chosen(self, engine: str) -> list[Bucket]:
+        """`now`, each with its engine; new ones with a warning where no fused engine runs them that might."""
+        buckets = self.now()
+        if self._advised != self.version:
+            for bucket in buckets:
+                select(engine, bucket)
+            advise(buckets, self._told)
+            self._advised = self.version
+        return buckets
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_structures": [], "_made": []}

@@ -9,12 +9,11 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
+from arrayopt.engines.base import Asked, Judge, NoRemedyError, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.threads import thread_count
-from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
@@ -70,7 +69,7 @@ class Fused(ABC):
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
         if bucket.rule.branches and self.counts:
-            raise TraceError(
+            raise NoRemedyError(
                 f"{type(bucket.rule).__name__} makes some updates as they are written, by their number, which the"
                 " device counts; engine='array_api' runs it as it is"
             )

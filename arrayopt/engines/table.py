@@ -1,19 +1,29 @@
 """The table of engines, and the one place where one is chosen. A new engine is a folder and a row."""
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
 from arrayopt.arrays import Array, dtype_name, library, place, size
-from arrayopt.engines.base import Engine
+from arrayopt.engines.base import Engine, NoRemedyError
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["ENGINES", "FUSED", "EngineRow", "explain_buckets", "select"]
+__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "explain_buckets", "select"]
+
+
+class NotFusedWarning(UserWarning):
+    """No fused engine runs a rule, for a reason that can be changed: it is slower, and needs more memory, than it need.
+
+    An `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything. The message says the
+    reason and what to do. ``engine="array_api"`` runs the same without the warning.
+    """
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,10 @@ class EngineRow:
         """The engine; ValueError where what it needs is not installed."""
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
-        made: Engine = getattr(import_module(self.home[0]), self.home[1])()
+        try:
+            made: Engine = getattr(import_module(self.home[0]), self.home[1])()
+        except ImportError as error:  # as where a package is older than another that it needs
+            raise ValueError(f"{self.needs or self.home[0]} cannot be imported: {error}") from error
         return made
 
     @property
@@ -131,15 +144,48 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
             raise
         except ValueError as error:
             raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
-    reasons: list[str] = []
+    reasons: dict[str, list[str]] = {}
+    remedies = True
     for fused in FUSED.get(arrays, ()):
         try:
-            return _serving(fused, arrays, bucket), "; ".join([f"the fastest for {arrays} arrays", *reasons])
+            chosen = _serving(fused, arrays, bucket)
+            return chosen, "; ".join([f"the fastest for {arrays} arrays", *_shown(reasons)])
         except ReturnedError:
             raise
         except ValueError as error:
-            reasons.append(f"{fused}: {error}")
-    return ENGINES["array_api"].open(), "; ".join(reasons) or f"the only engine for {arrays} arrays"
+            reasons.setdefault(str(error), []).append(fused)
+            remedies &= not isinstance(error, NoRemedyError)
+    bucket.remedy = "; ".join(_shown(reasons)) if remedies else ""
+    return ENGINES["array_api"].open(), "; ".join(_shown(reasons)) or f"the only engine for {arrays} arrays"
+
+
+def _shown(reasons: dict[str, list[str]]) -> list[str]:
+    """Reasons, each with the engines that have it."""
+    return [f"{' and '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
+    """Warn of buckets that no fused engine runs where a user can change that; `told` has the reasons that were said."""
+    for bucket in buckets:
+        if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
+            names = [tensor.name for tensor in bucket.whole.tensors]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            warnings.warn(
+                f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and runs as it is"
+                " written, one operation after the other; engine='array_api' does so without a warning."
+                f" {bucket.remedy}",
+                NotFusedWarning,
+                stacklevel=_calls(),
+            )
+            told.add(bucket.remedy)
+
+
+def _calls() -> int:
+    """How many calls lie between the caller and code of others, who are to see their own line in a warning."""
+    frame, calls = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "arrayopt":
+        frame, calls = frame.f_back, calls + 1
+    return calls
 
 
 def _kind(x: Array) -> str:

@@ -107,7 +107,7 @@ class Node:
     """Whether the value follows from scalars of the step alone."""
 
     def __post_init__(self) -> None:
-        follows = self.op not in ("input", POSITION) and all(a.on_host for a in self.args)
+        follows = self.op not in ("input", POSITION, "complex") and all(a.on_host for a in self.args)
         object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
 
     @property

@@ -6,7 +6,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from arrayopt.arrays import NARROW, REAL
+import numpy as np
+
+from arrayopt.arrays import NARROW, REAL, is_array
 from arrayopt.fusion.dims import (
     WAY_OUT,
     NotFlat,
@@ -89,6 +91,12 @@ class Symbol:
         raise TraceError(f"a traced array cannot be indexed{WAY_OUT}")
 
     __int__ = __index__ = __array__ = __float__
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """What NumPy's arrays and numbers make of an operator; functions of NumPy are not `xp`'s."""
+        op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
+        return self.__float__() if op is None or method != "__call__" else _elementwise(op, *operands)
+
     __hash__ = object.__hash__
 
 
@@ -133,8 +141,18 @@ def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
     """The node, dimensions and dtype of an operand."""
     if isinstance(x, Symbol):
         return x.node, x.dims, x.dtype
+    x = x.item() if isinstance(x, np.generic | np.ndarray) and x.ndim == 0 else x
     if isinstance(x, bool | int | float):
         return graph.const(x if isinstance(x, bool) else float(x)), (), ""
+    if isinstance(x, complex):
+        parts = graph.const(x.real), graph.const(x.imag)
+        return graph.make("complex", *parts), (), {"float32": "complex64", "float64": "complex128"}[graph.real]
+    if is_array(x):
+        raise TraceError(
+            f"it uses an array of shape {tuple(x.shape)} that it is not given; a projection takes arrays as"
+            " `projections.support(mask)` and `projections.box(low, high)` do, and an update rule has them as slots"
+            f"{WAY_OUT}"
+        )
     raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
 
 
@@ -289,6 +307,8 @@ def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: fl
 
 class _Namespace(SimpleNamespace):
     """The array API as far as rules need it: what the tables have, and a few functions that are made of it."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # array-api-compat before 1.15 puts namespaces into sets
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

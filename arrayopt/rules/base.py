@@ -9,14 +9,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import NARROW, Array
+from arrayopt.arrays import NARROW, Array, kind
 from arrayopt.foreign import RULE, check_call
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
 from arrayopt.rules.names import AROUND, Values, check_class, check_fields
 from arrayopt.rules.returned import returned_slots, returned_update
-from arrayopt.rules.words import centralize, clip_by_norm, clip_by_value, clip_unitwise, ema, lookahead, norm
+from arrayopt.rules.words import (
+    centralize,
+    clip_by_norm,
+    clip_by_value,
+    clip_unitwise,
+    ema,
+    lookahead,
+    norm,
+    zeros_abs2,
+)
 
 PROJECT = "project_"
 """How the names of slots begin that hold arrays of `Rule.project`."""
@@ -218,7 +227,8 @@ class Rule(ABC):
         }
         own = returned_slots(type(self).__name__, p, self.slots(xp, p))
         copies = {name: xp.astype(p, p.dtype) for name in AROUND if around[name]}
-        return {**own, **copies, **{name: xp.zeros_like(p) for name in self.constants}}
+        fixed = {n: xp.zeros_like(p) if kind(x) == "complex" else zeros_abs2(xp, p) for n, x in self.constants.items()}
+        return {**own, **copies, **fixed}
 
     def narrow_slots(self, rank: int) -> frozenset[str]:
         """The slots of a tensor that are stored in `state_dtype`: those of the rule with a value for each element."""

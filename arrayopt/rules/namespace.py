@@ -3,6 +3,7 @@
 What the array API lacks, and rules need, is in it too.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -11,6 +12,9 @@ from arrayopt.randomness import round_bfloat16, round_float16
 
 __all__ = ["rule_namespace"]
 
+BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
+"""Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
+
 
 class _RuleNamespace:
     """A library's array-API namespace; hyper-parameters are Python numbers, and conditions on them Python bools."""
@@ -18,6 +22,8 @@ class _RuleNamespace:
     def __init__(self, xp: Any) -> None:
         self._xp = xp
         self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
+        if xp.__name__ == "array_api_compat.torch":
+            vars(self).update({name: partial(_of_numbers, getattr(xp, name)) for name in BINARY})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._xp, name)
@@ -31,6 +37,12 @@ class _RuleNamespace:
             return yes if condition else no
         mask = self._xp.full_like(like, bool(condition), dtype=self._xp.bool)  # on the same device
         return self._xp.where(mask, yes, no)
+
+
+def _of_numbers(function: Callable[[Any, Any], Any], a: Any, b: Any, /) -> Any:
+    """A function of two of PyTorch's tensors, of which one may be a number."""
+    like = a if is_array(a) else b
+    return function(*(x if is_array(x) else like.new_tensor(x, dtype=like.dtype) for x in (a, b)))
 
 
 @cache

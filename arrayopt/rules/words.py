@@ -13,6 +13,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import REAL, Array, array_namespace, dtype_name, kind
+from arrayopt.rules.namespace import rule_namespace
 
 __all__ = [
     "LARGEST",
@@ -103,7 +104,7 @@ def decayed_beta(t: Any, decay_rate: Any) -> Any:
 def relative_lr(t: Any, *, warmup: bool) -> Any:
     """min(1e-2, 1/√t), or min(1e-6·t, 1/√t) with warm-up (Adafactor, arXiv:1804.04235, section 8)."""
     decay, ceiling = 1.0 / on_scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
-    return min(decay, ceiling) if isinstance(t, int) else array_namespace(t).minimum(decay, ceiling)
+    return min(decay, ceiling) if isinstance(t, int) else rule_namespace(array_namespace(t)).minimum(decay, ceiling)
 
 
 def is_zero(x: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from arrayopt.foreign import SCHEDULE, check_call
+from arrayopt.rules.namespace import rule_namespace
 from arrayopt.schedules.fields import CHECKS, Operand, is_operand
 
 __all__ = ["Array", "Product", "Schedule", "Sum", "at", "default_dtype", "mix", "real"]
@@ -73,7 +74,7 @@ class Schedule(ABC):
         xp = array_namespace(step)
         if not xp.isdtype(step.dtype, "integral"):
             raise TypeError(f"{who} must be an array of integers; got dtype {step.dtype}")
-        return xp.asarray(self._value(xp, xp.asarray(step, dtype=default_dtype(xp, "integral"))))
+        return xp.asarray(self._value(rule_namespace(xp), xp.asarray(step, dtype=default_dtype(xp, "integral"))))
 
     @abstractmethod
     def _value(self, xp: Any, s: Array) -> Array:

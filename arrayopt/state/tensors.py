@@ -224,8 +224,9 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     who = type(rule).__name__
     if kind(array) == "complex" and not rule.complex_ok:
         raise TypeError(f"{who} is not defined for complex parameters; {name!r} is of {array.dtype}")
-    if kind(array) == "complex" and getattr(rule.project, "real_only", False):
-        raise TypeError(f"{who}: `project` is {rule.project}, for real parameters; {name!r} is of {array.dtype}")
+    for other, these in (("real", "complex"), ("complex", "real")):
+        if kind(array) == other and getattr(rule.project, f"{these}_only", False):
+            raise TypeError(f"{who}: `project` is {rule.project}, for {these} parameters; {name!r} is of {array.dtype}")
     if rule.stacked and array.ndim == 0:
         raise ValueError(f"{who}: `stacked=True` is for tensors whose first axis counts layers; {name!r} has no axis")
     layered = rule.stacked and array.shape[0] > 0

@@ -107,8 +107,7 @@ class Step:
         self._coming: Coming | None = None
         if team.size > 1:
             team.replaced = parameters.replaced
-        for bucket in self._buckets.now():
-            select(engine, bucket)
+        self._buckets.chosen(engine)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -117,7 +116,7 @@ class Step:
 
     def coming(self, loss_scale: Any, limit: float | None) -> Coming:
         """All that the host knows of the next step before its gradients."""
-        buckets, step = self._buckets.now(), self._run.steps
+        buckets, step = self._buckets.chosen(self._engine), self._run.steps
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
         hypers = [[group.rule.at(step) for group in bucket.groups] for bucket in buckets]

@@ -106,21 +106,21 @@ def test_pytorch():
     assert made["w"]._version > before
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 def test_jax_and_arrays_that_cannot_be_written():
     single = run(both("LAMB", {"lr": 0.1}, engine="array_api")[1], of=apart)
     fixed = arrays()
     for x in fixed.values():
         x.flags.writeable = False
-    with jax.enable_x64(True):
-        for params in ({name: jnp.asarray(x) for name, x in arrays().items()}, fixed):
-            xp = jnp if params is not fixed else np
-            opt = ao.Optimizer(params, ao.LAMB(lr=0.1, stacked=True), stats=True)
-            for k in range(4):
-                opt.step({name: xp.asarray(g) for name, g in arrays(100 * k + 9).items()})
-            assert sorted(opt.stats)[0] == "b[0]"
-            for name, x in opt.params.items():
-                for i in range(N):
-                    np.testing.assert_allclose(x[i, ...], single.params[f"{name}[{i}]"], rtol=1e-12)
+    for params in ({name: jnp.asarray(x) for name, x in arrays().items()}, fixed):
+        xp = jnp if params is not fixed else np
+        opt = ao.Optimizer(params, ao.LAMB(lr=0.1, stacked=True), stats=True)
+        for k in range(4):
+            opt.step({name: xp.asarray(g) for name, g in arrays(100 * k + 9).items()})
+        assert sorted(opt.stats)[0] == "b[0]"
+        for name, x in opt.params.items():
+            for i in range(N):
+                np.testing.assert_allclose(x[i, ...], single.params[f"{name}[{i}]"], rtol=1e-12)
     with pytest.raises(ValueError, match="it takes stacked tensors where they can be written in place"):
         ao.Optimizer(fixed, ao.LAMB(stacked=True), engine="numpy")
 
@@ -141,21 +141,20 @@ def test_the_functional_form_of_a_model_that_is_scanned():
                 h, _ = layer(h, {"w": params[f"w{i}"], "b": params[f"b{i}"]})
         return jnp.mean((h - y) ** 2)
 
-    with jax.enable_x64(True):
-        params = {"w": jnp.asarray(drawn((N, 4, 4), 1)), "b": jnp.zeros((N, 4))}
-        single = {f"{name}{i}": x[i] for name, x in params.items() for i in range(N)}
+    params = {"w": jnp.asarray(drawn((N, 4, 4), 1)), "b": jnp.zeros((N, 4))}
+    single = {f"{name}{i}": x[i] for name, x in params.items() for i in range(N)}
 
-        def step(rule, stacked):
-            return jax.jit(lambda p, s: ao.update(rule, p, jax.grad(loss)(p, stacked), s))
+    def step(rule, stacked):
+        return jax.jit(lambda p, s: ao.update(rule, p, jax.grad(loss)(p, stacked), s))
 
-        state, states = rule.init(params), ao.LAMB(lr=0.05).init(single)
-        of_all, of_each = step(rule, True), step(ao.LAMB(lr=0.05), False)
-        for _ in range(5):
-            params, state = of_all(params, state)
-            single, states = of_each(single, states)
-        for name, value in params.items():
-            for i in range(N):
-                np.testing.assert_allclose(value[i], single[f"{name}{i}"], rtol=1e-11)
+    state, states = rule.init(params), ao.LAMB(lr=0.05).init(single)
+    of_all, of_each = step(rule, True), step(ao.LAMB(lr=0.05), False)
+    for _ in range(5):
+        params, state = of_all(params, state)
+        single, states = of_each(single, states)
+    for name, value in params.items():
+        for i in range(N):
+            np.testing.assert_allclose(value[i], single[f"{name}{i}"], rtol=1e-11)
 
 
 def test_reports_of_the_functional_form_are_of_each_layer():

@@ -175,6 +175,7 @@ def test_a_mask_may_be_chosen_from_masks(engine):
 # ---- what cannot be fused -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 @pytest.mark.parametrize(
     ("axis", "rank", "left"),
     [
@@ -203,6 +204,7 @@ def complex_slot_of_rows(xp, p, g, s, h):
     return p - h.lr * xp.expand_dims(r, axis=-1), {"r": r}
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 @pytest.mark.parametrize(
     ("update", "slots", "op"),
     [

@@ -2,12 +2,14 @@
 
 import math
 
+import array_api_compat.numpy as xnp
 import numpy as np
 import pytest
 
 import arrayopt as ao
 from arrayopt.fusion.graph import Graph, evaluate, reachable
 from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.symbol import NAMESPACE
 from arrayopt.fusion.trace import UPDATES, trace
 from tests.support.cases import ALL, IDS, make
 from tests.support.tracing import made, of
@@ -145,7 +147,7 @@ def test_more_that_is_traced_as_it_is(function):
     p, g = NORMAL
     params = {"w": p.copy()}
     ao.Optimizer(params, rule, engine="numpy").step({"w": g})
-    np.testing.assert_allclose(params["w"], function(np, p, g), rtol=1e-14)
+    np.testing.assert_allclose(params["w"], function(xnp, p, g), rtol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -359,3 +361,8 @@ def test_what_is_made_of_plain_numbers_is_of_the_dtype_of_arithmetic():
     for dtype in ("float32", "float64", "bfloat16", "complex64"):
         trace(made(update, complex_ok=True)(), 2, dtype)
     assert seen == ["float32", "float64", "float32", "complex64"]
+
+
+def test_the_namespace_of_symbols_can_be_put_into_a_set():
+    """As `array_namespace` of array-api-compat 1.12 to 1.14 does."""
+    assert {NAMESPACE, NAMESPACE} == {NAMESPACE}

@@ -259,6 +259,7 @@ def test_complex_matrices_are_refused(name, row):
         ao.Optimizer({"w": np.ones((2, 2), complex)}, rule_of(name, row))
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
     rule = dataclasses.replace(make(name, MATRICES[name][0]), ns_dtype="bfloat16")

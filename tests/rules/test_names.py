@@ -174,6 +174,7 @@ def test_a_rule_that_is_no_dataclass_says_so(field):
                 cls(**options)
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 @pytest.mark.parametrize("engine", [*ENGINES, "auto"])
 def test_a_hyper_parameter_that_is_not_there_says_which_are(engine):
     @dataclass(frozen=True, kw_only=True)

@@ -112,22 +112,21 @@ OPTAX = {
 @pytest.mark.parametrize("name", OPTAX)
 def test_optax_is_gone_on_from(name):
     make, rule = OPTAX[name]
-    with jax.enable_x64(True):
-        theirs, params = make(), {n: jnp.asarray(x) for n, x in tree().items()}
-        state, update = theirs.init(params), jax.jit(theirs.update)
-        opt = None
-        for k in range(6):
-            if k == 3:
-                opt = ao.Optimizer({n: np.array(x) for n, x in params.items()}, rule, engine="numpy")
-                ao.load_optax(opt, state)
-                assert (opt.step_count, opt.state["w"]["t"]) == ((1, 1) if name in ("sgd", "lars") else (3, 3))
-            grads = tree(10 * k + 5)
-            updates, state = update(grads, state, params)
-            params = optax.apply_updates(params, updates)
-            if opt is not None:
-                opt.step(grads)
-        for n, x in params.items():
-            np.testing.assert_allclose(opt.params[n], x, rtol=1e-9, atol=1e-12)
+    theirs, params = make(), {n: jnp.asarray(x) for n, x in tree().items()}
+    state, update = theirs.init(params), jax.jit(theirs.update)
+    opt = None
+    for k in range(6):
+        if k == 3:
+            opt = ao.Optimizer({n: np.array(x) for n, x in params.items()}, rule, engine="numpy")
+            ao.load_optax(opt, state)
+            assert (opt.step_count, opt.state["w"]["t"]) == ((1, 1) if name in ("sgd", "lars") else (3, 3))
+        grads = tree(10 * k + 5)
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        if opt is not None:
+            opt.step(grads)
+    for n, x in params.items():
+        np.testing.assert_allclose(opt.params[n], x, rtol=1e-9, atol=1e-12)
 
 
 def test_what_of_optax_does_not_fit():

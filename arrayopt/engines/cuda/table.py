@@ -11,6 +11,7 @@ from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints, detached, is_arr
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Rows
 from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
@@ -46,7 +47,8 @@ def _kernels(
     """The compiled kernels of a plan, on the current device: `prepare` and `run`."""
     text = emit(plan, dtype, grad_dtype, windows=windows)
     module = cupy.RawModule(code=text, options=("-std=c++17", *options))
-    return module.get_function("prepare"), module.get_function("run")
+    with compiling([f"kernels for {dtype}"], "CuPy's cache"):
+        return module.get_function("prepare"), module.get_function("run")
 
 
 class Table(Batch):

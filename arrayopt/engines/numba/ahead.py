@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from numba.core.errors import NumbaError
 
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.numba.compiled import lacks, load, ready, say
+from arrayopt.engines.numba.compiled import aloud, lacks, load, ready, say
 from arrayopt.engines.numba.kept import turn, usable_folder
 from arrayopt.engines.threads import process_count
 
@@ -63,7 +63,8 @@ def _helped(left: Texts) -> Iterator[None]:
     """Have other processes take texts, too; wait for them at the end, but not for much longer than it took so far."""
     rest = sum(len(text) for text, _ in left) - len(left[0][0])
     count = min(process_count(), MOST, len(left), 1 + rest // WORTH) - 1
-    with turn("compiling", wait=False) as mine:  # else other ranks would start as many each
+    names = list(dict.fromkeys(what for _, what in left))
+    with turn("compiling", wait=False) as mine, aloud(names) if mine else nullcontext():  # else other ranks would, too
         children: list[_Child] = []
         began = time.monotonic()
         try:

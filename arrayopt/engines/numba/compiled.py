@@ -4,11 +4,11 @@ import hashlib
 import json
 import linecache
 import math
-import os
 import pickle
 import sys
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +20,10 @@ from numba.core import compiler, serialize
 from numba.core.caching import NullCache
 
 from arrayopt._version import __version__
-from arrayopt.engines.numba.kept import LOG, read, turn, write
+from arrayopt.engines.compiling import LOG, compiling, quiet
+from arrayopt.engines.numba.kept import read, turn, usable_folder, write
 
-__all__ = ["converts_float16", "lacks", "load", "ready", "say"]
+__all__ = ["aloud", "converts_float16", "lacks", "load", "ready", "say"]
 
 CHECKS = 128
 """A loop over several arrays is vectorized after a check that they do not overlap, of up to so many pairs of arrays.
@@ -82,7 +83,8 @@ def ready(module: ModuleType, *, wait: bool = True) -> None:
         alone = turn(_place(module)[0], wait=wait) if lacks(module) else nullcontext(True)
         with alone as mine:
             if mine:
-                module.run(*_nothing(module))
+                with aloud([module.run._cache.what]):
+                    module.run(*_nothing(module))
 
 
 def _nothing(module: ModuleType) -> tuple[Any, ...]:
@@ -139,6 +141,16 @@ class _Disk(NullCache):
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.code", identity
 
 
+def aloud(what: Sequence[str]) -> AbstractContextManager[None]:
+    """The section that compiles something: `compiling`, unless a terminal shows what `say` says."""
+    if _is_terminal(sys.stderr):
+        return nullcontext()
+    try:
+        return compiling(what, str(usable_folder()))
+    except OSError:
+        return compiling(what)
+
+
 def say(what: str) -> None:
     """Say once that something is being compiled: in the log, and to a user at a terminal, who waits."""
     if what in _said:
@@ -147,7 +159,7 @@ def say(what: str) -> None:
     took = _times().get(what)
     line = f"compiling {what}, " + (f"which took {took:.1f} s the last time" if took else "which takes some seconds")
     LOG.info(line)
-    if os.environ.get("ARRAYOPT_QUIET", "0") in ("", "0") and _is_terminal(sys.stderr):
+    if not quiet() and _is_terminal(sys.stderr):
         with suppress(OSError):
             sys.stderr.write(f"arrayopt: {line}\n")
             sys.stderr.flush()

@@ -12,7 +12,7 @@ import numpy as np
 from numba.core.errors import NumbaError
 
 from arrayopt.arrays import Array, Ints, dtype_name, memory, size
-from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.base import Asked, NoRemedyError, Partials
 from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
@@ -290,7 +290,7 @@ class Numba(Fused):
         """See `Engine.check`."""
         super().check(bucket)
         if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
-            raise ValueError("it needs a processor that converts float16 (F16C)")
+            raise NoRemedyError("it needs a processor that converts float16 (F16C)")
 
     def check_products(self, bucket: Bucket) -> None:
         """See `Fused.check_products`."""

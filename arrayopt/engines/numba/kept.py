@@ -17,15 +17,14 @@ from pathlib import Path
 import numba
 
 from arrayopt._version import __version__
+from arrayopt.engines.compiling import LOG
 
 try:
     import fcntl
 except ImportError:  # as on Windows: processes do not wait for each other there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOG", "cache_folder", "read", "turn", "usable_folder", "write"]
-
-LOG = logging.getLogger("arrayopt")
+__all__ = ["cache_folder", "read", "turn", "usable_folder", "write"]
 
 LARGEST = 1 << 28
 """The bytes of the largest file that is read."""

@@ -1,5 +1,7 @@
 """Rules per group, projections and stacked layers on the CuPy engine, over the stand-in for CuPy."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,17 @@ def test_projections(cupy):
     compare(opts)
     assert float(opts[1].params["b"].get().max()) <= 0.4
     assert (opts[1].params["w"].get() >= LOW).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_support_and_complex_parts(cupy, dtype):
+    mask = np.arange(math.prod(SHAPES["w"])).reshape(SHAPES["w"]) % 3 != 0
+    groups = {"w": {"project": P.support(mask)}, "x": {"project": P.nonnegative}}
+    opts = pair(cupy, ao.AdamW(lr=0.3, project=P.box(-0.5, 0.4)), SHAPES, dtype, groups=groups)
+    for k in range(3):
+        step(cupy, opts, SHAPES, dtype, seed=300 + k)
+    compare(opts, dtype)
+    assert (opts[1].params["w"].get()[~mask] == 0).all()
 
 
 def test_a_rule_per_group(cupy):

@@ -9,6 +9,9 @@ import pickle
 import random
 import shutil
 import sys
+import threading
+import time
+import warnings
 from types import SimpleNamespace
 
 import llvmlite
@@ -16,7 +19,9 @@ import numba
 import numpy as np
 import pytest
 
+import arrayopt as ao
 from arrayopt.cli import info
+from arrayopt.engines import compiling
 from arrayopt.engines.numba import compiled, kept
 from tests.support.slow import marked
 
@@ -53,6 +58,7 @@ def modules():
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A folder of its own, and a process that has said nothing yet."""
+    monkeypatch.setattr(compiling, "_told", set())
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(kept, "_told", set())
     monkeypatch.setattr(compiled, "_said", set())
@@ -384,3 +390,74 @@ def test_times_that_make_no_sense_are_none(folder, data, terminal):
     run()
     assert "which takes some seconds" in terminal()
     assert set(compiled._times()) == {"a test"}
+
+
+# ---- saying so where it lasts, off a terminal too -------------------------------------------------------------------
+
+
+def wait(seconds):
+    """Something that takes this long."""
+    time.sleep(seconds)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """What lasts is soon said."""
+    monkeypatch.setattr(compiling, "PATIENCE", 0.02)
+
+
+def test_what_lasts_is_in_the_log_once(folder, soon, logged):
+    for _ in range(2):
+        with compiling.compiling(["LAMB", "CAME"], "a folder"):
+            with compiling.compiling(["LAMB"]):
+                wait(0.1)
+            wait(0.1)
+    with compiling.compiling(["LAMB"]):  # has been said
+        wait(0.1)
+    (line,) = logged
+    assert line.levelname == "WARNING"
+    assert line.getMessage() == (
+        "arrayopt: compiling LAMB and 1 more, which takes some seconds; kept for later runs in a folder"
+    )
+    with compiling.compiling(["Muon"]):
+        wait(0.1)
+    assert logged[1].getMessage().endswith("Muon, which takes some seconds; it is not kept, and made again in each run")
+
+
+def test_what_is_quick_is_not_in_the_log(folder, logged, monkeypatch):
+    monkeypatch.setattr(compiling, "PATIENCE", 60.0)
+    before = threading.active_count()
+    with compiling.compiling(["LAMB"]):
+        pass
+    with pytest.raises(ZeroDivisionError), compiling.compiling(["LAMB"]):
+        _ = 1 / 0
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+    assert threading.active_count() == before
+    assert not logged
+
+
+def test_what_lasts_is_not_said_to_who_wants_silence(folder, soon, logged, monkeypatch):
+    monkeypatch.setenv("ARRAYOPT_QUIET", "1")
+    with compiling.compiling(["LAMB"]):
+        wait(0.1)
+    assert not logged
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_a_step_says_what_it_compiles(folder, on_terminal, logged, monkeypatch):
+    """A plain step; with two structures, of which another process may compile one, it is one line."""
+    monkeypatch.setattr(compiling, "PATIENCE", 0.0)
+    look_at(Terminal() if on_terminal else io.StringIO(), monkeypatch)
+    for name in [x for x in sys.modules if x.startswith("arrayopt_fused_")]:
+        del sys.modules[name]
+    params = {"a": np.ones(3), "b": np.ones(3)}
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups={"b": ao.SGD(lr=0.1, weight_decay=0.1)}, engine="numba")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step({"a": np.ones(3), "b": np.ones(3)})
+    lines = [x.getMessage() for x in logged if x.levelname == "WARNING"]
+    assert lines == ([] if on_terminal else [
+        f"arrayopt: compiling SGD for float64, which takes some seconds; kept for later runs in {folder}"
+    ])  # fmt: skip
