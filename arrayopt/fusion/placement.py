@@ -136,7 +136,12 @@ class Work:
             stack[-1:] = fresh
             found |= dict.fromkeys(fresh)
         order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
-        loads = {read[n]: n for n in sorted(read, key=lambda n: order.get(read[n], len(order)))}
+
+        def place(n: Node) -> tuple[int, bool]:
+            """Of two values under one name the old one comes last, and stays: `Placement` then puts the store off."""
+            return order.get(read[n], len(order)), n.op == "input" and n.data == read[n]
+
+        loads = {read[n]: n for n in sorted(read, key=place)}
         nodes = [n for n in reachable(roots, stop=[*read, *self.sums]) if n in found and n not in read]
         return Pass(loads, tuple(nodes), stores, sums, self.element)
 
