@@ -131,7 +131,7 @@ def apply_one(
         if is_number(new):
             return xp.full_like(old, new)
         made = xp.astype(new, old.dtype, copy=False)
-        made = xp.asarray(made, copy=True) if holder(made) in held else made
+        made = xp.astype(made, made.dtype, copy=True) if holder(made) in held else made
         held.add(holder(made))
         return made
 

@@ -106,7 +106,8 @@ class Fused(ABC):
         """See `Engine.explain`."""
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
-        plans, lines = _plans(bucket, stats=False, lean=self.lean), list[str]()
+        some = any(size(x.array) for x in bucket.tensors)
+        plans, lines = _plans(bucket, stats=False, lean=self.lean) if some else {}, list[str]()
         for plan, shapes in plans.items():
             if len(plans) > 1:
                 ranks = list(dict.fromkeys(map(len, shapes)))
@@ -122,8 +123,8 @@ class Fused(ABC):
                     f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
-        some = ["some updates of each tensor as they are written"] if bucket.rule.branches else []
-        return "\n    ".join([self.describe(), *some, *lines])
+        branches = ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        return "\n    ".join([self.describe(), *branches, *lines])
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:  # noqa: B027
         """Before the first steps of these buckets: what takes long may be begun for all of them together."""

@@ -39,7 +39,6 @@ REFUSED = {
     ),
     "an array before it": (lambda xp, p, g: np.ones((5, 4)) + p, r"it uses an array of shape \(5, 4\)"),
     "a text": (lambda xp, p, g: p * "2", "with a str"),
-    "a complex number": (lambda xp, p, g: p * 1j, "p is real, and is made complex"),
     "rows beside columns": (lambda xp, p, g: p + xp.sum(g, axis=-1), "cannot broadcast arrays over C and R"),
 }
 REFUSED_SO = {
