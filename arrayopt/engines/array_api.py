@@ -24,7 +24,7 @@ from arrayopt.engines.layers import Layers, layer_name, split
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
-from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.namespace import current, rule_namespace
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
@@ -107,6 +107,8 @@ def apply_one(
         wide_g = wide_g * _scalar(xp, clip, scalar)
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+        if "master" in wide:
+            wide["master"] = current(p, wide["master"])
         new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
     lacking = [name for name in slots if name not in out]
     if lacking:

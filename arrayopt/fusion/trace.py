@@ -158,8 +158,11 @@ def trace(
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
     h = Values(**values, t=scalar(UPDATES), **{DRAWS: _Draws(p, dtype)})
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
+    now = dict(s)
+    if "master" in now:
+        now["master"] = getattr(NAMESPACE, f"current_{dtype}")(s["master"], p)
     with _clear_errors(rule):
-        new_p, out = rule(NAMESPACE, p, given, dict(s), h)
+        new_p, out = rule(NAMESPACE, p, given, now.copy(), h)
     lacking = [name for name in s if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
@@ -168,7 +171,7 @@ def trace(
             raise ValueError(f"{type(rule).__name__}.update must keep shapes; that of {name} changes")
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
-        reports |= rule.norms(NAMESPACE, s.get("master", p), given, new_p)
+        reports |= rule.norms(NAMESPACE, now.get("master", p), given, new_p)
     nodes = {name: lift(graph, x)[0] for name, x in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:

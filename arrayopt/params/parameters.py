@@ -14,7 +14,7 @@ from arrayopt.params.known import Found, Known
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
 from arrayopt.params.replaced import Lent, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
-from arrayopt.params.watch import Watch, Writes
+from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block
@@ -203,9 +203,6 @@ class Parameters:
         self._watch = Watch(leaf for leaf in self._held if leaf is not None)
         self._looks = list(map(form, self._watch.arrays))
         self._objects: bytes | None = objects(self._held).tobytes()
-        given = (leaf for _, leaf in (flatten(tree) if self._parted else pairs) if leaf is not None)
-        mastered = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots]
-        self._mastered, self._writes = [x for x, _ in mastered], Writes(leaf for _, leaf in mastered)
 
     def _local(self, tree: Any) -> Any:
         """A tree of what this rank has of its leaves."""
@@ -221,8 +218,7 @@ class Parameters:
         """Go on from the arrays that the user has put into the tree of the parameters, once they are checked.
 
         So, too, where a parameter or a slot is the same array, but lies elsewhere, or has become read-only. Before the
-        first step it may also be of another dtype, shape or device; then state is made anew. Where a tensor of PyTorch
-        has been written to, its master follows.
+        first step it may also be of another dtype, shape or device; then state is made anew.
 
         Raises
         ------
@@ -236,11 +232,6 @@ class Parameters:
             self._objects = objects(self._held).tobytes()
         if objects(now).tobytes() != self._objects or self._watch.changed():
             self.exchange(self._tree, "Optimizer")
-        written = self._writes.made()
-        if written:
-            for i in written:
-                self._mastered[i].remaster()
-            self._writes.begin()
 
     def lend(self) -> None:
         """From now on slots may be changed by the user, and are watched."""
@@ -286,7 +277,6 @@ class Parameters:
         if not self._watch.in_place and not all(map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)):
             new = iter(self.all)
             self._hold(rebuild(self._tree, lambda leaf: leaf if leaf is None else with_array(leaf, next(new).array)))
-        self._writes.begin()
 
     def tree_of(self, arrays: list[Array]) -> Any:
         """Arrays, one for each tensor, in the structure of the parameters."""

@@ -31,7 +31,7 @@ def exchange(
 ) -> bool:
     """Have tensors go on from the arrays of their names.
 
-    Slots stay as they are, but for masters, which begin anew as the values of the new arrays.
+    Slots stay as they are. A master follows in the next step, in each element that is no longer the master rounded.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Noticing that an array is not what it was: of another dtype or shape, in other memory, read-only, or written to."""
+"""Noticing that an array is not what it was: of another dtype or shape, in other memory, or read-only."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ import numpy as np
 from arrayopt.arrays import Array, kind
 from arrayopt.params.heads import CUPY_REST, CUPY_SHAPE, cupy_words, extents, heads, index, words
 
-__all__ = ["DATA", "FLAGS", "Watch", "Writes", "head_words"]
+__all__ = ["DATA", "FLAGS", "Watch", "head_words"]
 
 DATA, _NDIM, _SHAPE, _STRIDES, _DTYPE, FLAGS = 1, 2, 3, 4, 6, 7
 """Words in the head of a NumPy array in C, ``PyArrayObject_fields``, after its first."""
@@ -50,47 +50,6 @@ class Watch:
 
     def __reduce__(self) -> Any:
         return Watch, (self.arrays,)
-
-
-class Writes:
-    """Some arrays, and which of them have been written to since: PyTorch counts that, and other libraries do not.
-
-    A write to ``p.data`` is not counted.
-    """
-
-    def __init__(self, arrays: Iterable[Array], *, known: bool = True) -> None:
-        self.arrays = list(arrays)
-        self._asked = [i for i, x in enumerate(self.arrays) if _counts_writes(x)]
-        self._was: list[int] | None = None
-        if known:
-            self.begin()
-
-    def begin(self) -> None:
-        """Leave out what has been written so far."""
-        self._was = self._now()
-
-    def made(self) -> list[int]:
-        """The positions of the arrays that may have been written to."""
-        now, was = self._now(), self._was
-        if now == was:
-            return []
-        return [i for i, x, y in zip(self._asked, now, was or [-1] * len(now), strict=True) if x != y]
-
-    def _now(self) -> list[int]:
-        return [self.arrays[i]._version for i in self._asked]
-
-    def __reduce__(self) -> Any:
-        return _unknown_writes, (self.arrays,)
-
-
-def _unknown_writes(arrays: list[Array]) -> Writes:
-    """Arrays that may have been written to since they were looked at: those of a copy or a pickle."""
-    return Writes(arrays, known=False)
-
-
-def _counts_writes(x: Array) -> bool:
-    """Whether a library counts the writes to an array."""
-    return bool(array_api_compat.is_torch_array(x)) and not x.is_inference()
 
 
 def _family(x: Array) -> Callable[[list[Array]], Callable[[], list[int]]] | None:
