@@ -12,6 +12,7 @@ from arrayopt.arrays import (
     array_namespace,
     detached,
     dtype_name,
+    holder,
     is_array,
     on_its_device,
     place,
@@ -118,13 +119,16 @@ def apply_one(
             raise ValueError(
                 f"{type(rule).__name__}.update must keep shapes; {name} was {tuple(old.shape)}, is {tuple(new.shape)}"
             )
-    held = [p, *slots.values()]  # a slot may take over what the parameter or another slot held: that needs a copy
+    held = {None, *map(holder, (p, g, *slots.values()))}
 
     def kept(new: Array, wide_old: Array, old: Array) -> Array:
+        """What the rule returned in the dtype of what it takes the place of: a copy where something else has it."""
         if new is wide_old:
             return old
-        taken_over = any(new is x for x in held)
-        return xp.astype(new, old.dtype, copy=taken_over)
+        made = xp.astype(new, old.dtype, copy=False)
+        made = xp.asarray(made, copy=True) if holder(made) in held else made
+        held.add(holder(made))
+        return made
 
     new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
     report = {name: x for name, x in out.items() if name not in slots}

@@ -522,7 +522,7 @@ def test_what_fails_changes_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_written_from_outside_stay(dtype):
-    """As by ``load_state_dict`` of a model, ``torch.nn.init`` or a clamp: their masters follow, and no others."""
+    """As by ``load_state_dict`` of a model or ``torch.nn.init``: their masters follow in the next step, and no others."""
     b = tensors(dtype=dtype)
     opt = made(door.SGD, b, lr=1e-5)
     one = ao.Optimizer(b[3], ao.SGD(lr=1e-5), engine=ENGINE)
@@ -533,12 +533,18 @@ def test_weights_written_from_outside_stay(dtype):
     kept = [entry["master"].clone() for entry in opt.state.values()]
     with torch.no_grad():
         b[1][0] = 7.0
-    now = [entry["master"] for entry in opt.state.values()]
-    assert now[1][0] == 7.0
-    assert torch.equal(now[1][1:], kept[1][1:])  # with the bits below the parameter's
-    assert all(torch.equal(now[i], kept[i]) for i in (0, 2, 3))
-    for again in (copy.deepcopy((b, opt)), pickle.loads(pickle.dumps((b, opt)))):
-        assert torch.equal(again[1].state[again[0][1]]["master"], now[1])
+    b[2].data[0] = 9.0
+    others = copy.deepcopy((b, opt)), pickle.loads(pickle.dumps((b, opt)))
+    for params, each in ((b, opt), *others):
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        each.step()
+        now = [each.state[p]["master"] for p in params]
+        assert now[1][0] == 7.0
+        assert torch.all(now[2][0] == 9.0)
+        assert torch.equal(now[1][1:], kept[1][1:])  # with the bits below the parameter's
+        assert torch.equal(now[2][1:], kept[2][1:])
+        assert all(torch.equal(now[i], kept[i]) for i in (0, 3))
     with torch.no_grad():
         b[3].fill_(5.0)
     one.step(torch.ones((), dtype=dtype))
