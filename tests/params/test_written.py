@@ -11,10 +11,22 @@ import arrayopt as ao
 import arrayopt.torch as door
 from arrayopt.engines.table import ENGINES
 from tests.support import cases
+from tests.support.slow import marked
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 HOST = [name for name, row in ENGINES.items() if "numpy" in row.takes]
 SHAPE = (6, 5)
+
+
+def each_engine(takes, quick):
+    """Engines with dtypes: those that compile in each run where it says so."""
+    names = [name for name, row in ENGINES.items() if takes in row.takes]
+    rows = ((name, dtype) for name in names for dtype in DTYPES)
+    return pytest.mark.parametrize(("engine", "dtype"), marked(rows, lambda *row: row[0] != "numba" or row == quick))
+
+
+of_numpy = each_engine("numpy", ("numba", "bfloat16"))
+interpreted = each_engine("numpy", None)
 
 
 def drawn(seed, dtype, shape=SHAPE):
@@ -65,8 +77,7 @@ def zeros_and_odd_values(p):
 WAYS = [assign, through_a_view, clip, one_unit_more, zeros_and_odd_values]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("engine", HOST)
+@of_numpy
 @pytest.mark.parametrize("write", WAYS, ids=lambda write: write.__name__)
 def test_arrays_of_numpy(write, engine, dtype):
     rule = ao.AdamW(lr=1e-3)
@@ -92,22 +103,20 @@ def test_every_rule_with_lookahead_an_average_and_a_projection(name):
     check_next_step(opt, rule, p, drawn(9, "bfloat16"), "numpy")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_with_all_bits_is_reset(dtype):
+@interpreted
+def test_nan_with_all_bits_is_reset(engine, dtype):
     """Its bits in float32 are next to those of zero, where integers wrap."""
-    for engine in HOST:
-        p = drawn(0, dtype)
-        opt = ao.Optimizer(p, ao.SGD(lr=0.5), engine=engine)
+    p = drawn(0, dtype)
+    opt = ao.Optimizer(p, ao.SGD(lr=0.5), engine=engine)
+    for zero in (0.0, -0.0):
         opt.step(np.full(SHAPE, -1, np.int32).view(np.float32))
         assert np.isnan(p).all()
-        for zero in (0.0, -0.0):
-            p[...] = zero
-            opt.step(np.ones(SHAPE, p.dtype))
-            assert (p == -0.5).all()
+        p[...] = zero
+        opt.step(np.ones(SHAPE, p.dtype))
+        assert (p == -0.5).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("engine", HOST)
+@interpreted
 def test_what_was_not_written_keeps_the_bits_below_its_own(engine, dtype):
     """A swap to other weights and back, with no step between, leaves no trace."""
     runs = []
@@ -134,7 +143,7 @@ def test_masters_are_what_averaged_starts_from():
     assert opt.averaged()[0] > 8.0
 
 
-@pytest.mark.parametrize("engine", HOST)
+@pytest.mark.parametrize(("engine",), marked([(name,) for name in HOST], lambda name: name != "numba"))
 def test_ranks(engine):
     def rank(comm=None):
         p = {"a": drawn(0, "bfloat16", (300, 200)), "b": drawn(1, "bfloat16", (7,))}
@@ -205,12 +214,11 @@ TORCH_WAYS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if "torch" in row.takes])
+@each_engine("torch", None)
 def test_tensors_of_pytorch(engine, dtype):
     """A step of zero gradients leaves them as they were written, in every way of writing."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 5).to(dtype)
+    model = torch.nn.Linear(4, 5).to(getattr(torch, dtype))
     opt = door.SGD(model.parameters(), lr=1e-3, engine=engine)
     for write in TORCH_WAYS.values():
         for p in model.parameters():
