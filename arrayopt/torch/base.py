@@ -46,6 +46,7 @@ class Optimizer(torch.optim.Optimizer):
     """The rule."""
 
     _below: Below | None = None
+    _options: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Optimizer(torch.optim.Optimizer):
         if given.get("lookahead_steps") is None and IDLE not in given:
             del own[IDLE]
         options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
+        self._options = options
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
         self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
@@ -146,7 +148,7 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group: a dict with ``params`` and the group's own values of the rule's fields."""
         if isinstance(param_group, dict):
-            check_group(type(self).__name__, self.rule, param_group)
+            check_group(type(self).__name__, self.rule, param_group, self._options)
             param_group = Settings(self.rule, param_group)
         super().add_param_group(param_group)
         if self._below is not None:

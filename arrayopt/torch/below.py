@@ -150,7 +150,7 @@ class Below:
         for group in groups:
             if not group.keys() <= self._keys:
                 new = {key: group[key] for key in group.keys() - self._keys}
-                check_group(self._who, self._rule, new, written=True)
+                check_group(self._who, self._rule, new, self.options, written=True)
                 self._keys.update(new)
 
     def _take_settings(self, groups: Groups) -> None:

@@ -102,8 +102,9 @@ def _fields(rule: type[Rule], doc: str) -> str:
 def _signature(rule: type[Rule]) -> inspect.Signature:
     """How a class is called: the parameters, the learning rate, and by name all the rest."""
     base = inspect.signature(Optimizer.__init__).parameters
-    own = {x.name: x for x in field_parameters(rule)}
-    defaults = Settings(rule, {name: x.default for name, x in own.items()} | dict(otherwise_all(rule, {})))
+    theirs = otherwise_all(rule, {})
+    own = {x.name: x.replace(default=theirs.get(x.name, x.default)) for x in field_parameters(rule)}
+    defaults = Settings(rule, {name: x.default for name, x in own.items()})
     placed = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for name in ("lr", *places(rule)):
         if name in defaults:

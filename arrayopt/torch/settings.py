@@ -120,17 +120,19 @@ def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
     _check_twice(who, rule, given)
 
 
-def check_group(who: str, rule: type[Rule], group: Mapping[str, Any], *, written: bool = False) -> None:
+def check_group(who: str, rule: type[Rule], group: Mapping[str, Any], options: Mapping[str, Any], *, written: bool = False) -> None:
     """Raise TypeError for a key that a group has by mistake: of an option, or of a field under another name.
 
     Groups may have keys of one's own, such as ``initial_lr`` or ``lr_scale``. What has been `written` into them later
-    may be of whatever wraps the optimizer: only what can mean nothing else is refused.
+    may be of whatever wraps the optimizer: only what can mean nothing else is refused. Options may say what they are.
     """
     known = fields_of(rule)
     for name, value in group.items():
         if name == "differentiable" and value:
             raise TypeError(f"{who}: a parameter group: {DIFFERENTIABLE}")
         if name in ("params", "maximize", *known, *HOW) or spread(known, name) or spelled(rule, name) is not None:
+            continue
+        if name in OPTIONS and name in options and options[name] == value:
             continue
         if name in OPTIONS:
             raise TypeError(f"{who}: a parameter group has no `{name}`; it is an option: {who}(params, {name}=...)")

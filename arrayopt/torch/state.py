@@ -63,7 +63,14 @@ class Entry(dict[str, Any]):
 
     update = MutableMapping.update  # type: ignore[assignment]
     setdefault = MutableMapping.setdefault  # type: ignore[assignment]
-    pop = MutableMapping.pop  # type: ignore[assignment]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """See `dict.pop`."""
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
