@@ -138,7 +138,7 @@ def check_group(who: str, rule: type[Rule], group: Mapping[str, Any], options: M
             raise TypeError(f"{who}: a parameter group has no `{name}`; it is an option: {who}(params, {name}=...)")
         own = not isinstance(name, str) or (written and name != "rule")
         own = own or any(name.endswith(f"_{field}") or name.startswith(f"{field}_") for field in known)
-        if not own and (name in DOOR.keys() - _KEPT or alias(known, name) or close_to(known, name)):
+        if not (own or name in _KEPT) and (name in DOOR or alias(known, name) or close_to(known, name)):
             raise TypeError(f"{who}: a parameter group {unknown(who, known, name, DOOR, value).partition(' ')[2]}")
     _check_twice(f"{who}: a parameter group", rule, group)
 
