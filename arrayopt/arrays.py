@@ -23,8 +23,6 @@ __all__ = [
     "detached",
     "dtype_name",
     "dtype_of",
-    "holder",
-    "holds_alone",
     "is_array",
     "kind",
     "library",
@@ -112,30 +110,6 @@ def size(x: Array) -> int:
 def writable(x: Array) -> bool:
     """Whether an array can be written in place."""
     return bool(array_api_compat.is_writeable_array(x))
-
-
-def holder(x: Array) -> Any:
-    """What holds the memory of an array: the same for all views of it; None where that cannot be asked."""
-    if array_api_compat.is_torch_array(x):
-        try:
-            return x.untyped_storage().data_ptr()
-        except (NotImplementedError, RuntimeError):  # of what torch.func traces
-            return None
-    if isinstance(x, np.ndarray) or array_api_compat.is_cupy_array(x):
-        while hasattr(x.base, "base"):
-            x = x.base
-    elif array_api_compat.is_writeable_array(x):
-        return None
-    return id(x)
-
-
-def holds_alone(x: Array) -> bool:
-    """Whether an array, which can be written, is all of the memory that holds it, element beside element."""
-    if array_api_compat.is_torch_array(x):
-        return holder(x) is not None and bool(x.untyped_storage().nbytes() == x.nbytes)
-    if isinstance(x, np.ndarray):
-        return x.base is None and x.flags.writeable
-    return not array_api_compat.is_cupy_array(x) or x.base is None
 
 
 def detached(x: Array) -> Array:

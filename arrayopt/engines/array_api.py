@@ -12,7 +12,6 @@ from arrayopt.arrays import (
     array_namespace,
     detached,
     dtype_name,
-    holder,
     is_array,
     on_its_device,
     place,
@@ -119,16 +118,13 @@ def apply_one(
             raise ValueError(
                 f"{type(rule).__name__}.update must keep shapes; {name} was {tuple(old.shape)}, is {tuple(new.shape)}"
             )
-    held = {None, *map(holder, (p, g, *slots.values()))}
+    held = [p, *slots.values()]  # a slot may take over what the parameter or another slot held: that needs a copy
 
     def kept(new: Array, wide_old: Array, old: Array) -> Array:
-        """What the rule returned in the dtype of what it takes the place of: a copy where something else has it."""
         if new is wide_old:
             return old
-        made = xp.astype(new, old.dtype, copy=False)
-        made = xp.asarray(made, copy=True) if holder(made) in held else made
-        held.add(holder(made))
-        return made
+        taken_over = any(new is x for x in held)
+        return xp.astype(new, old.dtype, copy=taken_over)
 
     new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
     report = {name: x for name, x in out.items() if name not in slots}

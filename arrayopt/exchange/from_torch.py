@@ -19,7 +19,7 @@ __all__ = ["load_torch"]
 def load_torch(
     opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None
 ) -> None:
-    """Go on from the state of ``torch.optim``'s AdamW, Adam, SGD, RMSprop, NAdam, RAdam, Adafactor, Muon, or their like.
+    """Go on from the state of ``torch.optim``'s optimizer of the same name as the rule, or of its like elsewhere.
 
     Parameters
     ----------

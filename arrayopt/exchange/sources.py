@@ -110,9 +110,7 @@ _ADAMW = Source(
 )
 SOURCES: dict[type[Rule], Source] = {
     AdamW: _ADAMW,
-    Adam: replace(
-        _ADAMW, fields=_adam_of_pytorch, fixed={}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"
-    ),
+    Adam: replace(_ADAMW, fields=_adam_of_pytorch, fixed={}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"),
     SGD: Source(
         fields=_sgd,
         slots={"buf": ("momentum_buffer", "state1")},

@@ -96,7 +96,7 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     Notes
     -----
     The parameters themselves are not in it, and neither are moving averages (`ema_decay`). What the optimizer does
-    around its rule, such as `clip_norm`, is up to PyTorch's loop. PyTorch keeps the second moments of a complex tensor's
+    around its rule, such as `clip_norm`, is up to PyTorch's loop. It keeps the second moments of a complex tensor's
     parts apart: each gets half.
 
     Examples
@@ -131,9 +131,7 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     ]
     made: dict[str, Any] = getattr(torch.optim, kind.__name__)(here, lr=0.0).state_dict()
     names = [name for group in opt.groups for name in group.names]
-    made["state"] = {
-        i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]
-    }
+    made["state"] = {i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]}
     return made
 
 
@@ -149,7 +147,7 @@ def _check(opt: Optimizer) -> None:
         wrong += [f"{k}={getattr(rule, k)!r} in {who}" for k, x in fixed.items() if getattr(rule, k) != x]
         if first is Muon:
             wrong += [f"{x.name!r}, which is no matrix" for x in group.tensors if len(x.shape) != 2]
-            wrong += [f"scale='none' in {who}"] if rule.scale == "none" else []
+            wrong += [f"scale='none' in {who}"] if getattr(rule, "scale", "") == "none" else []
         wrong += [f"the master of {name!r}" for name in group.names if "master" in opt.state[name]]
     if wrong:
         raise ValueError(f"to_torch: torch.optim.{first.__name__} has no counterpart for {'; '.join(wrong)}")

@@ -32,7 +32,7 @@ class _Factored(Rule):
     """What Adafactor and CAME have in common: the factored direction, and the step size (arXiv:1804.04235)."""
 
     lr: Hyper | None = real("[0, inf)", None)
-    eps1: Hyper = real("[0, inf)", 1e-30)
+    eps1: Hyper | None = real("[0, inf)", 1e-30)
     eps_scale: Hyper = real("[0, inf)", 1e-3)
     clip_threshold: Hyper | None = real("(0, inf)", None)
     weight_decay: Hyper = real("[0, inf)", 0.0)

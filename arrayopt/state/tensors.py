@@ -14,8 +14,6 @@ from arrayopt.arrays import (
     detached,
     dtype_name,
     dtype_of,
-    holder,
-    holds_alone,
     kind,
     like,
     on_its_device,
@@ -112,7 +110,7 @@ class Tensor:
         self.run.put_updates(self.place, value)
 
     def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
-        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and from new slots."""
+        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and new slots."""
         self.array, self.slots = array, self.slots if slots is None else slots
         self.run.arrays += 1
 
@@ -197,20 +195,7 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
         wide = xp.astype(array, working_dtype(xp, array), copy=False)
         slots = _stacked_slots(rule, xp, wide, dtype) if rule.stacked else rule.all_slots(xp, wide, dtype)
         slots = {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
-        slots = _own(array, slots)
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
-
-
-def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
-    """Slots that share no memory with the parameter or with each other, and can be written where p's library writes."""
-    xp, held, own = array_namespace(p), {holder(p)}, {}
-    for slot in list(slots):
-        x = slots.pop(slot)  # so that what has been copied is let go before the next copy
-        if holder(x) in {*held, None} or not holds_alone(x):
-            x = xp.asarray(x, copy=True)
-        held.add(holder(x))
-        own[slot] = x
-    return own
 
 
 def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array]:

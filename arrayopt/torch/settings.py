@@ -9,7 +9,7 @@ from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, otherwise, spelled
 
-__all__ = ["OPTIONS", "Settings", "check_group", "check_names"]
+__all__ = ["IDLE", "OPTIONS", "Settings", "check_group", "check_names"]
 
 OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
 """What every optimizer takes beside the fields of its rule."""
@@ -120,7 +120,9 @@ def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
     _check_twice(who, rule, given)
 
 
-def check_group(who: str, rule: type[Rule], group: Mapping[str, Any], options: Mapping[str, Any], *, written: bool = False) -> None:
+def check_group(
+    who: str, rule: type[Rule], group: Mapping[str, Any], options: Mapping[str, Any], *, written: bool = False
+) -> None:
     """Raise TypeError for a key that a group has by mistake: of an option, or of a field under another name.
 
     Groups may have keys of one's own, such as ``initial_lr`` or ``lr_scale``. What has been `written` into them later
@@ -143,7 +145,9 @@ def check_group(who: str, rule: type[Rule], group: Mapping[str, Any], options: M
     _check_twice(f"{who}: a parameter group", rule, group)
 
 
-_KEPT = frozenset(("max_lr", "min_lr", "warmup_steps", "total_steps", "decay", "adaptive", "alpha", "gamma", "k", "rho"))
+_KEPT = frozenset(
+    ("max_lr", "min_lr", "warmup_steps", "total_steps", "decay", "adaptive", "alpha", "gamma", "k", "rho")
+)
 _KEPT |= {"lookahead_step", "lookahead_k"}
 """What schedulers, scripts and wrappers write into groups for themselves."""
 

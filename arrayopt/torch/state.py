@@ -16,7 +16,7 @@ from arrayopt.state.run import is_count
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Guests", "State", "guests_of", "moved", "put", "show"]
+__all__ = ["Guests", "State", "guests_of", "moved", "own_of", "put", "show"]
 
 STEP = "step"
 """What PyTorch calls the number of updates."""
@@ -61,8 +61,8 @@ class Entry(dict[str, Any]):
         if self.guests is not None:
             self.guests.pop(key, None)
 
-    update = MutableMapping.update  # type: ignore[assignment]
-    setdefault = MutableMapping.setdefault  # type: ignore[assignment]
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
 
     def pop(self, key: str, *default: Any) -> Any:
         """See `dict.pop`."""

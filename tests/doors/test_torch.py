@@ -401,13 +401,18 @@ ROWS = [
     refusals.row("betas", lambda: door.LAMB(one(), betas=0.9), ValueError, "`betas` must be (beta1, beta2); got 0.9"),
     refusals.row("engine", lambda: door.LAMB(one(), engine="warp"), ValueError, "`engine` must be 'auto' or one of"),
     refusals.row("position", lambda: door.LAMB(one(), 0.1, (0.9, 0.99)), TypeError, "by name, such as betas=("),
-    refusals.row("positions", lambda: door.SGD(one(), *[0.1] * 6), TypeError, "momentum, dampening, weight_decay, nest"),
+    refusals.row(
+        "positions", lambda: door.SGD(one(), *[0.1] * 6), TypeError, "momentum, dampening, weight_decay, nest"
+    ),
     refusals.row("both", lambda: door.SGD(one(), 0.1, 0.9, momentum=0.9), TypeError, "`momentum` is given twice"),
     refusals.row("names", lambda: door.Adafactor(one(), d=1.0, clip_threshold=2.0), TypeError, "give `d` or `clip_thr"),
     refusals.row("twice", lambda: door.AdamW(one(), betas=(0.9, 0.99), beta1=0.5), TypeError, "`betas` or `beta1`"),
     refusals.row("two", lambda: door.AdamW(one(), eps=(1e-8, 1e-9)), ValueError, "`eps` must be one number for AdamW"),
     refusals.row(
-        "None", lambda: door.Adafactor(one(), relative_step=True, eps=(None, 1e-3)), ValueError, "with variant='pytorch'"
+        "None",
+        lambda: door.Adafactor(one(), relative_step=True, eps=(None, 1e-3)),
+        ValueError,
+        "with variant='pytorch'",
     ),
     refusals.row("patterns", lambda: door.LAMB(one(), groups={}), TypeError, "give group dicts: [{"),
     refusals.row("mask", lambda: door.LAMB(one(), mask=None), TypeError, "give group dicts: [{"),
@@ -533,7 +538,7 @@ def test_what_fails_changes_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_written_from_outside_stay(dtype):
-    """As by ``load_state_dict`` of a model or ``torch.nn.init``: their masters follow in the next step, and no others."""
+    """As by ``load_state_dict`` of a model or ``torch.nn.init``: their masters follow in the next step, no others."""
     b = tensors(dtype=dtype)
     opt = made(door.SGD, b, lr=1e-5)
     one = ao.Optimizer(b[3], ao.SGD(lr=1e-5), engine=ENGINE)

@@ -48,7 +48,7 @@ WITH = {
 """What an option needs beside it to mean something."""
 
 FAR = {"Muon": 0.2, "NAdam": 1e-7}
-"""How far apart, relative to how far they moved: PyTorch's Muon iterates in bfloat16; NAdam keeps a product in float32."""
+"""How far apart, relative to the way: PyTorch's Muon iterates in bfloat16; NAdam keeps a product in float32."""
 
 
 def theirs_of(name):
@@ -61,7 +61,7 @@ OPTIONS = [
     (name, key, value, dict(more))
     for name in NAMES
     for key in theirs_of(name)
-    for value in (VALUES[key] if not (name, key) == ("Adafactor", "eps") else [(None, 1e-2), (1e-3, 0.1)])
+    for value in (VALUES[key] if (name, key) != ("Adafactor", "eps") else [(None, 1e-2), (1e-3, 0.1)])
     for more in WITH.get(key, [{}])
 ]
 OPTIONS += [("SGD", "nesterov", True, {"momentum": 0.9})]

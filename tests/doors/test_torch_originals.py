@@ -67,7 +67,9 @@ def computes_the_same(name, given):
             q.grad = p.grad.clone()
         theirs.step()
         opt.step()
-    return all(torch.allclose(p, q, rtol=1e-9, atol=1e-9 if name == "NAdam" else 1e-14) for p, q in zip(a, b, strict=True))
+    return all(
+        torch.allclose(p, q, rtol=1e-9, atol=1e-9 if name == "NAdam" else 1e-14) for p, q in zip(a, b, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", SHARED)

@@ -143,7 +143,7 @@ def test_masters_are_what_averaged_starts_from():
     assert opt.averaged()[0] > 8.0
 
 
-@pytest.mark.parametrize(("engine",), marked([(name,) for name in HOST], lambda name: name != "numba"))
+@pytest.mark.parametrize("engine", marked([(name,) for name in HOST], lambda name: name != "numba"))
 def test_ranks(engine):
     def rank(comm=None):
         p = {"a": drawn(0, "bfloat16", (300, 200)), "b": drawn(1, "bfloat16", (7,))}

@@ -263,7 +263,7 @@ def test_another_model_is_said_to_be_one():
     small, large = torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3))
     state = torch.optim.AdamW(small.parameters()).state_dict()
     opt = ao.Optimizer(dict(large.named_parameters()), ao.AdamW())
-    with pytest.raises(ValueError, match="the state is of 2 parameters, the optimizer has 4,.*must be the same"):
+    with pytest.raises(ValueError, match=r"the state is of 2 parameters, the optimizer has 4,.*must be the same"):
         ao.load_torch(opt, state)
     named = torch.optim.AdamW(small.named_parameters()).state_dict()
     with pytest.raises(ValueError, match=r"parameters \['weight', 'bias'\], the optimizer has \['0.weight'"):
