@@ -15,6 +15,8 @@ __all__ = [
     "PARITY",
     "ROTATIONS",
     "ROUNDS",
+    "current_bfloat16",
+    "current_float16",
     "halves",
     "key",
     "position_uniform",
@@ -105,6 +107,26 @@ def round_float16(xp: Any, x: Any, u: Any) -> Any:
     small = (whole * 2.0**-24).view(xp.int32) | (bits & -(1 << 31))
     large = (bits + xp.astype(xp.asarray(u * 8192.0), xp.int32)) & -8192
     return xp.where(xp.isfinite(x), xp.where(size < 2.0**-14, small, large).view(xp.float32), x)
+
+
+def current_bfloat16(xp: Any, master: Any, p: Any) -> Any:
+    """The master of a parameter in bfloat16, both in float32: the parameter where it is not the master rounded.
+
+    Somebody has written to it there. Numbers that round to p are up to half a unit of its last place away, in bits
+    2¹⁵; of two neighbours that are as near, the even one is taken.
+    """
+    bits = p.view(xp.int32)
+    apart = xp.abs(master.view(xp.int32) - bits) + (bits >> 16 & 1)
+    return xp.where((apart <= 1 << 15) & (master == master), master, p)  # a NaN may be 2³² away from 0, which wraps
+
+
+def current_float16(xp: Any, master: Any, p: Any) -> Any:
+    """The same for float16. Integers round: a compiler may leave out casts to 16 bits and back."""
+    bits, size = master.view(xp.int32), xp.abs(master)
+    large = ((bits + 0xFFF + (bits >> 13 & 1)) & -8192).view(xp.float32)
+    large = xp.where(size < 65520.0, large, master * xp.inf)
+    small = xp.round(master * 2.0**24) * 2.0**-24  # numbers below 2⁻¹⁴ are all as far apart
+    return xp.where(xp.where(size < 2.0**-14, small, large) == p, master, p)
 
 
 def position_uniform(position: Any, a: Any, b: Any, c: Any, d: Any, t1: Any, t0: Any, out: Any = None) -> Any:

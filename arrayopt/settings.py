@@ -11,6 +11,7 @@ from arrayopt.params.groups import Group, fields_of, unknown_key
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values
+from arrayopt.rules.namespace import current
 from arrayopt.saving.saved import Saved
 from arrayopt.state.run import checked_count
 from arrayopt.state.tensors import Tensor, TensorState
@@ -146,7 +147,9 @@ class Settings(Saved):
         p = self._team.collect(x, "p") if x.block is not None else x.array
         if not rule.evaluated_from:
             return p
-        p = self._team.collect(x, "master") if "master" in x.slots else detached(p)
+        p = detached(p)
+        if "master" in x.slots:
+            p = current(p, self._team.collect(x, "master"))
         xp = array_namespace(p)
         slots = {name: self._team.collect(x, name) for name in rule.evaluated_from}
         t = x.updates

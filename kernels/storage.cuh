@@ -47,10 +47,17 @@ __device__ __forceinline__ void narrow(float x, Half& to) {
 __device__ __forceinline__ void narrow(double x, Half& to) { narrow((float)x, to); }
 __device__ __forceinline__ void narrow(double x, BFloat16& to) { narrow((float)x, to); }
 
-// The nearest number of bfloat16: what an operation in bfloat16 makes of its result in W.
+// The nearest number of bfloat16: what an operation in bfloat16 makes of its result in W, and a parameter of its master.
 template <class T>
 __device__ __forceinline__ float to_bfloat16(T x) {
     BFloat16 to;
+    narrow(x, to);
+    return widen(to);
+}
+
+// The nearest number of float16.
+__device__ __forceinline__ float to_float16(float x) {
+    Half to;
     narrow(x, to);
     return widen(to);
 }

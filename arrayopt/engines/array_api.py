@@ -26,7 +26,7 @@ from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
-from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.namespace import current, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
 from arrayopt.state.tensors import Tensor
 
@@ -115,6 +115,8 @@ def apply_one(
         wide_g = wide_g * _scalar(xp, clip, scalar)
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+        if "master" in wide:
+            wide["master"] = current(p, wide["master"])
         new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
     who = type(rule).__name__
     for what, old, new in [

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, size
 from arrayopt.exchange.given import below, put_fields, said
 from arrayopt.exchange.sources import KNOWN, SOURCES, Source
 from arrayopt.optimizer import Optimizer
-from arrayopt.rules import LAMB, SGD
+from arrayopt.rules import LAMB, SGD, Muon
 from arrayopt.state.tensors import new_slots
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = ["load_torch"]
 def load_torch(
     opt: "Optimizer | torch.optim.Optimizer", state: Mapping[str, Any], *, names: Sequence[str] | None = None
 ) -> None:
-    """Go on from the state of ``torch.optim``'s AdamW, Adam, SGD, RMSprop, NAdam or RAdam, or of their like elsewhere.
+    """Go on from the state of ``torch.optim``'s optimizer of the same name as the rule, or of its like elsewhere.
 
     Parameters
     ----------
@@ -47,7 +47,8 @@ def load_torch(
     Notes
     -----
     Hyper-parameters become PyTorch's, except those that are schedules here, which stay. `step_count`, which schedules
-    see, becomes the largest number of updates of a tensor; PyTorch's SGD keeps none, so that it stays as it is: set it.
+    see, becomes the largest number of updates of a tensor; PyTorch's SGD and Muon keep none, so that it stays as it is:
+    set it. PyTorch keeps the second moments of a complex tensor's parts apart; here they are added up.
     ``max_grad_norm`` of timm and apex becomes `clip_norm`. apex does not save ``adam_w_mode``: the rule says which it
     is. bitsandbytes' Adam decays as AdamW does; on a GPU after the update, so that p differs by lr² λ u in each step.
     Options about how PyTorch computes, such as ``foreach``, mean nothing. The parameters themselves are not touched.
@@ -147,12 +148,17 @@ def _translated(
                 )
             slots = new_slots(group.rule, tensor.name, tensor.array)
             if theirs:
-                slots |= {k: _cast(_found(theirs, source.slots[k]), x) for k, x in slots.items() if k in source.slots}
+                split = kind(tensor.array) == "complex"
+                slots |= {
+                    k: _cast(_found(theirs, source.slots[k]), x, complex_=split)
+                    for k, x in slots.items()
+                    if k in source.slots
+                }
             saved["tensors"][tensor.name].update(t=int(source.count(groups[i], theirs)), slots=slots)
     if isinstance(opt.rule, LAMB):
         limits = {f"group {i}": {"max_grad_norm": group["max_grad_norm"]} for i, group in enumerate(groups)}
         saved["clip_norm"] = _agreed("all", limits)["max_grad_norm"]
-    if not isinstance(opt.rule, SGD):
+    if not isinstance(opt.rule, SGD | Muon):
         saved["step"] = max(about["t"] for about in saved["tensors"].values())
     return saved
 
@@ -209,7 +215,22 @@ def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[st
     places = [(i, index) for i, group in enumerate(groups) for index in group["params"]]
     if names is None:
         given = [name for group in groups for name in group.get("param_names", ())]
+        if given and sorted(given) != sorted(here):
+            raise ValueError(
+                f"load_torch: the state is of parameters {given}, the optimizer has {here}; if they are the same under"
+                " other names, give these as `names`, in the order of the state's"
+            )
+        if len(places) != len(here):
+            raise ValueError(
+                f"load_torch: the state is of {len(places)} parameters, the optimizer has {len(here)}, {here}; they"
+                " must be the same"
+            )
         names = given or (here if len(groups) == 1 else ())
+        if not names:
+            raise ValueError(
+                f"load_torch: the state has {len(groups)} groups and no names; give `names`, those of {here} in the"
+                " order of its groups"
+            )
     if len(names) != len(places) or sorted(names) != sorted(here):
         raise ValueError(
             f"load_torch: `names` must be the {len(places)} tensors of PyTorch's {len(groups)} groups in their order,"
@@ -233,9 +254,18 @@ def _found(theirs: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((theirs[name] for name in names if name in theirs), None)
 
 
-def _cast(x: Any, slot: Array) -> Any:
-    """An array in the dtype of a slot; what is none, and complex for real, as it is."""
-    if not is_array(x) or kind(x) != kind(slot):
+def _cast(x: Any, slot: Array, *, complex_: bool) -> Any:
+    """An array in the dtype of a slot, in as many dimensions; what is none, and what does not fit, as it is.
+
+    Second moments of complex numbers' parts, which PyTorch keeps as the parts of a complex number, are added up.
+    """
+    if not is_array(x):
         return x
     xp = array_namespace(x)
+    if complex_ and kind(x) == "complex" and kind(slot) != "complex":
+        x = xp.real(x) + xp.imag(x)
+    if kind(x) != kind(slot):
+        return x
+    if x.ndim == slot.ndim + 1 and size(x) == size(slot):  # Adafactor's averages keep the axis that they are over
+        x = xp.reshape(x, tuple(slot.shape))
     return xp.astype(x, getattr(xp, dtype_name(slot)))

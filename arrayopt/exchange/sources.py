@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arrayopt.rules import LAMB, SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Rule
+from arrayopt.rules import LAMB, SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
 __all__ = ["KNOWN", "SOURCES", "Source"]
 
@@ -77,6 +77,25 @@ def _decoupled(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**_adam(group), "decoupled": bool(group["decoupled_weight_decay"])}
 
 
+def _adam_of_pytorch(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Adam's, which may decay as AdamW does."""
+    return {**_adamw(group), "decoupled": bool(group.get("decoupled_weight_decay", False))}
+
+
+def _adafactor(group: Mapping[str, Any]) -> dict[str, Any]:
+    eps1, eps_scale = group["eps"]
+    numbers = {"lr": group["lr"], "decay_rate": -group["beta2_decay"], "eps_scale": eps_scale}
+    numbers |= {"clip_threshold": group["d"], "weight_decay": group["weight_decay"]}
+    switches = {"variant": "pytorch", "relative_step": False, "scale_parameter": True}
+    return {**{k: float(x) for k, x in numbers.items()}, "eps1": None if eps1 is None else float(eps1), **switches}
+
+
+def _muon(group: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {k: float(group[k]) for k in ("lr", "weight_decay", "momentum", "eps")}
+    fields |= {"nesterov": bool(group["nesterov"]), "bias_correction": False, "ns_steps": group["ns_steps"]}
+    return {**fields, "ns_coefficients": list(group["ns_coefficients"]), "scale": group["adjust_lr_fn"] or "original"}
+
+
 def _nadam(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**_decoupled(group), "momentum_decay": float(group["momentum_decay"])}
 
@@ -91,9 +110,7 @@ _ADAMW = Source(
 )
 SOURCES: dict[type[Rule], Source] = {
     AdamW: _ADAMW,
-    Adam: replace(
-        _ADAMW, fixed={"decoupled_weight_decay": False}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"
-    ),
+    Adam: replace(_ADAMW, fields=_adam_of_pytorch, fixed={}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"),
     SGD: Source(
         fields=_sgd,
         slots={"buf": ("momentum_buffer", "state1")},
@@ -114,6 +131,22 @@ SOURCES: dict[type[Rule], Source] = {
         _ADAMW, fields=_nadam, slots={**_MOMENTS, "mu_product": ("mu_product",)}, fixed={}, of="PyTorch's NAdam"
     ),
     RAdam: replace(_ADAMW, fields=_decoupled, slots=_MOMENTS, fixed={}, of="PyTorch's RAdam"),
+    Adafactor: Source(
+        fields=_adafactor,
+        slots={"r": ("row_var",), "c": ("col_var",), "v": ("variance",)},
+        fixed={},
+        count=_ADAMW.count,
+        of="PyTorch's Adafactor",
+        core=(),
+    ),
+    Muon: Source(
+        fields=_muon,
+        slots={"m": ("momentum_buffer",)},
+        fixed={},
+        count=lambda group, state: "momentum_buffer" in state,
+        of="PyTorch's Muon",
+        core=(),
+    ),
     LAMB: Source(
         fields=_lamb,
         slots=_MOMENTS,

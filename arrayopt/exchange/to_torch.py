@@ -5,45 +5,77 @@ from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import dtype_name, is_array, to_host
 from arrayopt.exchange.given import below, said
+from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
-from arrayopt.rules import SGD, Adam, AdamW, Rule
-from arrayopt.rules.names import AROUND
+from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["to_torch"]
 
-_SLOTS = {"m": "exp_avg", "v": "exp_avg_sq", "v_max": "max_exp_avg_sq", "buf": "momentum_buffer"}
-
 
 def _adam(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
     numbers = {"lr": h["lr"], "betas": (h["beta1"], h["beta2"]), "eps": h["eps"], "weight_decay": h["weight_decay"]}
-    return {**numbers, "amsgrad": rule.amsgrad}
+    return {**numbers, "amsgrad": rule.amsgrad} if hasattr(rule, "amsgrad") else numbers
+
+
+def _decoupled(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
+    return {**_adam(h, rule), "decoupled_weight_decay": rule.decoupled}
+
+
+def _nadam(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
+    return {**_decoupled(h, rule), "momentum_decay": h["momentum_decay"]}
 
 
 def _sgd(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
     return {**{k: h[k] for k in ("lr", "momentum", "dampening", "weight_decay")}, "nesterov": rule.nesterov}
 
 
-_THEIRS: dict[type[Rule], tuple[str, Callable[..., dict[str, Any]], dict[str, Any]]] = {
-    AdamW: ("AdamW", _adam, {"bias_correction": True, "nesterov": False, "eps_root": 0.0}),
-    Adam: ("Adam", _adam, {"bias_correction": True, "nesterov": False, "eps_root": 0.0}),
-    SGD: ("SGD", _sgd, {}),
+def _rmsprop(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
+    return {**{k: h[k] for k in ("lr", "alpha", "eps", "weight_decay", "momentum")}, "centered": rule.centered}
+
+
+def _adafactor(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
+    numbers = {"lr": h["lr"], "beta2_decay": -h["decay_rate"], "eps": (h["eps1"], h["eps_scale"])}
+    return {**numbers, "d": h["clip_threshold"], "weight_decay": h["weight_decay"]}
+
+
+def _muon(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
+    numbers = {k: h[k] for k in ("lr", "weight_decay", "momentum", "eps")}
+    switches = {k: getattr(rule, k) for k in ("nesterov", "ns_coefficients", "ns_steps")}
+    return {**numbers, **switches, "adjust_lr_fn": rule.scale}
+
+
+_PLAIN = {"bias_correction": True, "nesterov": False, "eps_root": 0.0}
+_OF_RMSPROP = {"nesterov": False, "eps_in_sqrt": False, "bias_correction": False, "initial_scale": 0.0}
+_OF_RADAM = {"threshold": 5.0, "degenerated_to_sgd": True, "nesterov": False}
+_THEIRS: dict[type[Rule], tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
+    AdamW: (_adam, _PLAIN),
+    Adam: (_decoupled, _PLAIN),
+    SGD: (_sgd, {}),
+    RMSprop: (_rmsprop, {**_OF_RMSPROP, "decoupled": False}),
+    NAdam: (_nadam, {}),
+    RAdam: (_decoupled, _OF_RADAM),
+    Adafactor: (_adafactor, {"variant": "pytorch"}),
+    Muon: (_muon, {"bias_correction": False}),
 }
-"""For each rule PyTorch's class, the options of a group, and what it cannot do: fields with their only value."""
+"""For each rule, whose name PyTorch's class has too, the options of a group, and fields with their only value there."""
+
+_NAMED = ", ".join(rule.__name__ for rule in _THEIRS)
 
 _COMMON = {"grad_centralization": False, "stacked": False, "state_dtype": None, "rounding": "nearest"}
 _COMMON |= dict.fromkeys(("clip_value", "clip_tensor_norm", "clip_unit_ratio", "lookahead_steps", "project"))
 
 
 def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
-    """The state of an optimizer, for ``load_state_dict`` of ``torch.optim``'s AdamW, Adam or SGD.
+    """The state of an optimizer, for ``load_state_dict`` of ``torch.optim``'s optimizer of the same name.
 
     Parameters
     ----------
     opt : Optimizer
-        Of this package, or of `arrayopt.torch`. Under `AdamW`, `Adam` or `SGD`; its parameters may be of any library.
+        Of this package, or of `arrayopt.torch`. Under `AdamW`, `Adam`, `SGD`, `RMSprop`, `NAdam`, `RAdam`, `Adafactor`
+        with ``variant="pytorch"``, or `Muon` over matrices; its parameters may be of any library.
 
     Returns
     -------
@@ -64,7 +96,8 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     Notes
     -----
     The parameters themselves are not in it, and neither are moving averages (`ema_decay`). What the optimizer does
-    around its rule, such as `clip_norm`, is up to PyTorch's loop.
+    around its rule, such as `clip_norm`, is up to PyTorch's loop. It keeps the second moments of a complex tensor's
+    parts apart: each gets half.
 
     Examples
     --------
@@ -80,9 +113,10 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
 
     outer, opt = opt, below(opt)
     if not isinstance(opt, Optimizer) or any(type(group.rule) not in _THEIRS for group in opt.groups):
-        raise TypeError(f"to_torch: `opt` must be an Optimizer under AdamW, Adam or SGD; got {said(opt)}")
+        raise TypeError(f"to_torch: `opt` must be an Optimizer under {_NAMED}; got {said(opt)}")
     _check(opt)
-    kind, options, _ = _THEIRS[type(opt.groups[0].rule)]
+    kind = type(opt.groups[0].rule)
+    options = _THEIRS[kind][0]
     saved, rules = opt.state_dict()["tensors"], [group.rule for group in opt.groups]
     upward = [False for _ in rules]
     if outer is not opt:
@@ -95,11 +129,9 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
         }
         for group, rule, up in zip(opt.groups, rules, upward, strict=True)
     ]
-    made: dict[str, Any] = getattr(torch.optim, kind)(here, lr=0.0).state_dict()
+    made: dict[str, Any] = getattr(torch.optim, kind.__name__)(here, lr=0.0).state_dict()
     names = [name for group in opt.groups for name in group.names]
-    made["state"] = {
-        i: _state(torch, saved[name], counted=kind != "SGD") for i, name in enumerate(names) if saved[name]["t"]
-    }
+    made["state"] = {i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]}
     return made
 
 
@@ -111,18 +143,30 @@ def _check(opt: Optimizer) -> None:
         if type(rule) is not first:
             wrong.append(f"{who} is under {type(rule).__name__}, and {opt.groups[0].label!r} under {first.__name__}")
             continue
-        fixed = {**_COMMON, **_THEIRS[first][2]}
+        fixed = {**_COMMON, **_THEIRS[first][1]}
         wrong += [f"{k}={getattr(rule, k)!r} in {who}" for k, x in fixed.items() if getattr(rule, k) != x]
+        if first is Muon:
+            wrong += [f"{x.name!r}, which is no matrix" for x in group.tensors if len(x.shape) != 2]
+            wrong += [f"scale='none' in {who}"] if getattr(rule, "scale", "") == "none" else []
         wrong += [f"the master of {name!r}" for name in group.names if "master" in opt.state[name]]
     if wrong:
-        raise ValueError(f"to_torch: torch.optim.{_THEIRS[first][0]} has no counterpart for {'; '.join(wrong)}")
+        raise ValueError(f"to_torch: torch.optim.{first.__name__} has no counterpart for {'; '.join(wrong)}")
 
 
-def _state(torch: Any, about: Mapping[str, Any], *, counted: bool) -> dict[str, Any]:
+def _state(torch: Any, kind: type[Rule], about: Mapping[str, Any]) -> dict[str, Any]:
     """The state of one tensor."""
-    slots = {k: x for k, x in about["slots"].items() if k in _SLOTS and k not in AROUND and is_array(x)}
-    step = {"step": torch.tensor(float(about["t"]))} if counted else {}
-    return step | {_SLOTS[k]: _tensor(torch, x) for k, x in slots.items()}
+    theirs = SOURCES[kind].slots
+    made = {} if kind in (SGD, Muon) else {"step": torch.tensor(float(about["t"]))}
+    for slot, array in about["slots"].items():
+        if slot not in theirs or not is_array(array):
+            continue
+        x = _tensor(torch, array)
+        if slot in kind.squares and about["dtype"].startswith("complex"):
+            x = torch.complex(x / 2, x / 2)
+        if slot in ("r", "c"):  # Adafactor's averages keep the axis that they are over
+            x = x.unsqueeze(-1 if slot == "r" else -2)
+        made[theirs[slot][0]] = x
+    return made
 
 
 def _tensor(torch: Any, x: Any) -> Any:

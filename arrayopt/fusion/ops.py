@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.randomness import position_uniform, round_bfloat16, round_float16
+from arrayopt.randomness import current_bfloat16, current_float16, position_uniform, round_bfloat16, round_float16
 
 __all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
 
@@ -139,16 +139,17 @@ def _to_bfloat16(x: Any, out: Any = None) -> Any:
     return np.copyto(out, np.where(np.isnan(x), x, made))
 
 
-def _rounding(function: Callable[..., Any]) -> Op:
-    """A rounding of float32 by chance, of the function's name: of numbers, and of random ones in [0, 1)."""
-    call, rounds = f"{function.__name__}({{0}}, {{1}})", partial(function, np)
+def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
+    """A function of two arrays of float32, which is called the same everywhere; in CUDA it may be something else."""
+    name, made = function.__name__, partial(function, np)
     return Op(
-        lambda x, u: rounds(np.asarray(x, np.float32), np.asarray(u)),
-        call,
-        call,
-        (function.__name__,),
+        lambda x, y: made(np.asarray(x, np.float32), np.asarray(y, np.float32)),
+        f"{name}({{0}}, {{1}})",
+        cuda.format(name=name),
+        (name,),
+        result="real",
         real_only=True,
-        into=lambda x, u, out: np.copyto(out, rounds(np.asarray(x, np.float32), u)),
+        into=lambda x, y, out: np.copyto(out, made(np.asarray(x, np.float32), np.asarray(y, np.float32))),
     )
 
 
@@ -286,8 +287,10 @@ OPS = {
         result="real",
         into=position_uniform,
     ),
-    "round_bfloat16": _rounding(round_bfloat16),
-    "round_float16": _rounding(round_float16),
+    "round_bfloat16": _on_float32(round_bfloat16),
+    "round_float16": _on_float32(round_float16),
+    "current_bfloat16": _on_float32(current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"),
+    "current_float16": _on_float32(current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"),
 }
 """Every operation, by the name that nodes have it under."""
 

@@ -160,8 +160,11 @@ def trace(
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
     h = Values(**values, t=scalar(UPDATES), **{DRAWS: _Draws(p, dtype)})
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
+    now = dict(s)
+    if "master" in now:
+        now["master"] = getattr(NAMESPACE, f"current_{dtype}")(s["master"], p)
     with _clear_errors(rule):
-        new_p, out = rule(NAMESPACE, p, given, dict(s), h)
+        new_p, out = rule(NAMESPACE, p, given, now.copy(), h)
 
     def form(x: Any) -> tuple[tuple[str, ...], str]:
         node, shape, _ = lift(graph, x)
@@ -171,7 +174,7 @@ def trace(
         check_value(type(rule).__name__, what, old, new, form)
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:
-        reports |= rule.norms(NAMESPACE, s.get("master", p), given, new_p)
+        reports |= rule.norms(NAMESPACE, now.get("master", p), given, new_p)
     nodes = {name: lift(graph, x)[0] for name, x in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:

@@ -212,10 +212,8 @@ class Parameters:
         self._looks = list(map(form, self._watch.arrays))
         self._objects: bytes | None = objects(self._held).tobytes()
         given = (leaf for _, leaf in (flatten(tree) if self._parted else pairs) if leaf is not None)
-        mastered = [
-            (x, leaf) for x, leaf in zip(self.all, given, strict=True) if "master" in x.slots or x.share is not None
-        ]
-        self._mastered, self._writes = [x for x, _ in mastered], Writes(leaf for _, leaf in mastered)
+        shared = [(x, leaf) for x, leaf in zip(self.all, given, strict=True) if x.share is not None]
+        self._shared, self._writes = [x for x, _ in shared], Writes(leaf for _, leaf in shared)
 
     def _local(self, tree: Any) -> Any:
         """A tree of what this rank has of its leaves."""
@@ -231,8 +229,7 @@ class Parameters:
         """Go on from the arrays that the user has put into the tree of the parameters, once they are checked.
 
         So, too, where a parameter or a slot is the same array, but lies elsewhere, or has become read-only. Before the
-        first step it may also be of another dtype, shape or device; then state is made anew. Where a tensor of PyTorch
-        has been written to, its master follows.
+        first step it may also be of another dtype, shape or device; then state is made anew.
 
         Raises
         ------
@@ -248,10 +245,7 @@ class Parameters:
             self.exchange(self._tree, "Optimizer")
         written = self._writes.made()
         if written:
-            self.replaced.wrote(self._mastered[i] for i in written)
-            for i in written:
-                if "master" in self._mastered[i].slots:
-                    self._mastered[i].remaster()
+            self.replaced.wrote(self._shared[i] for i in written)
             self._writes.begin()
 
     def lend(self) -> None:

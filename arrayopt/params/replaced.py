@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, is_array, library, like, look
+from arrayopt.arrays import Array, array_namespace, is_array, library, look
 from arrayopt.params.given import check_params
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
@@ -34,7 +34,7 @@ def exchange(
 ) -> bool:
     """Have tensors go on from the arrays of their names.
 
-    Slots stay as they are, but for masters, which begin anew as the values of the new arrays.
+    Slots stay as they are. A master follows in the next step, in each element that is no longer the master rounded.
 
     Parameters
     ----------
@@ -124,25 +124,21 @@ class Replaced:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors, self.marks = tensors, dict[int, int]()
-        self._old: dict[int, tuple[Array, Array | None]] = {}
+        self._old: dict[int, Array] = {}
 
-    def before(self, named: Iterable[tuple[str, Any]]) -> dict[int, tuple[Array, Array | None]]:
-        """What tensors have that arrays of their names are to replace: the array, and a copy of the master."""
-        given, found = dict(named), dict[int, tuple[Array, Array | None]]()
+    def before(self, named: Iterable[tuple[str, Any]]) -> dict[int, Array]:
+        """The arrays, by place, that others of their names are to replace."""
+        given, found = dict(named), dict[int, Array]()
         for tensor in self.tensors if any(x.share is not None for x in self.tensors) else ():
             if given.get(tensor.name) is not tensor.array:
-                master = tensor.slots.get("master")
-                found[tensor.place] = tensor.array, None if master is None else like(master, master)
+                found[tensor.place] = tensor.array
         return found
 
-    def note(self, old: dict[int, tuple[Array, Array | None]]) -> None:
+    def note(self, old: dict[int, Array]) -> None:
         """Mark tensors that were replaced. Where the array is back that ranks agreed on, all is as it was."""
         for place, was in old.items():
-            tensor, (array, master) = self.tensors[place], self._old.setdefault(place, was)
             self.marks[place] = PUT
-            if tensor.array is array:
-                if master is not None:
-                    tensor.put("master", master)
+            if self.tensors[place].array is self._old.setdefault(place, was):
                 del self.marks[place], self._old[place]
 
     def wrote(self, tensors: Iterable[Tensor]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from arrayopt.arrays import Array
-from arrayopt.hyper import Hyper, flag, real
+from arrayopt.hyper import Hyper, choice, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import (
     abs2,
@@ -12,13 +12,19 @@ from arrayopt.rules.words import (
     ema,
     finite,
     nonzero,
+    on_scalar,
     rank_one,
+    real_name,
     relative_lr,
     rms,
+    smaller,
     zeros_abs2,
 )
 
 __all__ = ["CAME", "Adafactor"]
+
+EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52}
+"""The distance from 1 to the next number of a dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -26,7 +32,7 @@ class _Factored(Rule):
     """What Adafactor and CAME have in common: the factored direction, and the step size (arXiv:1804.04235)."""
 
     lr: Hyper | None = real("[0, inf)", None)
-    eps1: Hyper = real("[0, inf)", 1e-30)
+    eps1: Hyper | None = real("[0, inf)", 1e-30)
     eps_scale: Hyper = real("[0, inf)", 1e-3)
     clip_threshold: Hyper | None = real("(0, inf)", None)
     weight_decay: Hyper = real("[0, inf)", 0.0)
@@ -103,7 +109,8 @@ class Adafactor(_Factored):
     decay_rate : number, schedule or sequence, default 0.8
         In [0, 1].
     eps1 : number, schedule or sequence, default 1e-30
-        Added to \|g\|², in [0, inf).
+        Added to \|g\|², in [0, inf). In PyTorch's variant the least of √(rank-one estimate), and None is the distance
+        from 1 to the next number, in the dtype of arithmetic.
     eps_scale : number, schedule or sequence, default 1e-3
         Lower limit of RMS(p) in `scale_parameter`, in [0, inf).
     clip_threshold : number, schedule or sequence, or None, default 1.0
@@ -116,6 +123,10 @@ class Adafactor(_Factored):
         Learning rate min(1e-2, 1/√t).
     warmup_init : bool, default False
         With `relative_step`: min(1e-6·t, 1/√t).
+    variant : {"paper", "pytorch"}
+        ``"pytorch"`` is the formula of ``torch.optim.Adafactor``: `lr` limits the relative step, min(lr, 1/√t); decay
+        is scaled by `lr` alone; and `eps1` limits the second moment from below, and is not added. It needs `lr`,
+        ``relative_step=False``, ``scale_parameter=True`` and no `beta1`.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -145,19 +156,51 @@ class Adafactor(_Factored):
 
     beta1: Hyper | None = real("[0, 1)", None)
     decay_rate: Hyper = real("[0, 1]", 0.8)
+    eps1: Hyper | None = real("[0, inf)", 1e-30, optional=True)
     clip_threshold: Hyper | None = real("(0, inf)", 1.0, optional=True)
     scale_parameter: bool = flag(True)
     relative_step: bool = flag(True)
+    variant: str = choice("paper", "pytorch")
+
+    def check(self) -> None:
+        super().check()
+        if self.variant == "paper" and self.eps1 is None:
+            raise ValueError("Adafactor: `eps1` must be a number, except with variant='pytorch'; got None")
+        if self.variant == "pytorch" and not (
+            self.lr is not None and self.scale_parameter and self.beta1 is None and self.clip_threshold is not None
+        ):
+            raise ValueError(
+                "Adafactor: variant='pytorch' needs `lr`, relative_step=False, scale_parameter=True, a `clip_threshold`"
+                " and no `beta1`"
+            )
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         second = super().slots(xp, p)
         return second if self.beta1 is None else {"m": xp.zeros_like(p), **second}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        if self.variant == "pytorch":
+            return self._pytorch(xp, p, g, s, h)
         u, new = self._direction(xp, g, s, h, decayed_beta(h.t, h.decay_rate))
         if h.beta1 is not None:
             u = new["m"] = ema(s["m"], u, h.beta1)
         return p - self._lr(xp, p, h) * (u + h.weight_decay * p), new
+
+    def _pytorch(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        """The update of ``torch.optim.Adafactor``."""
+        q, beta2 = abs2(xp, g), decayed_beta(h.t, h.decay_rate)
+        eps = EPSILON[real_name(q)] if h.eps1 is None else h.eps1
+        if g.ndim < 2:
+            v = ema(s["v"], finite(xp, q), beta2)
+            new = {"v": v}
+        else:
+            r, c = _averages(xp, q, s["r"], s["c"], beta2)
+            rows = r / xp.maximum(finite(xp, xp.mean(r, axis=-1, keepdims=True)), eps)
+            v, new = xp.expand_dims(rows, axis=-1) * xp.expand_dims(c, axis=-2), {"r": r, "c": c}
+        u = g / xp.sqrt(xp.maximum(v, eps * eps))
+        u = u / xp.maximum(rms(xp, u) / h.clip_threshold, 1.0)
+        step = smaller(h.lr, 1.0 / on_scalar("sqrt", h.t))
+        return p - h.lr * h.weight_decay * p - step * xp.maximum(rms(xp, p), h.eps_scale) * u, new
 
 
 @final

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from arrayopt.arrays import is_array
-from arrayopt.randomness import round_bfloat16, round_float16
+import numpy as np
 
-__all__ = ["rule_namespace"]
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
+from arrayopt.randomness import current_bfloat16, current_float16, round_bfloat16, round_float16
+
+__all__ = ["current", "rule_namespace"]
 
 BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
 """Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
@@ -21,6 +23,7 @@ class _RuleNamespace:
 
     def __init__(self, xp: Any) -> None:
         self._xp = xp
+        self.current_bfloat16, self.current_float16 = partial(current_bfloat16, xp), partial(current_float16, xp)
         self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
         if xp.__name__ == "array_api_compat.torch":
             vars(self).update({name: partial(_of_numbers, getattr(xp, name)) for name in BINARY})
@@ -49,3 +52,11 @@ def _of_numbers(function: Callable[[Any, Any], Any], a: Any, b: Any, /) -> Any:
 def rule_namespace(xp: Any) -> Any:
     """What rules are given for a library's namespace, made once for each."""
     return _RuleNamespace(xp)
+
+
+def current(p: Array, master: Array) -> Array:
+    """The master that a parameter of 16 bits goes on from: the parameter where it is not the master rounded."""
+    xp = array_namespace(p)
+    with np.errstate(all="ignore"):
+        made: Array = getattr(rule_namespace(xp), f"current_{dtype_name(p)}")(master, xp.astype(p, master.dtype))
+    return made

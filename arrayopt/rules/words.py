@@ -48,6 +48,7 @@ __all__ = [
     "rms",
     "root_of_squares",
     "scaled_down",
+    "smaller",
     "sqrt",
     "trust_ratio",
     "zeros_abs2",
@@ -103,8 +104,13 @@ def decayed_beta(t: Any, decay_rate: Any) -> Any:
 
 def relative_lr(t: Any, *, warmup: bool) -> Any:
     """min(1e-2, 1/√t), or min(1e-6·t, 1/√t) with warm-up (Adafactor, arXiv:1804.04235, section 8)."""
-    decay, ceiling = 1.0 / on_scalar("sqrt", t), 1e-6 * t if warmup else 1e-2
-    return min(decay, ceiling) if isinstance(t, int) else rule_namespace(array_namespace(t)).minimum(decay, ceiling)
+    return smaller(1.0 / on_scalar("sqrt", t), 1e-6 * t if warmup else 1e-2)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two hyper-parameters, or of what follows from them and t."""
+    arrays = [x for x in (a, b) if not isinstance(x, int | float)]
+    return rule_namespace(array_namespace(*arrays)).minimum(a, b) if arrays else min(a, b)
 
 
 def is_zero(x: Any) -> bool:

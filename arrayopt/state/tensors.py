@@ -147,25 +147,9 @@ class Tensor:
         self.run.count(self.numbers[mask if skipped else ~mask], skipped=skipped)  # type: ignore[index]
 
     def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
-        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and from new slots.
-
-        What of a master is no longer what the parameter is rounded from begins anew as its values.
-        """
-        new = array is not self.array
+        """Go on from another array as the parameter, or from the same one, which may be elsewhere; and new slots."""
         self.array, self.slots = array, self.slots if slots is None else slots
         self.run.arrays += 1
-        if slots is None and "master" in self.slots:
-            self.remaster(whole=new)
-
-    def remaster(self, *, whole: bool = False) -> None:
-        """Have the master begin anew where it is no longer what the parameter is rounded from, or as a `whole`."""
-        xp, p, master = array_namespace(self.array), self.own("master", detached(self.array)), self.slots["master"]
-        with on_its_device(self.array):
-            other = xp.astype(master, p.dtype) != p
-            if whole:
-                self.put("master", xp.astype(p, master.dtype))
-            elif bool(xp.any(other)):  # each element by itself, for ranks see their own alone
-                self.put("master", xp.where(other, xp.astype(p, master.dtype), master))
 
     def put(self, slot: str | None, value: Array) -> None:
         """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""

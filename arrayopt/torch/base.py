@@ -1,7 +1,8 @@
 """What all optimizers of `arrayopt.torch` are: ``torch.optim.Optimizer`` on the outside, `arrayopt.Optimizer` below."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,9 +13,10 @@ from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.rules.base import Rule
 from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
-from arrayopt.torch.below import Below
-from arrayopt.torch.settings import HOW, Settings, check_group, check_names
-from arrayopt.torch.state import State
+from arrayopt.torch.below import Below, distinct
+from arrayopt.torch.settings import IDLE, Settings, check_group, check_names
+from arrayopt.torch.spelled import otherwise_all, placed
+from arrayopt.torch.state import Guests, State, guests_of, moved, own_of
 
 __all__ = ["Optimizer"]
 
@@ -44,6 +46,7 @@ class Optimizer(torch.optim.Optimizer):
     """The rule."""
 
     _below: Below | None = None
+    _options: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -60,18 +63,20 @@ class Optimizer(torch.optim.Optimizer):
         who = type(self).__name__
         if not hasattr(self, "rule"):
             raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
+        given = {**placed(who, self.rule, more, fields), **fields}
+        given |= {} if lr is _UNGIVEN else {"lr": lr}
+        maximize = given.pop("maximize", maximize)
         if not isinstance(maximize, bool):
             raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
-        if more:
-            raise TypeError(
-                f"{who} takes parameters and lr without names; give the rest by name, such as betas=(0.9, 0.999)"
-            )
-        given = {name: x for name, x in fields.items() if name not in HOW or x}
-        given |= {} if lr is _UNGIVEN else {"lr": lr}
         check_names(who, self.rule, given)
         own = {f.name: f.default for f in dataclasses.fields(self.rule) if f.default is not dataclasses.MISSING}
+        own |= otherwise_all(self.rule, given)
+        if given.get("lookahead_steps") is None and IDLE not in given:
+            del own[IDLE]
         options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
+        self._options = options
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
+        self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
 
     @property
@@ -108,9 +113,20 @@ class Optimizer(torch.optim.Optimizer):
         """The gradients, negated where the aim is to maximize."""
         grads = [p.grad for p in params]
         if any(group.get("maximize") for group in self.param_groups):
-            up = [group.get("maximize") for group in self.param_groups for _ in group["params"]]
+            up = [group.get("maximize") for group in self.param_groups for _ in distinct(group)]
             grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
         return grads
+
+    def _step_again(self, inner: Inner, below: Below) -> None:
+        """Update parameters that are in a group several times as often, as PyTorch does."""
+        if all(len(distinct(group)) == len(group["params"]) for group in self.param_groups):
+            return
+        often = Counter(p for group in self.param_groups for p in group["params"])
+        grads, steps = self._gradients(below.params), inner.step_count - 1
+        for k in range(1, max(often.values())):
+            inner.__setattr__("step_count", steps)
+            again = [g if often[p] > k else None for p, g in zip(below.params, grads, strict=True)]
+            inner.step(again, loss_scale=self._verdict())
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -132,7 +148,7 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group: a dict with ``params`` and the group's own values of the rule's fields."""
         if isinstance(param_group, dict):
-            check_group(type(self).__name__, self.rule, param_group)
+            check_group(type(self).__name__, self.rule, param_group, self._options)
             param_group = Settings(self.rule, param_group)
         super().add_param_group(param_group)
         if self._below is not None:
@@ -144,17 +160,19 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state of each parameter: ``step``, the number of its updates, and the rule's slots."""
+        """The state of each parameter: ``step``, the number of its updates, the rule's slots, and what others keep."""
         inner, below = self.inner, self._below
         if inner is None or below is None:
-            return State((), lambda states: None)
+            return State((), lambda states: None, Guests(dict))
         inner._parameters.take_up()
-        return State(zip(below.params, below.tensors, strict=True), below.write)
+        return State(zip(below.params, below.tensors, strict=True), below.write, self._guests)
 
     @state.setter
-    def state(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    def state(self, states: Mapping[Any, Any]) -> None:
         if self.inner is not None and self._below is not None:
-            self._below.write({p: states.get(p, {}) for p in self._below.params})
+            pairs = list(zip(self._below.params, self._below.tensors, strict=True))
+            self._below.write({p: own_of(x, states.get(p, {})) for p, x in pairs})
+            self._guests = _guests(pairs, states, lambda p, x: x)
 
     # ---- state dicts, copies and pickles ----------------------------------------------------------------------------
 
@@ -200,8 +218,10 @@ class Optimizer(torch.optim.Optimizer):
         who, mine, theirs = type(self).__name__, self.param_groups, saved["param_groups"]
         if saved.get("rule", self.rule.__name__) != self.rule.__name__:
             raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {self.rule.__name__}")
-        foreign = _OF_PYTORCH.difference(*(x.slots for x in ([] if self._below is None else self._below.tensors)))
-        if any(isinstance(entry, Mapping) and foreign & entry.keys() for entry in saved["state"].values()):
+        own = [] if self._below is None else self._below.tensors
+        slots, foreign = {slot for x in own for slot in x.slots}, _OF_PYTORCH.difference(*(x.slots for x in own))
+        entries = [entry for entry in saved["state"].values() if isinstance(entry, Mapping)]
+        if any(foreign & entry.keys() and not slots & entry.keys() for entry in entries):
             raise ValueError(
                 f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)"
             )
@@ -213,10 +233,10 @@ class Optimizer(torch.optim.Optimizer):
             home |= zip(was["params"], group["params"], strict=True)
             names = {"param_names": group["param_names"]} if "param_names" in group else {}
             groups.append({**self.defaults, **names, **was, "params": group["params"]})
-        strange = [key for key in saved["state"] if key not in home]
+        strange = [key for key in saved["state"] if isinstance(key, int) and key not in home]
         if strange:
             raise ValueError(f"{who}: there is state of {strange}, which are in no group")
-        state = {home[key]: entry for key, entry in saved["state"].items()}
+        state = {home.get(key, key): entry for key, entry in saved["state"].items()}
         return {"state": state, "param_groups": groups, "step_count": saved.get("step_count")}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -224,7 +244,7 @@ class Optimizer(torch.optim.Optimizer):
         return {
             "defaults": dict(self.defaults),
             "param_groups": [dict(group) for group in self.param_groups],
-            "state": {p: dict(entry) for p, entry in self.state.items()},
+            "state": {p: dict(entry) if isinstance(p, Tensor) else entry for p, entry in self.state.items()},
             "step_count": 0 if inner is None else inner.step_count,
             "options": {} if below is None else below.options,
         }
@@ -236,8 +256,9 @@ class Optimizer(torch.optim.Optimizer):
         """The groups that a state has, and the optimizer over them."""
         states, steps = state["state"], state.get("step_count")
         if steps is None:  # as in a state that other software has taken apart and put together
-            own = [entry["step"] for entry in states.values() if isinstance(entry, Mapping) and "step" in entry]
-            steps = max((int(torch.as_tensor(x).max()) for x in own), default=0)
+            tensors = [entry for p, entry in states.items() if isinstance(p, Tensor) and isinstance(entry, Mapping)]
+            counts = [int(torch.as_tensor(entry["step"]).max()) for entry in tensors if "step" in entry]
+            steps = max(counts, default=0)
         options = state["options"] if "options" in state else getattr(self._below, "options", {})
         groups: list[dict[str, Any]] = [Settings(self.rule, group) for group in state["param_groups"]]
         return groups, Below(type(self).__name__, self.rule, options, groups, states, steps)
@@ -246,6 +267,16 @@ class Optimizer(torch.optim.Optimizer):
         """Go on from what `_made` made of a state."""
         super().__setstate__({"defaults": Settings(self.rule, state.get("defaults") or self.defaults)})
         self.param_groups, self._below = groups, below
+        self._guests = _guests(zip(below.params, below.tensors, strict=True), state["state"], moved)
+
+
+def _guests(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], taken: Callable[[Any, Any], Any]) -> Guests:
+    """What others keep in states."""
+    found: Guests = Guests(dict)
+    for p, tensor in pairs:
+        if isinstance(states.get(p), Mapping):
+            found[p].update({key: taken(p, x) for key, x in guests_of(tensor, states[p]).items()})
+    return Guests(dict, {**found, **{key: x for key, x in states.items() if not isinstance(key, Tensor)}})
 
 
 def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -258,6 +289,7 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         inner, below = self.inner, self._below
         if inner is not None and below is not None:
             inner.step(self._gradients(below.params), loss_scale=self._verdict())
+            self._step_again(inner, below)
     return loss
 
 

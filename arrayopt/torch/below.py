@@ -12,9 +12,10 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor as Known
 from arrayopt.state.tensors import advising
 from arrayopt.torch.settings import Settings, check_group
+from arrayopt.torch.spelled import as_pytorch
 from arrayopt.torch.state import put
 
-__all__ = ["Below"]
+__all__ = ["Below", "distinct"]
 
 Groups = Sequence[Mapping[str, Any]]
 States = Mapping[Tensor, Mapping[str, Any]]
@@ -70,17 +71,17 @@ class Below:
     def _make(self, groups: Groups, states: States, steps: int, *, copies: bool) -> None:
         """Make the optimizer, `made`; None where there are no parameters. Or raise, and change nothing."""
         filled = [group for group in groups if group["params"]]
-        params = [p for group in filled for p in group["params"]]
+        params = [p for group in filled for p in distinct(group)]
         values = [self._values(group) for group in filled]
         rules = [self._of(x) for x in values]
         names = [name for group in filled for name in group.get("param_names", ())]
         named = len(params) == len(names) == len(set(names))
         entries = [
             {
-                "params": dict(zip(group["param_names"], group["params"], strict=True)) if named else group["params"],
-                **dict(zip(self._fields, x, strict=True)),
+                "params": dict(zip(group["param_names"], group["params"], strict=True)) if named else distinct(group),
+                **{name: getattr(rule, name) for name in self._fields},
             }
-            for group, x in zip(filled, values, strict=True)
+            for group, rule in zip(filled, rules, strict=True)
         ]
         with advising("make an optimizer for each rule, such as AdamW for vectors"):
             made = Optimizer(entries, rules[0], **self.options) if filled else None
@@ -123,7 +124,7 @@ class Below:
         if len(groups) == len(self._seen) and all(map(self._is_seen, groups, self._seen)):
             return self.made
         sizes = [len(group["params"]) for group in groups] == [len(params) for params, _ in self._seen]
-        same = sizes and all(map(is_, (p for group in groups for p in group["params"]), self.params))
+        same = sizes and all(map(is_, (p for group in groups for p in distinct(group)), self.params))
         if same and self.made is not None:
             values = [self._values(group) for group in groups if group["params"]]
             own, seen = self.made.groups, [x for params, x in self._seen if params]
@@ -151,7 +152,7 @@ class Below:
         for group in groups:
             if not group.keys() <= self._keys:
                 new = {key: group[key] for key in group.keys() - self._keys}
-                check_group(self._who, self._rule, new)
+                check_group(self._who, self._rule, new, self.options, written=True)
                 self._keys.update(new)
 
     def _take_settings(self, groups: Groups) -> None:
@@ -208,4 +209,9 @@ class Below:
 
     def _of(self, values: Iterable[Any]) -> Rule:
         """The rule with a group's values."""
-        return self._rule(**dict(zip(self._fields, values, strict=True)))
+        return self._rule(**as_pytorch(self._rule, dict(zip(self._fields, values, strict=True))))
+
+
+def distinct(group: Mapping[str, Any]) -> list[Tensor]:
+    """The parameters of a group, each once: PyTorch warns of those that are given twice."""
+    return list(dict.fromkeys(group["params"]))

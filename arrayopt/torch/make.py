@@ -7,7 +7,8 @@ from typing import Any
 from arrayopt.params.groups import field_parameters, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.base import Optimizer
-from arrayopt.torch.settings import OPTIONS
+from arrayopt.torch.settings import OPTIONS, Settings
+from arrayopt.torch.spelled import otherwise_all, places
 
 __all__ = ["optimizer"]
 
@@ -101,8 +102,16 @@ def _fields(rule: type[Rule], doc: str) -> str:
 def _signature(rule: type[Rule]) -> inspect.Signature:
     """How a class is called: the parameters, the learning rate, and by name all the rest."""
     base = inspect.signature(Optimizer.__init__).parameters
-    params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return inspect.Signature([params, *field_parameters(rule), *(base[name] for name in OPTIONS)])
+    theirs = otherwise_all(rule, {})
+    own = {x.name: x.replace(default=theirs.get(x.name, x.default)) for x in field_parameters(rule)}
+    defaults = Settings(rule, {name: x.default for name, x in own.items()})
+    placed = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for name in ("lr", *places(rule)):
+        if name in defaults:
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            placed.append(inspect.Parameter(name, kind, default=defaults[name]))
+    by_name = [x for name, x in own.items() if name not in {x.name for x in placed}]
+    return inspect.Signature([*placed, *by_name, *(base[name] for name in OPTIONS)])
 
 
 def _reduce(self: Optimizer) -> Any:

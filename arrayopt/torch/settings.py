@@ -7,21 +7,20 @@ from typing import Any
 from arrayopt.foreign import DOOR, alias, close_to, spread, unknown
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
+from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, otherwise, spelled
 
-__all__ = ["HOW", "OPTIONS", "Settings", "check_group", "check_names"]
+__all__ = ["IDLE", "OPTIONS", "Settings", "check_group", "check_names"]
 
 OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
 """What every optimizer takes beside the fields of its rule."""
-
-HOW = ("capturable", "differentiable", "foreach", "fused")
-"""What PyTorch takes to say how to compute; None and False say nothing."""
 
 
 class Settings(dict[str, Any]):
     """A dict of a rule's fields and whatever else there is to say of some parameters.
 
     ``betas`` is ``beta1`` and ``beta2`` at once, to read and to write, where the rule has these; so is ``eps`` where
-    the rule has several. They are not kept under these names.
+    the rule has several. So are PyTorch's names of fields, such as ``decoupled_weight_decay``. They are not kept under
+    these names.
     """
 
     def __init__(self, rule: type[Rule], given: Mapping[str, Any]) -> None:
@@ -30,14 +29,13 @@ class Settings(dict[str, Any]):
         self.update(given)
 
     def __setitem__(self, name: str, value: Any) -> None:
+        theirs = spelled(self._rule, name)
+        if theirs is not None:
+            super().__setitem__(theirs.field, theirs.here(value))
+            return
         every, several = spread(self._fields, name), isinstance(value, tuple | list)
         parts = next((x for x in every if several and len(x) == len(value)), None)
         meant = " or ".join(f"({', '.join(x)})" for x in every)
-        if name == "eps" and several and None in value:
-            raise ValueError(
-                f"param_groups: `eps` must be {meant}, as numbers; for PyTorch's None give torch.finfo(dtype).eps;"
-                f" got {value!r}"
-            )
         if name == "eps" and several and not every:
             raise ValueError(f"param_groups: `eps` must be one number for {self._rule.__name__}; got {value!r}")
         if parts is not None:
@@ -48,15 +46,26 @@ class Settings(dict[str, Any]):
             super().__setitem__(name, value)
 
     def __missing__(self, name: str) -> Any:
+        theirs = spelled(self._rule, name)
+        if theirs is not None:
+            return theirs.there(self[theirs.field])
+        if name == IDLE:
+            return otherwise(self._rule, name)
         if name not in self:
             raise KeyError(name)
         return tuple(self[part] for part in spread(self._fields, name)[0])
 
     def __contains__(self, name: object) -> bool:
+        theirs = spelled(self._rule, str(name))
+        if theirs is not None:
+            return super().__contains__(theirs.field)
         meant = spread(self._fields, str(name))[:1]
         return super().__contains__(name) or any(self.keys() >= set(parts) for parts in meant)
 
     def __delitem__(self, name: str) -> None:
+        theirs = spelled(self._rule, name)
+        if theirs is not None:
+            name = theirs.field
         for part in spread(self._fields, name)[0] if name in self and not super().__contains__(name) else (name,):
             super().__delitem__(part)
 
@@ -96,39 +105,58 @@ class Settings(dict[str, Any]):
         return dict, (dict(self),)
 
 
+IDLE = "lookahead_alpha"
+"""A field that is in no group where it says nothing, for others call something of their own so."""
+
+
 def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
     """Raise TypeError for an argument that there is not, or for two that say the same."""
     known = fields_of(rule)
     for name, value in given.items():
-        if name not in known and not spread(known, name):
+        if name == "differentiable" and value:
+            raise TypeError(f"{who}: {DIFFERENTIABLE}")
+        if name not in (*known, *HOW) and not spread(known, name) and spelled(rule, name) is None:
             raise TypeError(unknown(who, [*known, *OPTIONS], name, DOOR, value))
-    _check_twice(who, known, given)
+    _check_twice(who, rule, given)
 
 
-def check_group(who: str, rule: type[Rule], group: Mapping[str, Any]) -> None:
+def check_group(
+    who: str, rule: type[Rule], group: Mapping[str, Any], options: Mapping[str, Any], *, written: bool = False
+) -> None:
     """Raise TypeError for a key that a group has by mistake: of an option, or of a field under another name.
 
-    Groups may have keys of one's own, such as ``initial_lr`` or ``lr_scale``.
+    Groups may have keys of one's own, such as ``initial_lr`` or ``lr_scale``. What has been `written` into them later
+    may be of whatever wraps the optimizer: only what can mean nothing else is refused. Options may say what they are.
     """
     known = fields_of(rule)
     for name, value in group.items():
-        if name in ("params", "maximize", *known) or spread(known, name) or (name in HOW and not value):
+        if name == "differentiable" and value:
+            raise TypeError(f"{who}: a parameter group: {DIFFERENTIABLE}")
+        if name in ("params", "maximize", *known, *HOW) or spread(known, name) or spelled(rule, name) is not None:
+            continue
+        if name in OPTIONS and name in options and options[name] == value:
             continue
         if name in OPTIONS:
             raise TypeError(f"{who}: a parameter group has no `{name}`; it is an option: {who}(params, {name}=...)")
-        own = any(name.endswith(f"_{field}") or name.startswith(f"{field}_") for field in known)
-        if not own and (name in DOOR.keys() - _KEPT or alias(known, name) or close_to(known, name)):
+        own = not isinstance(name, str) or (written and name != "rule")
+        own = own or any(name.endswith(f"_{field}") or name.startswith(f"{field}_") for field in known)
+        if not (own or name in _KEPT) and (name in DOOR or alias(known, name) or close_to(known, name)):
             raise TypeError(f"{who}: a parameter group {unknown(who, known, name, DOOR, value).partition(' ')[2]}")
-    _check_twice(f"{who}: a parameter group", known, group)
+    _check_twice(f"{who}: a parameter group", rule, group)
 
 
-_KEPT = frozenset(("max_lr", "min_lr", "warmup_steps", "total_steps", "decay"))
-"""What schedulers and scripts write into groups for themselves."""
+_KEPT = frozenset(
+    ("max_lr", "min_lr", "warmup_steps", "total_steps", "decay", "adaptive", "alpha", "gamma", "k", "rho")
+)
+_KEPT |= {"lookahead_step", "lookahead_k"}
+"""What schedulers, scripts and wrappers write into groups for themselves."""
 
 
-def _check_twice(who: str, known: Sequence[str], given: Mapping[str, Any]) -> None:
+def _check_twice(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
     """Raise TypeError where fields are given under two names."""
+    known: Sequence[str] = fields_of(rule)
     for name in given:
-        for parts in spread(known, name):
+        theirs = spelled(rule, name)
+        for parts in [*spread(known, name), *([] if theirs is None else [(theirs.field,)])]:
             if both := [part for part in parts if part in given]:
                 raise TypeError(f"{who}: give `{name}` or `{'`, `'.join(both)}`, not both")

@@ -1,6 +1,8 @@
 """The state of parameters as PyTorch has it: read where it is, and put there, checked."""
 
+import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -10,77 +12,137 @@ from torch import Tensor as Param
 
 from arrayopt.arrays import kind, like
 from arrayopt.params.parts import block_of, local
+from arrayopt.rules.names import AROUND
 from arrayopt.state.run import is_count
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["State", "put", "show"]
+__all__ = ["Guests", "State", "guests_of", "moved", "own_of", "put", "show"]
 
 STEP = "step"
 """What PyTorch calls the number of updates."""
 
 
+Guests = defaultdict[Any, Any]
+"""What others keep in the state: dicts by parameter, and whatever they have under keys of their own."""
+
+
+def _knows(tensor: Tensor, key: Any) -> bool:
+    """Whether a key of a tensor's state is the optimizer's own, and no guest's."""
+    return key == STEP or key in tensor.slots or key in AROUND
+
+
+def guests_of(tensor: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state has beside the optimizer's own."""
+    return {key: x for key, x in state.items() if not _knows(tensor, key)}
+
+
+def own_of(tensor: Tensor, state: Any) -> Any:
+    """What a state has of the optimizer's own; what is no state as it is."""
+    return {key: x for key, x in state.items() if _knows(tensor, key)} if isinstance(state, Mapping) else state
+
+
 class Entry(dict[str, Any]):
-    """The state of one parameter. To set an item sets it in the optimizer, too."""
+    """The state of one parameter. To set an item sets it in the optimizer, too, or in what is kept for others."""
 
     write: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    guests: dict[str, Any] | None = None
+    own: frozenset[str] = frozenset()
 
     def __setitem__(self, key: str, value: Any) -> None:
-        new = {**self, key: value}
-        super().update(new if self.write is None else self.write(new))
+        if self.guests is not None and key not in self.own:
+            self.guests[key] = value
+            super().__setitem__(key, value)
+        else:
+            new = {**self, key: value}
+            super().update(new if self.write is None else self.write(new))
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        if self.guests is not None:
+            self.guests.pop(key, None)
+
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """See `dict.pop`."""
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
 
-class State(MutableMapping[Param, dict[str, Any]]):
-    """The state of each parameter: ``step``, the number of its updates, and the rule's slots.
+class State(MutableMapping[Any, Any]):
+    """The state of each parameter: ``step``, the number of its updates, the rule's slots, and what others keep there.
 
     Of a stacked parameter of which `skip_nonfinite` has skipped layers, ``step`` has the number of each layer.
 
     The slots are those that steps write. To set an entry copies it to them. A parameter whose entry is deleted or
-    popped begins anew.
+    popped begins anew. Under keys that are no tensors, others keep what they like, as in PyTorch's ``defaultdict``.
     """
 
-    def __init__(self, pairs: Iterable[tuple[Param, Tensor]], write: Callable[[dict[Param, Any]], None]) -> None:
-        self._tensors, self._write = dict(pairs), write
+    def __init__(
+        self, pairs: Iterable[tuple[Param, Tensor]], write: Callable[[dict[Param, Any]], None], guests: Guests
+    ) -> None:
+        self._tensors, self._write, self._guests = dict(pairs), write, guests
 
-    def __getitem__(self, p: Param) -> dict[str, Any]:
+    def __getitem__(self, p: Any) -> Any:
+        if not isinstance(p, Param):
+            return self._guests[p]
         tensor = self._tensors[p]
 
         def write(new: dict[str, Any]) -> dict[str, Any]:
             self[p] = new
             return show(p, tensor)
 
-        entry = Entry(show(p, tensor))
-        entry.write = write
+        mine = show(p, tensor)
+        entry = Entry({**self._guests.get(p, {}), **mine})
+        entry.write, entry.guests, entry.own = write, self._guests[p], frozenset(mine)
         return entry
 
-    def __setitem__(self, p: Param, value: Mapping[str, Any]) -> None:
-        if p not in self._tensors:
-            raise KeyError(p)
-        self._write({p: value})
+    def __setitem__(self, p: Any, value: Any) -> None:
+        if not isinstance(p, Param):
+            self._guests[p] = value
+            return
+        tensor = self._tensors[p]
+        self._write({p: own_of(tensor, value)})
+        kept = guests_of(tensor, value)  # in the same dict: entries that were asked for before have it, too
+        self._guests[p].clear()
+        self._guests[p].update(kept)
 
-    def __delitem__(self, p: Param) -> None:
-        self[p] = {}
+    def __delitem__(self, p: Any) -> None:
+        if isinstance(p, Param):
+            self[p] = {}
+        else:
+            del self._guests[p]
 
-    def pop(self, p: Param, *default: Any) -> Any:
+    def pop(self, p: Any, *default: Any) -> Any:
         """The state of a parameter, which begins anew; what is popped is no longer what steps write."""
         if p not in self and default:
             return default[0]
-        state = dict(self[p])
+        state = dict(self[p]) if isinstance(p, Param) else self[p]
         del self[p]
         return state
 
     def clear(self) -> None:
         """Have all parameters begin anew."""
-        self._write({p: {} for p in self})
+        self._write({p: {} for p in self._tensors})
+        self._guests.clear()
 
-    def __iter__(self) -> Iterator[Param]:
-        return iter(self._tensors)
+    def __contains__(self, p: object) -> bool:
+        return p in (self._tensors if isinstance(p, Param) else self._guests)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._tensors
+        yield from (key for key in list(self._guests) if not isinstance(key, Param))
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -127,7 +189,7 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
     """
     wrong, ready = list[str](), list[tuple[Tensor, Any, dict[str, Param]]]()
     for name, tensor, state in given:
-        if not state:
+        if isinstance(state, Mapping) and not any(_knows(tensor, key) for key in state):
             ready.append((tensor, 0, {}))
             continue
         found = _differences(tensor, state)
@@ -146,7 +208,7 @@ def put(who: str, given: Iterable[tuple[str, Tensor, Mapping[str, Any]]], *, cop
 
 def _differences(tensor: Tensor, state: Mapping[str, Any]) -> list[str]:
     """In what a state is not that of a tensor."""
-    if not isinstance(state, Mapping) or set(state) != {STEP, *tensor.slots}:
+    if not isinstance(state, Mapping) or {key for key in state if _knows(tensor, key)} != {STEP, *tensor.slots}:
         here = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
         return [f"expected {', '.join([STEP, *tensor.slots])}; got {here}"]
     wrong, t = [], state[STEP]
@@ -174,3 +236,12 @@ def _own(tensor: Tensor, slot: str, x: Param, copies: bool) -> Param:
         part = tensor.share.taken(slot, x)
     same = part.dtype == mine.dtype and part.device == mine.device
     return part if part is mine or (same and not copies) else like(mine, part)
+
+
+def moved(p: Param, x: Any) -> Any:
+    """A copy of what others keep, where its tensors are on the parameter's device."""
+    if isinstance(x, Param):
+        return x.detach().clone().to(p.device)
+    if isinstance(x, dict):
+        return {key: moved(p, y) for key, y in x.items()}
+    return copy.deepcopy(x)

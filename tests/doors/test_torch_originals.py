@@ -11,35 +11,12 @@ import arrayopt.torch as door
 
 pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest: make test installs it")
 
-SHARED = ("Adafactor", "Adam", "AdamW", "SGD")
+SHARED = ("Adafactor", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "SGD")
 
-ADDED = {"SGD": {"lr": 1e-3}}
-"""What must be said here: a learning rate, which PyTorch's SGD has a default for."""
-
-WRITTEN = {
-    ("Adafactor", "nonzero weight_decay"): {"weight_decay": 0.1},  # min(lr, 1/√t) is the relative step
-    ("Adafactor", "non-default beta2_decay"): {"decay_rate": 1.0},  # its negative
-    ("Adafactor", "non-default clipping threshold d"): {"clip_threshold": 1.5},
-}
-"""What is written otherwise here."""
-
-OTHERWISE = {
-    ("Adafactor", "nonzero weight_decay"): "decay is scaled by the step here, as in the paper; there by lr alone",
-    ("Adafactor", "maximize"): "the same",
-}
-"""What computes something else, and why."""
-
-_FLAG = "how it is computed is no option here: TypeError says so"
-REFUSED_OTHERWISE = {
-    (None, "a param group cannot have duplicate parameters"): "PyTorch warns; here it is an error, too",
-    ("Adafactor", "invalid d"): "`d` is clip_threshold here: TypeError",
-    ("Adafactor", "invalid beta2_decay"): "`beta2_decay` is decay_rate here: TypeError",
+_FLAG = "how it is computed is PyTorch's own: any number may be a tensor here"
+TAKEN = {
     (None, "lr as Tensor doesn't work with foreach & not capturable"): _FLAG,
     (None, r"betas\[0\] as a Tensor is not supported for capturable=False and foreach=True"): _FLAG,
-}
-"""What is refused with another kind of exception, and why."""
-
-TAKEN = {
     (None, "betas must be either both floats or both Tensors"): "each number may be a tensor here",
     ("Adafactor", "does not support complex parameters"): "it does here",
 }
@@ -74,7 +51,7 @@ def of(table, name, desc):
 @pytest.mark.parametrize("name", SHARED)
 def test_inputs(name):
     for given in inputs(name):
-        assert computes_the_same(name, given) == (of(OTHERWISE, name, given.desc) is None), given.desc
+        assert computes_the_same(name, given), given.desc
 
 
 def computes_the_same(name, given):
@@ -83,15 +60,16 @@ def computes_the_same(name, given):
     a = [torch.nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in shapes]
     b = [torch.nn.Parameter(p.detach().clone()) for p in a]
     theirs = infos()[name].optim_cls(a, **given.kwargs)
-    ours = of(WRITTEN, name, given.desc) or given.kwargs
-    opt = getattr(door, name)(b, **{**ADDED.get(name, {}), **ours}, engine="array_api")
+    opt = getattr(door, name)(b, **given.kwargs, engine="array_api")
     for _ in range(5):
         for p, q in zip(a, b, strict=True):
             p.grad = torch.randn_like(p)
             q.grad = p.grad.clone()
         theirs.step()
         opt.step()
-    return all(torch.allclose(p, q, rtol=1e-12, atol=1e-14) for p, q in zip(a, b, strict=True))
+    return all(
+        torch.allclose(p, q, rtol=1e-9, atol=1e-9 if name == "NAdam" else 1e-14) for p, q in zip(a, b, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -105,17 +83,12 @@ def check_that_it_is_refused(name, given):
     params = [torch.nn.Parameter(torch.randn(2, 3))] if case.params is None else case.params
 
     def call():
-        opt = getattr(door, name)(params, **{**ADDED.get(name, {}), **case.kwargs}, engine="array_api")
+        opt = getattr(door, name)(params, **case.kwargs, engine="array_api")
         if given.error_on is originals().OptimizerErrorEnum.STEP_ERROR:
             opt.step()
 
     if of(TAKEN, name, case.desc):
         call()
-    elif of(REFUSED_OTHERWISE, name, case.desc):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with pytest.raises((TypeError, ValueError)):
-                call()
     else:
         with pytest.raises(given.error_type) as caught:
             call()
@@ -125,6 +98,6 @@ def check_that_it_is_refused(name, given):
 def test_the_tables_speak_of_what_there_is():
     descs = {(name, x.desc) for name in SHARED for x in inputs(name)}
     descs |= {(name, x.optimizer_error_input.desc) for name in SHARED for x in wrong(name)}
-    for key in [*WRITTEN, *OTHERWISE, *REFUSED_OTHERWISE, *TAKEN]:
+    for key in TAKEN:
         assert key in descs or (key[0] is None and key[1] in {desc for _, desc in descs}), key
     assert set(infos()) == set(SHARED)

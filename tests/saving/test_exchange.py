@@ -24,6 +24,15 @@ RULES = {
     "Adam": (ao.Adam(lr=0.1, weight_decay=0.1), torch.optim.Adam),
     "SGD": (ao.SGD(lr=0.1), torch.optim.SGD),
     "momentum": (ao.SGD(lr=0.1, momentum=0.9, nesterov=True), torch.optim.SGD),
+    "decoupled": (ao.Adam(lr=0.1, weight_decay=0.1, decoupled=True), torch.optim.Adam),
+    "RMSprop": (ao.RMSprop(lr=0.1, momentum=0.5, centered=True, alpha=0.7), torch.optim.RMSprop),
+    "NAdam": (ao.NAdam(lr=0.1, decoupled=True), torch.optim.NAdam),
+    "RAdam": (ao.RAdam(lr=0.1, beta2=0.9, decoupled=True), torch.optim.RAdam),
+    "Adafactor": (
+        ao.Adafactor(lr=0.1, variant="pytorch", relative_step=False, eps1=None, decay_rate=0.7),
+        torch.optim.Adafactor,
+    ),
+    "Muon": (ao.Muon(lr=0.1, scale="match_rms_adamw"), torch.optim.Muon),
     "a schedule": (ao.AdamW(lr=Linear(0.1, 0.01, 10)), torch.optim.AdamW),
 }
 
@@ -32,6 +41,12 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_pytorch_goes_on(name, engine):
     rule, kind = RULES[name]
+    muon = kind is torch.optim.Muon
+    shapes = {"w": (4, 3), "b": (3, 5), "s": (2, 2)} if muon else SHAPES
+
+    def tree(seed=0):
+        return {name: np.array(drawn(shape, seed + i)) for i, (name, shape) in enumerate(shapes.items())}
+
     opt = ao.Optimizer(tree(), rule, groups={"b": {"weight_decay": 0.5}}, engine=engine)
     for k in range(3):
         opt.step(tree(10 * k + 5) | ({"s": None} if k != 1 else {}))
@@ -50,10 +65,13 @@ def test_pytorch_goes_on(name, engine):
             p.grad = torch.tensor(grads[n])
         theirs.step()
     for n, p in params.items():
-        np.testing.assert_allclose(p.detach().numpy(), opt.params[n], rtol=1e-10, atol=1e-12)
+        far = {"atol": 0.01} if muon else {"rtol": 1e-7, "atol": 1e-7} if name == "NAdam" else {}  # bfloat16; float32
+        np.testing.assert_allclose(p.detach().numpy(), opt.params[n], **{"rtol": 1e-10, "atol": 1e-12, **far})
     back = ao.Optimizer({n: p.detach().numpy() for n, p in params.items()}, rule, groups={"b": {}}, engine=engine)
-    if kind is not torch.optim.SGD:
-        ao.load_torch(back, theirs.state_dict())
+    ao.load_torch(back, theirs.state_dict())
+    if muon:
+        assert back.state["w"]["m"].tolist() == theirs.state[params["w"]]["momentum_buffer"].tolist()
+    elif kind is not torch.optim.SGD:
         assert {n: back.state[n]["t"] for n in SHAPES} == {n: opt.state[n]["t"] for n in SHAPES}
 
 
@@ -63,9 +81,15 @@ def test_pytorch_goes_on(name, engine):
         (
             lambda p: ao.Optimizer(p, ao.LAMB()),
             TypeError,
-            "must be an Optimizer under AdamW, Adam or SGD",
+            "must be an Optimizer under AdamW, Adam, SGD, RMSprop, NAdam, RAdam, Adafactor, Muon; got",
         ),
         (lambda p: None, TypeError, "to_torch: `opt` must be an Optimizer"),
+        (lambda p: ao.Optimizer(p, ao.Adafactor()), ValueError, "no counterpart for variant='paper' in group 'all'"),
+        (
+            lambda p: ao.Optimizer({"k": np.ones((2, 2, 3))}, ao.Muon(lr=0.1, scale="none")),
+            ValueError,
+            "torch.optim.Muon has no counterpart for 'k', which is no matrix; scale='none' in group 'all'",
+        ),
         (
             lambda p: ao.Optimizer(p, ao.AdamW(eps_root=1e-8, clip_value=1.0, project=ao.projections.nonnegative)),
             ValueError,
@@ -198,3 +222,51 @@ def test_the_part_of_a_chain_from_the_trace_on_is_taken():
         ao.load_optax(opt, state)
     ao.load_optax(opt, state[1:])
     np.testing.assert_array_equal(opt.state["w"]["buf"], tree(1)["w"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        (ao.SGD(lr=0.1, momentum=0.9), torch.optim.SGD),
+        (ao.AdamW(lr=0.1), torch.optim.AdamW),
+        (ao.RMSprop(lr=0.1, momentum=0.5), torch.optim.RMSprop),
+    ],
+    ids=["SGD", "AdamW", "RMSprop"],
+)
+def test_complex_tensors_go_there_and_back(rule, kind):
+    """PyTorch has the second moments of real and imaginary parts apart: there are halves, and here their sum."""
+    z = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.complex128))
+    start = {"z": z.detach().numpy().copy()}
+    theirs = kind([("z", z)], lr=0.1, **({} if kind is torch.optim.AdamW else {"momentum": rule.momentum}))
+    for _ in range(3):
+        z.grad = torch.randn_like(z)
+        theirs.step()
+    opt = ao.Optimizer(start, rule, engine="numpy")
+    ao.load_torch(opt, theirs.state_dict())
+    moment = {"exp_avg_sq", "square_avg"} & theirs.state[z].keys()
+    for name in moment:
+        x = theirs.state[z][name]
+        np.testing.assert_allclose(opt.state["z"]["v"], (x.real + x.imag).numpy())
+    theirs.load_state_dict(ao.to_torch(opt))
+    for name in moment:
+        assert torch.equal(theirs.state[z][name].real, theirs.state[z][name].imag)
+    z.grad = torch.randn_like(z)
+    theirs.step()
+    again = ao.Optimizer(start, rule, engine="numpy")
+    ao.load_torch(again, ao.to_torch(opt))
+    for slot, x in opt.state["z"].items():
+        np.testing.assert_allclose(np.asarray(again.state["z"][slot]), np.asarray(x))
+
+
+def test_another_model_is_said_to_be_one():
+    small, large = torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3))
+    state = torch.optim.AdamW(small.parameters()).state_dict()
+    opt = ao.Optimizer(dict(large.named_parameters()), ao.AdamW())
+    with pytest.raises(ValueError, match=r"the state is of 2 parameters, the optimizer has 4,.*must be the same"):
+        ao.load_torch(opt, state)
+    named = torch.optim.AdamW(small.named_parameters()).state_dict()
+    with pytest.raises(ValueError, match=r"parameters \['weight', 'bias'\], the optimizer has \['0.weight'"):
+        ao.load_torch(opt, named)
+    split = torch.optim.AdamW([{"params": [p]} for p in small.parameters()]).state_dict()
+    with pytest.raises(ValueError, match="the state has 2 groups and no names; give `names`"):
+        ao.load_torch(ao.Optimizer(dict(small.named_parameters()), ao.AdamW()), split)

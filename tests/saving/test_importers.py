@@ -242,7 +242,7 @@ REFUSED = {
         ValueError,
         "group 'all' had amsgrad=True, here False",
     ),
-    "too few": (changed(lambda s, g, w: g["params"].pop()), ValueError, "`names` must be the 2 tensors"),
+    "too few": (changed(lambda s, g, w: g["params"].pop()), ValueError, "of 2 parameters, the optimizer has 3, ['w',"),
     "a shape": (changed(lambda s, g, w: w.update(exp_avg=torch.ones(3))), ValueError, "m of 'w' is float64 (3,)"),
     "complex": (
         changed(lambda s, g, w: w.update(exp_avg=w["exp_avg"] * 1j)),
@@ -294,7 +294,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(state, error, words):
 def test_several_groups_without_names_are_refused():
     params = parameters()
     state = torch.optim.AdamW([{"params": [p]} for p in params.values()]).state_dict()
-    with pytest.raises(ValueError, match=r"tensors of PyTorch's 3 groups in their order, .*; got \[\]"):
+    with pytest.raises(ValueError, match="the state has 3 groups and no names; give `names`"):
         ao.load_torch(ao.Optimizer(params, ao.AdamW()), state)
 
 
@@ -317,7 +317,7 @@ def test_names_must_be_those_that_there_are(names):
 def test_rules_without_a_source_are_refused():
     with pytest.raises(
         TypeError,
-        match=r"an Optimizer under AdamW, Adam, SGD, RMSprop, NAdam, RAdam, LAMB; got an Optimizer under CAME",
+        match=r"AdamW, Adam, SGD, RMSprop, NAdam, RAdam, Adafactor, Muon, LAMB; got an Optimizer under CAME",
     ):
         ao.load_torch(ao.Optimizer(parameters(), ao.CAME(lr=0.1)), {})
     with pytest.raises(TypeError, match="`opt` must be an Optimizer"):

@@ -125,6 +125,18 @@ def store_bfloat16(x):
     rounded = (b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.uint16(rounded) if x == x else np.uint16((b >> np.uint32(16)) | np.uint32(0x40))
 
+
+@inner
+def current_bfloat16(m, p):
+    b = float_to_bits(p)  # as in arrayopt/randomness.py
+    apart = abs(np.int32(float_to_bits(m) - b)) + np.int32((b >> np.uint32(16)) & np.uint32(1))
+    return m if (np.int32(apart) <= np.int32(0x8000)) & (m == m) else p
+
+
+@inner
+def current_float16(m, p):
+    return m if load_float16(store_float16(m)) == p else p
+
 """
 
 

@@ -1,0 +1,102 @@
+"""Classes whose name is PyTorch's, too, take PyTorch's arguments: their order, names, defaults and formulas."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
+
+__all__ = ["DIFFERENTIABLE", "HOW", "Name", "as_pytorch", "otherwise", "otherwise_all", "placed", "places", "spelled"]
+
+HOW = ("capturable", "differentiable", "foreach", "fused")
+"""What PyTorch takes to say how to compute. Groups keep it; it changes nothing here."""
+
+DIFFERENTIABLE = "steps are not differentiable; arrayopt.update is: differentiate that"
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name that PyTorch has for a field: what its values are here, and what those here are there."""
+
+    field: str
+    here: Callable[[Any], Any] = lambda x: x
+    there: Callable[[Any], Any] = lambda x: x
+
+
+_DECOUPLED = {"decoupled_weight_decay": Name("decoupled")}
+_NAMES: Mapping[type[Rule], Mapping[str, Name]] = {
+    Adam: _DECOUPLED,
+    NAdam: _DECOUPLED,
+    RAdam: _DECOUPLED,
+    Adafactor: {"d": Name("clip_threshold"), "beta2_decay": Name("decay_rate", lambda x: -x, lambda x: -x)},
+    Muon: {"adjust_lr_fn": Name("scale", lambda x: "original" if x is None else x)},
+}
+
+_ADAM = ("betas", "eps", "weight_decay", "amsgrad")
+_PLACES: Mapping[type[Rule], tuple[str, ...]] = {
+    SGD: ("momentum", "dampening", "weight_decay", "nesterov"),
+    Adam: _ADAM,
+    AdamW: _ADAM,
+    RMSprop: ("alpha", "eps", "weight_decay", "momentum", "centered", "capturable", "foreach", "maximize"),
+    NAdam: ("betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay"),
+    RAdam: ("betas", "eps", "weight_decay", "decoupled_weight_decay"),
+    Adafactor: ("beta2_decay", "eps", "d", "weight_decay"),
+    Muon: ("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+}
+"""What each takes without a name, after parameters and the learning rate."""
+
+_PAPER = {"beta1", "relative_step", "scale_parameter", "variant", "warmup_init"}
+"""What only the published form of Adafactor has: to give one asks for that form."""
+
+_DEFAULTS: Mapping[type[Rule], Mapping[str, Any]] = {
+    SGD: {"lr": 1e-3},
+    Muon: {"lr": 1e-3},
+    Adafactor: {"variant": "pytorch", "lr": 1e-2, "relative_step": False, "eps1": None},
+}
+"""Defaults that differ from those of the rule."""
+
+
+def spelled(rule: type[Rule], name: str) -> Name | None:
+    """What a name of PyTorch means, if it has one of its own for a field."""
+    return _NAMES.get(rule, {}).get(name)
+
+
+def otherwise(rule: type[Rule], name: str) -> Any:
+    """The default of a field."""
+    return next(f.default for f in rule.__dataclass_fields__.values() if f.name == name)
+
+
+def otherwise_all(rule: type[Rule], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """PyTorch's defaults where they differ, unless what is `given` asks for a form that PyTorch lacks."""
+    return {} if rule is Adafactor and given.keys() & _PAPER else _DEFAULTS.get(rule, {})
+
+
+def places(rule: type[Rule]) -> tuple[str, ...]:
+    """What a rule's class takes without a name, after parameters and the learning rate."""
+    return _PLACES.get(rule, ())
+
+
+def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without names, after parameters and the learning rate, by PyTorch's names.
+
+    Raises
+    ------
+    TypeError
+        Where there are more than PyTorch takes, or one is given by name, too.
+    """
+    names = _PLACES.get(rule, ())
+    if len(values) > len(names):
+        takes = ", ".join(("parameters", "lr", *names))
+        raise TypeError(f"{who} takes {takes} without names; give the rest by name, such as betas=(0.9, 0.999)")
+    found = dict(zip(names, values, strict=False))
+    twice = sorted(found.keys() & named.keys())
+    if twice:
+        raise TypeError(f"{who}: `{twice[0]}` is given twice, with its name and without")
+    return found
+
+
+def as_pytorch(rule: type[Rule], fields: dict[str, Any]) -> dict[str, Any]:
+    """A group's fields, as PyTorch reads them: without momentum there is no dampening."""
+    if rule is SGD and type(fields["momentum"]) in (int, float) and fields["momentum"] == 0:
+        return {**fields, "dampening": 0.0}
+    return fields

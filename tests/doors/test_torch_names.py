@@ -1,0 +1,178 @@
+"""Classes that have a name of PyTorch's: the same call computes the same, by signature and by numbers."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+
+import arrayopt as ao
+import arrayopt.torch as door
+from tests.support import cases, refusals
+
+NAMES = [name for name in ao.rules.__all__ if hasattr(torch.optim, name)]
+HOW = ("foreach", "fused", "capturable", "differentiable")
+
+VALUES = {
+    "lr": [0.05, torch.tensor(0.0625)],
+    "betas": [(0.5, 0.7)],
+    "eps": [1e-3],
+    "weight_decay": [0.0, 0.1],
+    "amsgrad": [True],
+    "decoupled_weight_decay": [True],
+    "momentum": [0.5],
+    "dampening": [0.5],
+    "nesterov": [False],
+    "alpha": [0.5],
+    "centered": [True],
+    "momentum_decay": [0.1],
+    "beta2_decay": [-0.5],
+    "d": [1.25],
+    "ns_coefficients": [(2.0, -1.5, 0.5)],
+    "ns_steps": [3],
+    "adjust_lr_fn": [None, "original", "match_rms_adamw"],
+    "maximize": [True],
+    "foreach": [True, False, None],
+    "fused": [True, False, None],
+    "capturable": [True, False],
+    "differentiable": [False],
+}
+"""Some values of each of PyTorch's options."""
+
+WITH = {
+    "dampening": [{"momentum": 0.9}, {}],
+    "nesterov": [{"momentum": 0.9}],
+    "decoupled_weight_decay": [{"weight_decay": 0.1}],
+    "weight_decay": [{}, {"lr": 0.9}],
+}
+"""What an option needs beside it to mean something."""
+
+FAR = {"Muon": 0.2, "NAdam": 1e-7}
+"""How far apart, relative to the way: PyTorch's Muon iterates in bfloat16; NAdam keeps a product in float32."""
+
+
+def theirs_of(name):
+    """PyTorch's arguments, but for the parameters."""
+    parameters = dict(inspect.signature(getattr(torch.optim, name).__init__).parameters)
+    return {key: x for key, x in parameters.items() if key not in ("self", "params")}
+
+
+OPTIONS = [
+    (name, key, value, dict(more))
+    for name in NAMES
+    for key in theirs_of(name)
+    for value in (VALUES[key] if (name, key) != ("Adafactor", "eps") else [(None, 1e-2), (1e-3, 0.1)])
+    for more in WITH.get(key, [{}])
+]
+OPTIONS += [("SGD", "nesterov", True, {"momentum": 0.9})]
+
+
+def moved(made, name, **options):
+    """What five steps make of some tensors, and how far they moved."""
+    torch.manual_seed(0)
+    shapes = ((4, 3), (3, 5)) if name == "Muon" else ((4, 3), (5,), (2, 3, 2), ())
+    params = [torch.nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in shapes]
+    start = [p.detach().clone() for p in params]
+    opt = made(params, **options)
+    for _ in range(5):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        opt.step()
+    return torch.cat([(p.detach() - q).reshape(-1) for p, q in zip(params, start, strict=True)])
+
+
+def check(name, **options):
+    if torch.is_tensor(options.get("lr")) and name != "Muon":
+        options |= {"foreach": False}  # PyTorch takes tensors only so
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # capturable=True on a CPU
+        expected = moved(getattr(torch.optim, name), name, **{k: x for k, x in options.items() if k != "capturable"})
+    found = moved(getattr(door, name), name, **options, engine=cases.REFERENCE)
+    far = 1e-6 if torch.is_tensor(options.get("lr")) else 1e-10  # PyTorch computes with it in its own dtype
+    assert torch.linalg.norm(found - expected) <= FAR.get(name, far) * torch.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults(name):
+    check(name)
+
+
+def ids(x):
+    return str(x.item()) if torch.is_tensor(x) else str(x).replace(" ", "")
+
+
+@pytest.mark.parametrize(("name", "key", "value", "more"), OPTIONS, ids=ids)
+def test_options(name, key, value, more):
+    check(name, **more, **{key: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_signature_begins_as_theirs(name):
+    ours = inspect.signature(getattr(door, name)).parameters
+    placed = [key for key, x in theirs_of(name).items() if x.kind is x.POSITIONAL_OR_KEYWORD and key not in HOW]
+    placed = [key for key in placed if key != "maximize"]
+    assert list(ours)[1 : 1 + len(placed)] == placed
+    for key in placed:
+        same = ours[key].default == theirs_of(name)[key].default
+        assert same or (key, ours[key].default) == ("adjust_lr_fn", "original")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_without_names(name):
+    values = {key: x.default for key, x in theirs_of(name).items() if x.kind is x.POSITIONAL_OR_KEYWORD}
+    values |= {"lr": 0.05, "weight_decay": 0.2}
+    expected = moved(lambda params: getattr(torch.optim, name)(params, *values.values()), name)
+    found = moved(lambda params: getattr(door, name)(params, *values.values(), engine=cases.REFERENCE), name)
+    assert torch.linalg.norm(found - expected) <= FAR.get(name, 1e-10) * torch.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_read_and_write_their_names(name):
+    p = [torch.nn.Parameter(torch.ones(2, 3))]
+    opt, theirs = getattr(door, name)(p), getattr(torch.optim, name)(p)
+    group = opt.param_groups[0]
+    for key, value in theirs.param_groups[0].items():
+        if key in ("params", *HOW) or (name, key) == ("AdamW", "decoupled_weight_decay"):
+            continue
+        assert key in group
+        assert group[key] == ("original" if key == "adjust_lr_fn" else value), key
+        group[key] = value
+    assert getattr(door, name)([dict(theirs.param_groups[0])]).param_groups[0].keys() >= group.keys()
+
+
+def test_steps_that_are_to_be_differentiated_are_refused():
+    p = [torch.nn.Parameter(torch.ones(2, 3))]
+    opt = door.SGD(p, 0.1)
+    opt.param_groups[0]["differentiable"] = True
+    refusals.raises(opt.step, TypeError, "arrayopt.update is")
+
+
+def test_the_published_form_of_adafactor_is_asked_for_by_its_names():
+    grads = torch.ones(2, 3)
+    ours, theirs = (torch.nn.Parameter(torch.full((2, 3), 2.0)) for _ in range(2))
+    one = ao.Optimizer([ours], ao.Adafactor(lr=0.3, relative_step=False, weight_decay=0.1), engine=cases.REFERENCE)
+    two = door.Adafactor([theirs], lr=0.3, relative_step=False, weight_decay=0.1, engine=cases.REFERENCE)
+    theirs.grad = grads
+    for _ in range(3):
+        one.step([grads])
+        two.step()
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_parameter_that_is_given_twice_is_updated_twice(name):
+    def both(made, **options):
+        a, b = (torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+        with pytest.warns(UserWarning, match="duplicate parameters"):
+            opt = made([a, b, a], lr=0.1, foreach=False, **options)
+        for _ in range(3):
+            a.grad, b.grad = a.detach() * 3, b.detach() * 2
+            opt.step()
+        return a, b, opt
+
+    *expected, _ = both(getattr(torch.optim, name))
+    *found, opt = both(getattr(door, name), engine=cases.REFERENCE)
+    torch.testing.assert_close(found, expected)
+    assert opt.state_dict()["param_groups"][0]["params"] == [2, 1, 2]  # as in PyTorch
+    opt.load_state_dict(opt.state_dict())
+    assert opt.inner.step_count == 3
