@@ -1,7 +1,6 @@
 """Slots are the optimizer's own: whatever a rule returns under several names, engines compute what `ao.update` does."""
 
 import copy
-import pickle
 
 import ml_dtypes  # noqa: F401 - NumPy's bfloat16
 import numpy as np
@@ -163,7 +162,7 @@ def test_what_is_copied_saved_and_loaded_shares_nothing_either(name, engine):
     start = halfway()
     saved = start.state_dict()
     before = copy.deepcopy(saved)
-    for opt in (copy.deepcopy(start), pickle.loads(pickle.dumps(start)), loaded(saved), start):
+    for opt in (copy.deepcopy(start), loaded(saved), start):
         for g in grads[1:]:
             opt.step(g)
         check(opt, exact)
@@ -182,7 +181,7 @@ def test_what_is_copied_saved_and_loaded_shares_nothing_either(name, engine):
     assert not any(np.may_share_memory(x, y) for i, x in enumerate(arrays) for y in arrays[:i])
 
 
-@pytest.mark.parametrize("name", marked([(name,) for name in ALIASES], lambda name: name in FEW))
+@pytest.mark.parametrize("name", marked([(name,) for name in ALIASES], lambda name: name in FEW[:2]))
 def test_doors(name):
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
     pytest.importorskip("optax")
