@@ -1,5 +1,7 @@
 """Stacked layers: what the layers give one by one, in every engine, with everything around it."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,10 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.fusion.plans import plan_for
+from tests.support.cases import ALL, IDS, make
 from tests.support.optimizing import drawn
+from tests.support.slow import marked
 
 SHAPES = {"w": (6, 5), "b": (7,), "s": ()}
 N = 3
@@ -210,3 +215,38 @@ def test_a_monitor_keeps_each_layer():
 
 def test_explain_counts_stacks_and_layers():
     assert "3 tensors of 9 layers, 114 parameters" in both("LAMB", {}, engine="numpy")[0].explain()
+
+
+EMPTY = [(0,), (0, 3), (3, 0), (0, 3, 4), (2, 0, 3), (2, 3, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "row"),
+    marked(
+        [(engine, row) for engine in ("array_api", "numpy", "numba") for row in IDS],
+        lambda engine, row: engine == "numpy" and row in ("LAMB-0", "Muon-0", "CAME-0", "Adafactor-0"),
+    ),
+)
+@pytest.mark.parametrize("stacked", [True, False])
+def test_every_rule_without_elements(engine, row, stacked):
+    """Such tensors are counted; their slots are those of the functional form, and are saved and loaded."""
+    rule = replace(make(*ALL[IDS.index(row)]), stacked=stacked)
+    every = {str(shape): np.zeros(shape, "float32") for shape in EMPTY}
+    params = {name: p for name, p in every.items() if not rule.refuses(np, p[0] if stacked and len(p) else p)}
+    comm = ao.ranks.threads(1)[0]
+    opt = ao.Optimizer(params, rule, engine=engine, stats=True, comm=comm)
+    for _ in range(2):
+        opt.step({name: p.copy() for name, p in params.items()})
+    again = ao.Optimizer(params, rule, engine=engine)
+    again.load_state_dict(opt.state_dict())
+    again.step(params)
+    again.averaged()
+    _, state = ao.update(rule, params, params, rule.init(params))
+    for bucket in opt._step.buckets if engine == "numpy" else ():
+        for x in bucket.tensors:
+            assert set(plan_for(rule, x.array.ndim, "float32", shape=x.shape).slots) == set(x.slots)
+    for name in params:
+        assert (opt.state[name]["t"], again.state[name]["t"]) == (2, 3)
+        own, exact = dict(opt.state[name]), state["tensors"][name]
+        assert list(own) == list(exact)
+        assert [np.shape(x) for x in own.values()] == [np.shape(x) for x in exact.values()]
