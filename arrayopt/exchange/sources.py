@@ -77,11 +77,6 @@ def _decoupled(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**_adam(group), "decoupled": bool(group["decoupled_weight_decay"])}
 
 
-def _adam_of_pytorch(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Adam's, which may decay as AdamW does."""
-    return {**_adamw(group), "decoupled": bool(group.get("decoupled_weight_decay", False))}
-
-
 def _adafactor(group: Mapping[str, Any]) -> dict[str, Any]:
     eps1, eps_scale = group["eps"]
     numbers = {"lr": group["lr"], "decay_rate": -group["beta2_decay"], "eps_scale": eps_scale}
@@ -110,7 +105,9 @@ _ADAMW = Source(
 )
 SOURCES: dict[type[Rule], Source] = {
     AdamW: _ADAMW,
-    Adam: replace(_ADAMW, fields=_adam_of_pytorch, fixed={}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"),
+    Adam: replace(
+        _ADAMW, fixed={"decoupled_weight_decay": False}, of="PyTorch's or bitsandbytes' Adam, or apex's FusedAdam"
+    ),
     SGD: Source(
         fields=_sgd,
         slots={"buf": ("momentum_buffer", "state1")},

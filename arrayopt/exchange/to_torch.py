@@ -52,7 +52,7 @@ _OF_RMSPROP = {"nesterov": False, "eps_in_sqrt": False, "bias_correction": False
 _OF_RADAM = {"threshold": 5.0, "degenerated_to_sgd": True, "nesterov": False}
 _THEIRS: dict[type[Rule], tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     AdamW: (_adam, _PLAIN),
-    Adam: (_decoupled, _PLAIN),
+    Adam: (_adam, _PLAIN),
     SGD: (_sgd, {}),
     RMSprop: (_rmsprop, {**_OF_RMSPROP, "decoupled": False}),
     NAdam: (_nadam, {}),

@@ -126,8 +126,6 @@ class Adam(_Adam):
         As in `AdamW`, with the same defaults and ranges.
     weight_decay : number, schedule or sequence, default 0
         λ, in [0, inf). L2 regularization: the moments include it.
-    decoupled : bool, default False
-        Decay the parameter as `AdamW` does, whatever the moments (PyTorch's ``decoupled_weight_decay``).
 
     Raises
     ------
@@ -151,11 +149,7 @@ class Adam(_Adam):
     """
 
     weight_decay: Hyper = real("[0, inf)", 0.0)
-    decoupled: bool = flag(False)
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        if self.decoupled:
-            u, new = self._direction(xp, g, s, h)
-            return p - h.lr * (u + h.weight_decay * p), new
         u, new = self._direction(xp, g + h.weight_decay * p, s, h)
         return p - h.lr * u, new

@@ -12,7 +12,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor as Known
 from arrayopt.state.tensors import advising
 from arrayopt.torch.settings import Settings, check_group
-from arrayopt.torch.spelled import as_pytorch
+from arrayopt.torch.spelled import as_pytorch, more_of
 from arrayopt.torch.state import put
 
 __all__ = ["Below", "distinct"]
@@ -49,7 +49,8 @@ class Below:
         self._who, self._rule, self._options = who, rule, options
         self.made: Optimizer | None = None
         self._fields = fields_of(rule)
-        self._take: Any = itemgetter(*self._fields)
+        self._names = [*self._fields, *more_of(rule)]
+        self._take: Any = itemgetter(*self._names)
         self._keys = {key for group in groups for key in group}
         self._make(groups, states, steps, copies=True)
 
@@ -79,7 +80,7 @@ class Below:
         entries = [
             {
                 "params": dict(zip(group["param_names"], group["params"], strict=True)) if named else distinct(group),
-                **{name: getattr(rule, name) for name in self._fields},
+                "rule": rule,
             }
             for group, rule in zip(filled, rules, strict=True)
         ]
@@ -196,7 +197,7 @@ class Below:
         except KeyError as error:
             raise ValueError(f"{self._who}: a parameter group must have {error}") from error
         if any(isinstance(x, Tensor) for x in values):
-            values = tuple(self._number(name, x) for name, x in zip(self._fields, values, strict=True))
+            values = tuple(self._number(name, x) for name, x in zip(self._names, values, strict=True))
         return values
 
     def _number(self, name: str, x: Any) -> Any:
@@ -209,7 +210,7 @@ class Below:
 
     def _of(self, values: Iterable[Any]) -> Rule:
         """The rule with a group's values."""
-        return self._rule(**as_pytorch(self._rule, dict(zip(self._fields, values, strict=True))))
+        return as_pytorch(self._rule, dict(zip(self._names, values, strict=True)))
 
 
 def distinct(group: Mapping[str, Any]) -> list[Tensor]:

@@ -8,7 +8,7 @@ from arrayopt.params.groups import field_parameters, fields_of
 from arrayopt.rules.base import Rule
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.settings import OPTIONS, Settings
-from arrayopt.torch.spelled import otherwise_all, places
+from arrayopt.torch.spelled import more_of, otherwise_all, places
 
 __all__ = ["optimizer"]
 
@@ -111,6 +111,7 @@ def _signature(rule: type[Rule]) -> inspect.Signature:
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
             placed.append(inspect.Parameter(name, kind, default=defaults[name]))
     by_name = [x for name, x in own.items() if name not in {x.name for x in placed}]
+    by_name += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=theirs[n]) for n in more_of(rule)]
     return inspect.Signature([*placed, *by_name, *(base[name] for name in OPTIONS)])
 
 

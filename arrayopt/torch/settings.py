@@ -7,7 +7,7 @@ from typing import Any
 from arrayopt.foreign import DOOR, alias, close_to, spread, unknown
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, otherwise, spelled
+from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, spelled
 
 __all__ = ["IDLE", "OPTIONS", "Settings", "check_group", "check_names"]
 
@@ -49,7 +49,7 @@ class Settings(dict[str, Any]):
         theirs = spelled(self._rule, name)
         if theirs is not None:
             return theirs.there(self[theirs.field])
-        if name == IDLE:
+        if name == IDLE or name in more_of(self._rule):
             return otherwise(self._rule, name)
         if name not in self:
             raise KeyError(name)
@@ -115,7 +115,7 @@ def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name == "differentiable" and value:
             raise TypeError(f"{who}: {DIFFERENTIABLE}")
-        if name not in (*known, *HOW) and not spread(known, name) and spelled(rule, name) is None:
+        if name not in (*known, *HOW, *more_of(rule)) and not spread(known, name) and spelled(rule, name) is None:
             raise TypeError(unknown(who, [*known, *OPTIONS], name, DOOR, value))
     _check_twice(who, rule, given)
 
@@ -132,7 +132,11 @@ def check_group(
     for name, value in group.items():
         if name == "differentiable" and value:
             raise TypeError(f"{who}: a parameter group: {DIFFERENTIABLE}")
-        if name in ("params", "maximize", *known, *HOW) or spread(known, name) or spelled(rule, name) is not None:
+        if (
+            name in ("params", "maximize", *known, *HOW, *more_of(rule))
+            or spread(known, name)
+            or spelled(rule, name) is not None
+        ):
             continue
         if name in OPTIONS and name in options and options[name] == value:
             continue

@@ -6,7 +6,18 @@ from typing import Any
 
 from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
-__all__ = ["DIFFERENTIABLE", "HOW", "Name", "as_pytorch", "otherwise", "otherwise_all", "placed", "places", "spelled"]
+__all__ = [
+    "DIFFERENTIABLE",
+    "HOW",
+    "Name",
+    "as_pytorch",
+    "more_of",
+    "otherwise",
+    "otherwise_all",
+    "placed",
+    "places",
+    "spelled",
+]
 
 HOW = ("capturable", "differentiable", "foreach", "fused")
 """What PyTorch takes to say how to compute. Groups keep it; it changes nothing here."""
@@ -23,9 +34,9 @@ class Name:
     there: Callable[[Any], Any] = lambda x: x
 
 
-_DECOUPLED = {"decoupled_weight_decay": Name("decoupled")}
+DECOUPLED = "decoupled_weight_decay"
+_DECOUPLED = {DECOUPLED: Name("decoupled")}
 _NAMES: Mapping[type[Rule], Mapping[str, Name]] = {
-    Adam: _DECOUPLED,
     NAdam: _DECOUPLED,
     RAdam: _DECOUPLED,
     Adafactor: {"d": Name("clip_threshold"), "beta2_decay": Name("decay_rate", lambda x: -x, lambda x: -x)},
@@ -50,10 +61,16 @@ _PAPER = {"beta1", "relative_step", "scale_parameter", "variant", "warmup_init"}
 
 _DEFAULTS: Mapping[type[Rule], Mapping[str, Any]] = {
     SGD: {"lr": 1e-3},
+    Adam: {DECOUPLED: False},
     Muon: {"lr": 1e-3},
     Adafactor: {"variant": "pytorch", "lr": 1e-2, "relative_step": False, "eps1": None},
 }
-"""Defaults that differ from those of the rule."""
+"""Defaults that differ from those of the rule, and of what is no field of it."""
+
+
+def more_of(rule: type[Rule]) -> tuple[str, ...]:
+    """What groups have that is no field of the rule: Adam's switch, by which it is AdamW."""
+    return (DECOUPLED,) if rule is Adam else ()
 
 
 def spelled(rule: type[Rule], name: str) -> Name | None:
@@ -62,8 +79,8 @@ def spelled(rule: type[Rule], name: str) -> Name | None:
 
 
 def otherwise(rule: type[Rule], name: str) -> Any:
-    """The default of a field."""
-    return next(f.default for f in rule.__dataclass_fields__.values() if f.name == name)
+    """The default of a field, or of what else groups have."""
+    return False if name == DECOUPLED else rule.__dataclass_fields__[name].default
 
 
 def otherwise_all(rule: type[Rule], given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,8 +112,10 @@ def placed(who: str, rule: type[Rule], values: tuple[Any, ...], named: Mapping[s
     return found
 
 
-def as_pytorch(rule: type[Rule], fields: dict[str, Any]) -> dict[str, Any]:
-    """A group's fields, as PyTorch reads them: without momentum there is no dampening."""
+def as_pytorch(rule: type[Rule], fields: dict[str, Any]) -> Rule:
+    """The rule of a group, as PyTorch reads it: without momentum there is no dampening; Adam may decay as AdamW."""
+    if fields.pop(DECOUPLED, False):
+        rule = AdamW
     if rule is SGD and type(fields["momentum"]) in (int, float) and fields["momentum"] == 0:
-        return {**fields, "dampening": 0.0}
-    return fields
+        fields["dampening"] = 0.0
+    return rule(**fields)

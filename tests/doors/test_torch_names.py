@@ -176,3 +176,19 @@ def test_a_parameter_that_is_given_twice_is_updated_twice(name):
     assert opt.state_dict()["param_groups"][0]["params"] == [2, 1, 2]  # as in PyTorch
     opt.load_state_dict(opt.state_dict())
     assert opt.inner.step_count == 3
+
+
+def test_decay_that_is_decoupled_in_one_group_alone():
+    def both(made, **options):
+        torch.manual_seed(0)
+        a, b = (torch.nn.Parameter(torch.randn(3, dtype=torch.float64)) for _ in range(2))
+        groups = [{"params": [a], "decoupled_weight_decay": True}, {"params": [b]}]
+        opt = made(groups, lr=0.1, weight_decay=0.1, **options)
+        for k in range(5):
+            a.grad, b.grad = torch.randn_like(a), torch.randn_like(b)
+            opt.step()
+            opt.param_groups[1]["decoupled_weight_decay"] = k == 2
+            opt.load_state_dict(opt.state_dict())
+        return a, b
+
+    torch.testing.assert_close(both(door.Adam, engine=cases.REFERENCE), both(torch.optim.Adam))

@@ -24,7 +24,6 @@ RULES = {
     "Adam": (ao.Adam(lr=0.1, weight_decay=0.1), torch.optim.Adam),
     "SGD": (ao.SGD(lr=0.1), torch.optim.SGD),
     "momentum": (ao.SGD(lr=0.1, momentum=0.9, nesterov=True), torch.optim.SGD),
-    "decoupled": (ao.Adam(lr=0.1, weight_decay=0.1, decoupled=True), torch.optim.Adam),
     "RMSprop": (ao.RMSprop(lr=0.1, momentum=0.5, centered=True, alpha=0.7), torch.optim.RMSprop),
     "NAdam": (ao.NAdam(lr=0.1, decoupled=True), torch.optim.NAdam),
     "RAdam": (ao.RAdam(lr=0.1, beta2=0.9, decoupled=True), torch.optim.RAdam),
