@@ -48,15 +48,19 @@ class _Factored(Rule):
         if self.warmup_init and not self.relative_step:
             raise ValueError(f"{who}: `warmup_init` needs relative_step=True")
 
+    def _factors(self, p: Array) -> bool:
+        """Whether rows and columns of a tensor are averaged, and not each element by itself."""
+        return p.ndim >= 2
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        if p.ndim < 2:
+        if not self._factors(p):
             return {"v": zeros_abs2(xp, p)}
         return {"r": zeros_abs2(xp, xp.sum(p, axis=-1)), "c": zeros_abs2(xp, xp.sum(p, axis=-2))}
 
     def _direction(self, xp: Any, g: Array, s: dict[str, Array], h: Any, beta2: Any) -> tuple[Array, dict[str, Array]]:
         """The gradient over the root of its second moment, its RMS limited; and the new moment (algorithm 4)."""
         q = abs2(xp, g) + h.eps1
-        if g.ndim < 2:
+        if not self._factors(g):
             v = ema(s["v"], finite(xp, q), beta2)
             u, new = g / xp.sqrt(nonzero(xp, v)), {"v": v}
         else:
@@ -116,6 +120,10 @@ class Adafactor(_Factored):
         Learning rate min(1e-2, 1/√t).
     warmup_init : bool, default False
         With `relative_step`: min(1e-6·t, 1/√t).
+    factored : bool, default True
+        With False the full second moment is kept of each tensor, as of those of rank < 2.
+    lr_in_momentum : bool, default False
+        Average η_t u instead of u; the decay is then not multiplied by η_t: p ← p - m - λp (optax).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -128,7 +136,8 @@ class Adafactor(_Factored):
     Notes
     -----
     Tensors of rank < 2 keep the full second moment. For higher ranks, the last two axes are factored, and the axes
-    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is applied.
+    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is applied, unless
+    `lr_in_momentum` is set.
 
     References
     ----------
@@ -148,6 +157,11 @@ class Adafactor(_Factored):
     clip_threshold: Hyper | None = real("(0, inf)", 1.0, optional=True)
     scale_parameter: bool = flag(True)
     relative_step: bool = flag(True)
+    factored: bool = flag(True)
+    lr_in_momentum: bool = flag(False)
+
+    def _factors(self, p: Array) -> bool:
+        return self.factored and super()._factors(p)
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         second = super().slots(xp, p)
@@ -155,9 +169,12 @@ class Adafactor(_Factored):
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         u, new = self._direction(xp, g, s, h, decayed_beta(h.t, h.decay_rate))
+        lr = self._lr(xp, p, h)
+        u = lr * u if self.lr_in_momentum else u
         if h.beta1 is not None:
             u = new["m"] = ema(s["m"], u, h.beta1)
-        return p - self._lr(xp, p, h) * (u + h.weight_decay * p), new
+        u = u + h.weight_decay * p
+        return p - (u if self.lr_in_momentum else lr * u), new
 
 
 @final

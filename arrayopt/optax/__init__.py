@@ -1,0 +1,51 @@
+"""Transformations of optax: its own functions computed by rules, and every other rule under its name in small letters."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any
+
+import optax
+
+from arrayopt import rules
+from arrayopt.foreign import OPTAX
+from arrayopt.optax.functions import Call, function
+from arrayopt.optax.theirs import SAME, their_function
+from arrayopt.optax.transformation import State, transformation
+from arrayopt.params.groups import field_parameters
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
+
+__all__ = ["State", "transformation"]
+
+
+def _of_rule(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """The function of a rule that optax does not have: it takes the rule's fields."""
+    parameters = list(field_parameters(rule))
+    names = {f.name for f in fields(rule)}
+    if "weight_decay" in names:
+        parameters.append(Parameter("mask", Parameter.KEYWORD_ONLY, default=None))
+    known = {name: x for name, x in OPTAX.items() if x in names}
+
+    def build(values: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
+        mask = values.pop("mask", None)
+        return transformation(rule(**values), mask=mask)
+
+    call = Call(rule.__name__.lower(), parameters, set(hypers(rule)), build, known_as=known)
+    return function(
+        call,
+        f"`{rule.__name__}` as a transformation of optax; see there for the fields, and `transformation`.\n\n"
+        "The learning rate may come first, without its name; `learning_rate`, `b1`, `b2` and `b3` are known, too.",
+    )
+
+
+_MADE = {name.lower(): _of_rule(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
+_MADE |= {name: their_function(name, same) for name, same in SAME.items()}
+globals().update(_MADE)
+__all__ += sorted(_MADE)
+__all__.sort(key=lambda name: (not name[0].isupper(), name))
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
+        """What makes the transformation of a rule."""
