@@ -2,6 +2,7 @@
 
 import math
 import operator
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
@@ -31,6 +32,7 @@ __all__ = [
     "memory",
     "on_its_device",
     "place",
+    "sharded_like",
     "size",
     "store",
     "to_host",
@@ -143,6 +145,23 @@ def on_its_device(x: Array) -> AbstractContextManager[Any]:
     """For a ``with`` statement, in which new arrays of CuPy are on the device of x."""
     made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
     return made
+
+
+def sharded_like(like: Callable[[], Any], f: Callable[..., Any], p: Array, *args: Any) -> Any:
+    """f(p, *args), where JAX chooses how values between are sharded, even on a mesh with explicit axes.
+
+    There each product of matrices would have to say it. Results are sharded as the arrays in the tree that `like`
+    returns, which has a prefix of their structure; those in the place of None are not sharded.
+    """
+    if not (array_api_compat.is_jax_array(p) and hasattr(sys.modules["jax"], "typeof")):
+        return f(p, *args)
+    import jax
+
+    if not any("Explicit" in str(kind) for kind in getattr(jax.typeof(p).sharding.mesh, "axis_types", ())):
+        return f(p, *args)
+    whole = jax.sharding.PartitionSpec()
+    out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like(), is_leaf=lambda x: x is None)
+    return jax.sharding.auto_axes(f, out_sharding=out)(p, *args)
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":

@@ -1,6 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -15,6 +16,7 @@ from arrayopt.arrays import (
     is_array,
     on_its_device,
     place,
+    sharded_like,
     size,
     working_dtype,
 )
@@ -54,6 +56,25 @@ def apply(
     ValueError
         If the rule returns other slots, or other shapes, than it was given.
     """
+
+    arrays = {key: x for key, x in {**hypers, "t": t, "clip": clip}.items() if is_array(x)}
+    like = lambda: (p, slots, None)  # noqa: E731
+    return sharded_like(like, partial(_apply, rule, name, stats, {**hypers, "t": t, "clip": clip}), p, g, slots, arrays)  # type: ignore[no-any-return]
+
+
+def _apply(
+    rule: Rule,
+    name: str,
+    stats: bool,
+    numbers: dict[str, Any],
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    arrays: dict[str, Array],
+) -> tuple[Array, dict[str, Array], Report]:
+    """As `apply`; those of the numbers that are arrays are given besides."""
+    hypers = {**numbers, **arrays}
+    t, clip = hypers.pop("t"), hypers.pop("clip")
 
     def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
         return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
