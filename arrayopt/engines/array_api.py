@@ -1,7 +1,6 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -57,45 +56,38 @@ def apply(
         If the rule returns other slots, or other shapes, than it was given.
     """
 
-    arrays = {key: x for key, x in {**hypers, "t": t, "clip": clip}.items() if is_array(x)}
-    like = lambda: (p, slots, None)  # noqa: E731
-    return sharded_like(like, partial(_apply, rule, name, stats, {**hypers, "t": t, "clip": clip}), p, g, slots, arrays)  # type: ignore[no-any-return]
+    numbers = {**hypers, "t": t, "clip": clip}
 
+    def whole(
+        p: Array, g: Array, slots: dict[str, Array], arrays: dict[str, Array]
+    ) -> tuple[Array, dict[str, Array], Report]:
+        given = numbers | arrays
+        t, clip = given.pop("t"), given.pop("clip")
 
-def _apply(
-    rule: Rule,
-    name: str,
-    stats: bool,
-    numbers: dict[str, Any],
-    p: Array,
-    g: Array,
-    slots: dict[str, Array],
-    arrays: dict[str, Array],
-) -> tuple[Array, dict[str, Array], Report]:
-    """As `apply`; those of the numbers that are arrays are given besides."""
-    hypers = {**numbers, **arrays}
-    t, clip = hypers.pop("t"), hypers.pop("clip")
+        def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
+            return apply_one(rule, p, g, slots, t, given, origin=(name, first), clip=clip, stats=stats)
 
-    def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
+        if not rule.stacked or size(p) == 0:
+            return one(p, g, slots, 0)
+        if array_api_compat.is_jax_array(p):
+            import jax
 
-    if not rule.stacked or size(p) == 0:
-        return one(p, g, slots, 0)
-    if array_api_compat.is_jax_array(p):
-        import jax
+            firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
+            mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
+            return mapped
+        each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
+        done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
+        ps, news, reports = ([x[k] for x in done] for k in range(3))
+        stack = array_namespace(p).stack
+        return (
+            stack(ps),
+            {name: stack([x[name] for x in news]) for name in slots},
+            {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
+        )
 
-        firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
-        return mapped
-    each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
-    ps, news, reports = ([x[k] for x in done] for k in range(3))
-    stack = array_namespace(p).stack
-    return (
-        stack(ps),
-        {name: stack([x[name] for x in news]) for name in slots},
-        {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
-    )
+    arrays = {key: x for key, x in numbers.items() if is_array(x)}
+    updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), whole, p, g, slots, arrays)
+    return updated
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:

@@ -9,7 +9,7 @@ import optax
 
 from arrayopt import rules
 from arrayopt.foreign import OPTAX
-from arrayopt.optax.functions import Call, function
+from arrayopt.optax.functions import function
 from arrayopt.optax.theirs import SAME, their_function
 from arrayopt.optax.transformation import State, transformation
 from arrayopt.params.groups import field_parameters
@@ -20,27 +20,25 @@ __all__ = ["State", "transformation"]
 
 
 def _of_rule(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """The function of a rule that optax does not have: it takes the rule's fields."""
+    """The function of a rule that optax does not have: it takes the rule's fields, and a mask where something decays."""
     parameters = list(field_parameters(rule))
-    names = {f.name for f in fields(rule)}
-    if "weight_decay" in names:
+    if "weight_decay" in {f.name for f in fields(rule)}:
         parameters.append(Parameter("mask", Parameter.KEYWORD_ONLY, default=None))
-    known = {name: x for name, x in OPTAX.items() if x in names}
+    doc = f"`{rule.__name__}` as a transformation of optax; see there for the fields, and `transformation`."
 
     def build(values: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
         mask = values.pop("mask", None)
         return transformation(rule(**values), mask=mask)
 
-    call = Call(rule.__name__.lower(), parameters, set(hypers(rule)), build, known_as=known)
-    return function(
-        call,
-        f"`{rule.__name__}` as a transformation of optax; see there for the fields, and `transformation`.\n\n"
-        "The learning rate may come first, without its name; `learning_rate`, `b1`, `b2` and `b3` are known, too.",
-    )
+    return function(rule.__name__.lower(), doc, parameters, hypers(rule), build, known_as=OPTAX)
 
 
-_MADE = {name.lower(): _of_rule(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
-_MADE |= {name: their_function(name, same) for name, same in SAME.items()}
+_MADE = {
+    name: their_function(name, SAME[name]) if name in SAME else _of_rule(getattr(rules, title))
+    for title in rules.__all__
+    if title != "Rule"
+    for name in [title.lower()]
+}
 globals().update(_MADE)
 __all__ += sorted(_MADE)
 __all__.sort(key=lambda name: (not name[0].isupper(), name))

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import optax
 from arrayopt.arrays import NARROW, dtype_name
 from arrayopt.foreign import RULE, unknown
 
-__all__ = ["Call", "function"]
+__all__ = ["function"]
 
 _INSTEAD = {
     "accumulate": "wrap it in optax.MultiSteps",
@@ -40,65 +39,44 @@ class _Held:
         self.value = value
 
 
-@dataclass
-class Call:
-    """How a function is called.
+def function(
+    who: str,
+    doc: str,
+    parameters: Sequence[inspect.Parameter],
+    numbers: Collection[str],
+    build: Callable[[dict[str, Any]], optax.GradientTransformationExtraArgs],
+    more: Collection[str] = (),
+    known_as: Mapping[str, str] | None = None,
+) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """A function with these parameters, which takes the names in `more` besides, and other names `known_as` these.
 
-    `parameters` are those of its signature, `more` the names that it takes beside them. `known_as` maps other names to
-    these. `numbers` are those whose values optax may inject; `build` takes all values, by name.
+    `numbers` are the names of what optax may inject; `build` makes the transformation of all values, by name.
     """
+    names = [*(p.name for p in parameters), *more]
 
-    who: str
-    parameters: Sequence[inspect.Parameter]
-    numbers: Collection[str]
-    build: Callable[[dict[str, Any]], optax.GradientTransformationExtraArgs]
-    more: Collection[str] = ()
-    known_as: Mapping[str, str] = field(default_factory=dict)
-
-    def values(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What is given, by name, beside defaults; TypeError for what is not taken, given twice or missing."""
-        places = [p.name for p in self.parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+        places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(places):
-            raise TypeError(f"{self.who} takes {len(places)} values without names, {', '.join(places)}; got {len(args)}")
-        values = dict(zip(places, args, strict=False))
-        taken = [*(p.name for p in self.parameters), *self.more]
+            raise TypeError(f"{who} takes at most {len(places)} values without names; got {len(args)}")
+        found, said = dict(zip(places, args, strict=False)), dict.fromkeys(places, "by its place")
         for name, value in given.items():
-            key = name if name in taken else self.known_as.get(name, name)
-            if key not in taken:
-                raise TypeError(unknown(self.who, taken, name, _ADVICE, value))
-            if key in values:
-                other = next((f"`{x}`" for x in given if x != name and x in (key, self.known_as)), "by its place")
-                raise TypeError(f"{self.who}: `{key}` is given twice, as {other} and as `{name}`; give it once")
-            values[key] = value
-        defaults = {p.name: p.default for p in self.parameters if p.name not in values}
-        missing = [f"`{name}`" for name, value in defaults.items() if value is inspect.Parameter.empty]
-        if missing:
-            raise TypeError(f"{self.who}: {', '.join(missing)} must be given")
-        return {**values, **defaults}
-
-
-class _Taken(inspect.Signature):
-    """The signature, as optax.inject_hyperparams binds it: by any name, and what shapes a rule as it is."""
-
-    call: Call
-
-    def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
-        values = self.call.values(args, given)
-        held = {name: x if name in self.call.numbers else _Held(x) for name, x in values.items()}
-        kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in held]
-        return inspect.Signature(kinds).bind(**held)
-
-
-def function(call: Call, doc: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """The function that is called so."""
+            key = name if name in names else (known_as or {}).get(name, name)
+            if key not in names:
+                raise TypeError(unknown(who, names, name, _ADVICE, value))
+            if key in found:
+                raise TypeError(f"{who}: `{key}` is given twice, {said[key]} and as `{name}`; give it once")
+            found[key], said[key] = value, f"as `{name}`"
+        for p in parameters:
+            if found.setdefault(p.name, p.default) is inspect.Parameter.empty:
+                raise TypeError(f"{who}: `{p.name}` must be given")
+        return found
 
     def make(*args: Any, **given: Any) -> optax.GradientTransformationExtraArgs:
-        values = call.values(args, given)
-        values = {name: x.value if isinstance(x, _Held) else x for name, x in values.items()}
+        plain = {name: x.value if isinstance(x, _Held) else x for name, x in values(args, given).items()}
         try:
-            return call.build(values)
+            return build(plain)
         except ValueError as error:
-            narrow = [dtype_name(x) for x in values.values() if isinstance(x, jax.Array) and dtype_name(x) in NARROW]
+            narrow = [dtype_name(x) for x in plain.values() if isinstance(x, jax.Array) and dtype_name(x) in NARROW]
             if not narrow:
                 raise
             raise ValueError(
@@ -106,10 +84,16 @@ def function(call: Call, doc: str) -> Callable[..., optax.GradientTransformation
                 " that dtype; give it hyperparam_dtype=jnp.float32"
             ) from None
 
-    last = [inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD)] if call.more else []
-    signature = _Taken([*call.parameters, *last])
-    signature.call = call
-    make.__name__ = make.__qualname__ = call.who
+    class Taken(inspect.Signature):
+        """The signature, as optax.inject_hyperparams binds it: by any name, and what shapes a rule as it is."""
+
+        def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
+            held = {name: x if name in numbers else _Held(x) for name, x in values(args, given).items()}
+            kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in held]
+            return inspect.Signature(kinds).bind(**held)
+
+    last = [inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD)] if more else []
+    make.__name__ = make.__qualname__ = who
     make.__doc__ = doc
-    make.__signature__ = signature  # type: ignore[attr-defined]
+    make.__signature__ = Taken([*parameters, *last])  # type: ignore[attr-defined]
     return make

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import optax
 
 from arrayopt import rules
 from arrayopt.foreign import OPTAX
-from arrayopt.optax.functions import Call, function
+from arrayopt.optax.functions import function
 from arrayopt.optax.transformation import Form, Leaf, View, masked, spread, transform
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
@@ -30,30 +29,17 @@ _MASKS: dict[str, dict[str, Any]] = {
 _STORED = {"mu_dtype": "m", "accumulator_dtype": "buf", "dtype_momentum": "m"}
 """Arguments that are the dtype of a slot."""
 
-
-@dataclass
-class Given:
-    """A call, said by a rule: what a `Form` is made of."""
-
-    rule: Rule
-    masks: list[tuple[str, Any, Mapping[str, Any]]]
-    stored: dict[str, Any]
-    rest: dict[str, Any]
-    """Arguments that are no fields."""
-    common: dict[str, Any]
-    """Fields of all rules, which optax does not have."""
-
-    def form(self) -> Form:
-        return Form(self.rule, masked(self.rule, self.masks), stored=self.stored)
+_ADAM = {f"adam_{name}": OPTAX.get(name, name) for name in ("learning_rate", "b1", "b2", "eps_root", "weight_decay")}
+"""Arguments of muon for what is no matrix, and fields of AdamW."""
 
 
 @dataclass
 class Same:
     """How a function of optax is said by a rule.
 
-    Arguments are fields by `names`, by `OPTAX`, or have the field's name. `always` are fields that optax's formula asks
-    for, `rest` the arguments that `form` reads by itself. An argument that is none of these must be as in optax's own
-    default. `instead` are values for None.
+    An argument is the field that it has in `names` or `OPTAX`, or that has its name. `always` are fields that optax's
+    formula asks for, `instead` values for None. `form` makes the `Form` of the rule, of masks, of dtypes of slots, and
+    of the arguments in `rest`. Any other argument must be as in optax's own default.
     """
 
     rule: type[Rule]
@@ -62,65 +48,49 @@ class Same:
     instead: Mapping[str, Any] = field(default_factory=dict)
     stored: Mapping[str, str] = field(default_factory=lambda: _STORED)
     rest: tuple[str, ...] = ()
-    form: Callable[[Given], Form] = Given.form
-
-    def field_of(self, name: str) -> str | None:
-        """The field that an argument is."""
-        known = self.names.get(name, OPTAX.get(name, name))
-        return known if known in {f.name for f in fields(self.rule)} and name not in self.rest else None
+    form: Callable[..., Form] = lambda rule, masks, stored: Form(rule, masked(rule, masks), stored=stored)
 
 
 def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function that is called as that of optax."""
     theirs = getattr(optax, who, None) or getattr(optax.contrib, who)
     parameters = list(inspect.signature(theirs).parameters.values())
-    known = {p.name: known for p in parameters if (known := same.field_of(p.name)) is not None}
-    more = [f.name for f in fields(same.rule) if f.name not in {*known.values(), *same.always}]
-    numbers = {p.name for p in parameters if known.get(p.name) in hypers(same.rule) or p.name in _ADAM}
-    call = Call(
-        who,
-        parameters,
-        numbers | {name for name in more if name in hypers(same.rule)},
-        partial(_built, who, same, {p.name: p.default for p in parameters}),
-        more,
-        {known[name]: name for name in known},
-    )
-    return function(
-        call,
+    every, numeric = [f.name for f in fields(same.rule)], hypers(same.rule)
+    known = {p.name: same.names.get(p.name, OPTAX.get(p.name, p.name)) for p in parameters if p.name not in same.rest}
+    known = {name: own for name, own in known.items() if own in every}
+    more = [own for own in every if own not in {*known.values(), *same.always}]
+    numbers = {*(name for name, own in known.items() if own in numeric), *(x for x in more if x in numeric), *_ADAM}
+
+    def build(values: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
+        options, rest, masks, stored = dict(same.always), dict[str, Any](), [], dict[str, Any]()
+        for p in parameters:
+            value = values.pop(p.name)
+            if p.name in _MASKS:
+                masks.append((p.name, value, _MASKS[p.name]))
+            elif p.name in same.stored:
+                stored |= {} if value is None else {same.stored[p.name]: _dtype(f"{who}: `{p.name}`", value)}
+            elif p.name in same.rest:
+                rest[p.name] = value
+            elif p.name in known:
+                options[known[p.name]] = same.instead.get(p.name) if value is None else value
+            elif value is not p.default and value != p.default:
+                raise ValueError(f"{who}: `{p.name}` must be {p.default!r} here; got {value!r}. Use optax's own {who}")
+        still = isinstance(momentum := options.get("momentum"), int | float) and momentum == 0
+        if still and same.rule is not rules.Muon:
+            options["nesterov"] = False
+        try:
+            return transform(same.form(same.rule(**options, **values), masks, stored, **rest))
+        except (TypeError, ValueError) as error:
+            words = str(error).replace(f"{same.rule.__name__}:", f"{who}:")
+            for name, own in known.items():
+                words = words.replace(f"`{own}`", f"`{name}`")
+            raise type(error)(words) from None
+
+    doc = (
         f"``optax.{'' if hasattr(optax, who) else 'contrib.'}{who}``: its arguments and its formula, computed by"
-        f" `{same.rule.__name__}`.\n\nFields of the rule that optax has no argument for may be given besides, by name.",
+        f" `{same.rule.__name__}`.\n\nFields of the rule that optax has no argument for may be given besides, by name."
     )
-
-
-def _built(
-    who: str, same: Same, defaults: Mapping[str, Any], values: dict[str, Any]
-) -> optax.GradientTransformationExtraArgs:
-    """The transformation of a call."""
-    options, rest, masks, stored = dict(same.always), {}, [], {}
-    renamed = {}
-    for name, value in values.items():
-        known = same.field_of(name)
-        if name in _MASKS:
-            masks.append((name, value, _MASKS[name]))
-        elif name in same.stored:
-            stored |= {} if value is None else {same.stored[name]: _dtype(f"{who}: `{name}`", value)}
-        elif name in same.rest:
-            rest[name] = value
-        elif known is not None:
-            options[known] = same.instead.get(name) if value is None else value
-            renamed[known] = name
-        elif value is not defaults[name] and value != defaults[name]:
-            raise ValueError(f"{who}: `{name}` must be {defaults[name]!r} here; got {value!r}. Use optax's own {who}")
-    if same.rule in _TRACED and (isinstance(options["momentum"], int | float) and options["momentum"] == 0):
-        options["nesterov"] = False
-    common = {f.name: options[f.name] for f in fields(Rule) if f.name in options}
-    try:
-        return transform(same.form(Given(same.rule(**options), masks, stored, rest, common)))
-    except (TypeError, ValueError) as error:
-        words = str(error).replace(f"{same.rule.__name__}:", f"{who}:")
-        for known, name in renamed.items():
-            words = words.replace(f"`{known}`", f"`{name}`")
-        raise type(error)(words) from None
+    return function(who, doc, parameters, numbers, build, more, {own: name for name, own in known.items()})
 
 
 def _dtype(where: str, value: Any) -> Any:
@@ -131,97 +101,67 @@ def _dtype(where: str, value: Any) -> Any:
     return dtype
 
 
-def _radam(given: Given) -> Form:
+def _times(x: Any, factor: Callable[[Any], Any]) -> Any:
+    """A number or a schedule, times a function of the step."""
+    return lambda step: (x(step) if callable(x) else x) * factor(step)
+
+
+def _radam(rule: Any, masks: Any, stored: Any) -> Form:
     """eps is added after the correction by c₂; the rule adds it before."""
-    beta2 = given.rule.beta2  # type: ignore[attr-defined]
 
-    def before(eps: Any, power: float) -> Any:
-        def at(step: Any) -> Any:
-            value, beta = (x(step) if callable(x) else x for x in (eps, beta2))
-            return value * bias_correction(beta, step + 1) ** power
+    def root(step: Any) -> Any:
+        beta2 = rule.beta2(step) if callable(rule.beta2) else rule.beta2
+        return bias_correction(beta2, step + 1) ** 0.5
 
-        return at if callable(eps) or not isinstance(eps, float) or eps else eps
-
-    rule: Any = given.rule
-    given.rule = replace(rule, eps=before(rule.eps, 0.5), eps_root=before(rule.eps_root, 1.0))
-    return given.form()
+    eps_root = _times(rule.eps_root, lambda step: root(step) ** 2) if "eps_root" not in rule.structure[2] else 0.0
+    late = replace(rule, eps=_times(rule.eps, root), eps_root=eps_root)
+    return Form(late, masked(late, masks), stored=stored)
 
 
-def _adafactor(given: Given) -> Form:
+def _adafactor(rule: Any, masks: Any, stored: Any, min_dim_size_to_factor: int, factored: bool) -> Form:
     """The two largest axes are factored, if both are long enough."""
-    each, smallest = masked(given.rule, given.masks), given.rest["min_dim_size_to_factor"]
+    each = masked(rule, masks)
 
     def leaves(params: Any) -> list[Leaf]:
-        made, unfactored = [], dict[int, Rule]()
-        for (rule, _), p in zip(each(params), jax.tree.leaves(params), strict=True):
+        made, whole = list[Leaf](), dict[int, Rule]()
+        for (own, _), p in zip(each(params), jax.tree.leaves(params), strict=True):
             order = [int(axis) for axis in np.argsort(p.shape)]
-            if given.rest["factored"] and len(order) > 1 and p.shape[order[-2]] >= smallest:
-                axes = (*(axis for axis in range(p.ndim) if axis not in order[-2:]), *order[-2:])
-                made.append((rule, View(axes, tuple(p.shape[axis] for axis in axes))))
+            if factored and p.ndim > 1 and p.shape[order[-2]] >= min_dim_size_to_factor:
+                axes = (*sorted(order[:-2]), *order[-2:])
+                made.append((own, View(axes, tuple(p.shape[axis] for axis in axes))))
             else:
-                made.append((unfactored.setdefault(id(rule), replace(rule, factored=False)), None))
+                made.append((whole.setdefault(id(own), replace(own, factored=False)), None))
         return made
 
-    return Form(given.rule, leaves, stored=given.stored)
+    return Form(rule, leaves, stored=stored)
 
 
-_ADAM = {
-    "adam_learning_rate": "lr",
-    "adam_b1": "beta1",
-    "adam_b2": "beta2",
-    "adam_eps_root": "eps_root",
-    "adam_weight_decay": "weight_decay",
-}
-"""Arguments of muon for what is no matrix, and fields of AdamW."""
-
-_NAMED = {
-    "standard": (3.4445, -4.775, 2.0315),
-    "dion": (
-        (4.0848, -6.8946, 2.9270),
-        (3.9505, -6.3029, 2.6377),
-        (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046),
-        (2.8366, -3.0525, 1.2012),
-    ),
-}
-"""Coefficients that optax has names for (Ahn et al., arXiv:2504.05295)."""
-
-
-def _muon(given: Given) -> Form:
+def _muon(rule: Any, masks: Any, stored: Any, ns_coeffs: Any, **rest: Any) -> Form:
     """Kernels have their inputs along the first axis; what is no matrix is under AdamW."""
-    rule: Any = given.rule
-    rest, coefficients, rms = given.rest, given.rest["ns_coeffs"], given.rest.get("consistent_rms")
-    shared = {"lr": rule.lr, "eps": rule.eps, "nesterov": rule.nesterov, **given.common}
-    adam = rules.AdamW(**shared | {known: rest[x] for x, known in _ADAM.items() if rest.get(x) is not None})
-    if isinstance(coefficients, str) and coefficients not in _NAMED:
-        raise ValueError(f"Muon: `ns_coeffs` must be numbers, or one of {', '.join(_NAMED)}; got {coefficients!r}")
-    coefficients = _NAMED[coefficients] if isinstance(coefficients, str) else np.asarray(coefficients).tolist()
-    rule = replace(rule, ns_coefficients=coefficients)
+    shared = {f.name: getattr(rule, f.name) for f in fields(Rule)}
+    shared |= {"lr": rule.lr, "eps": rule.eps, "nesterov": rule.nesterov}
+    adam = rules.AdamW(**shared | {_ADAM[name]: x for name, x in rest.items() if name in _ADAM and x is not None})
+    if isinstance(ns_coeffs, str):  # a name that optax has for them
+        known = optax.contrib.muon(0.0, ns_coeffs=ns_coeffs).init(np.zeros((1, 1), "float32"))
+        ns_coeffs = optax.tree_utils.tree_get(known, "ns_coeffs")
+    rule = replace(rule, ns_coefficients=np.asarray(ns_coeffs).tolist())
+    rms, numbers = rest.get("consistent_rms"), rest.get("muon_weight_dimension_numbers")
     if rms is not None:  # the factor is 0.2 in the rule
-        decay = _times(rule.weight_decay, 0.2 / rms)
-        rule = replace(rule, scale="match_rms_adamw", lr=_times(rule.lr, rms / 0.2), weight_decay=decay)
-    each, numbers = masked(rule, given.masks), rest.get("muon_weight_dimension_numbers")
+        lr, decay = _times(rule.lr, lambda _: rms / 0.2), _times(rule.weight_decay, lambda _: 0.2 / rms)
+        rule = replace(rule, scale="match_rms_adamw", lr=lr, weight_decay=decay)
+    each = masked(rule, masks)
 
     def leaves(params: Any) -> list[Leaf]:
         arrays = jax.tree.leaves(params)
         axes = [(0, 1) if p.ndim == 2 else None for p in arrays]
         if numbers is not None:
             said = numbers(params) if callable(numbers) else numbers
-            axes = spread("muon: `muon_weight_dimension_numbers`", said, params, lambda x: x is None or _is_numbers(x))
+            leaf = lambda x: x is None or hasattr(x, "reduction_axis")  # noqa: E731
+            axes = spread("muon: `muon_weight_dimension_numbers`", said, params, leaf)
         seen = zip(each(params), arrays, axes, strict=True)
         return [(adam, None) if of is None else (own, _as_matrices(p.shape, *of)) for (own, _), p, of in seen]
 
-    return Form(rule, leaves, also=(adam,), stored=given.stored)
-
-
-def _is_numbers(x: Any) -> bool:
-    """Whether x is optax's `MuonDimensionNumbers`."""
-    return hasattr(x, "reduction_axis")
-
-
-def _times(x: Any, factor: Any) -> Any:
-    """A number or a schedule, times a factor."""
-    return (lambda step: x(step) * factor) if callable(x) else x * factor
+    return Form(rule, leaves, also=(adam,), stored=stored)
 
 
 def _as_matrices(shape: tuple[int, ...], inputs: Any, outputs: Any) -> View:
@@ -232,9 +172,6 @@ def _as_matrices(shape: tuple[int, ...], inputs: Any, outputs: Any) -> View:
     sizes = [int(np.prod([shape[axis] for axis in axes], dtype=int)) for axes in (batch, outputs, inputs)]
     return View((*batch, *outputs, *inputs), tuple(sizes if batch else sizes[1:]))
 
-
-_TRACED = (rules.SGD, rules.RMSprop, rules.LARS)
-"""Rules whose momentum optax leaves out, Nesterov's too, where there is none."""
 
 SAME = {
     "adafactor": Same(
@@ -254,10 +191,10 @@ SAME = {
     "adam": Same(rules.Adam),
     "adamw": Same(rules.AdamW),
     "adan": Same(rules.Adan, always={"weak_differences": True, "no_prox": True}),
-    "ademamix": Same(rules.AdEMAMix, stored={}),
+    "ademamix": Same(rules.AdEMAMix, stored={}),  # optax keeps no dtype from the first update on
     "lamb": Same(rules.LAMB),
-    "lars": Same(rules.LARS, always={"decayed_norm": True, "lr_in_momentum": True, "trust_clip": False}),
-    "lion": Same(rules.Lion, always={"decoupled": True}),
+    "lars": Same(rules.LARS, always={"decayed_norm": True, "lr_in_momentum": True}),
+    "lion": Same(rules.Lion),
     "muon": Same(
         rules.Muon,
         names={"beta": "momentum"},

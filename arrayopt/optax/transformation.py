@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from arrayopt import functional
-from arrayopt.arrays import NARROW, dtype_name
 from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import Groups
 from arrayopt.rules.base import Rule
@@ -155,7 +154,9 @@ def _flags(who: str, mask: Any, params: Any) -> list[bool]:
     called = bool(found) and all(callable(x) for x in found)
     flags = spread(who, mask(params) if called else mask, params)
     if not all(isinstance(x, bool | np.bool_) for x in flags):
-        raise TypeError(f"{who} must be a tree of bools, or a function of the parameters that returns one; got {mask!r}")
+        raise TypeError(
+            f"{who} must be a tree of bools, or a function of the parameters that returns one; got {mask!r}"
+        )
     return flags
 
 
