@@ -147,21 +147,21 @@ def on_its_device(x: Array) -> AbstractContextManager[Any]:
     return made
 
 
-def sharded_like(like: Callable[[], Any], f: Callable[..., Any], p: Array, *args: Any) -> Any:
-    """f(p, *args), where JAX chooses how values between are sharded, even on a mesh with explicit axes.
+def sharded_like(like: Any, f: Callable[..., Any], *args: Any) -> Any:
+    """f(*args), where JAX chooses how values between are sharded, even on a mesh with explicit axes.
 
-    There each product of matrices would have to say it. Results are sharded as the arrays in the tree that `like`
-    returns, which has a prefix of their structure; those in the place of None are not sharded.
+    There each product of matrices would have to say it. Results are sharded as the arrays in `like`, a prefix of their
+    tree, or not at all where that has None.
     """
-    if not (array_api_compat.is_jax_array(p) and hasattr(sys.modules["jax"], "typeof")):
-        return f(p, *args)
-    import jax
-
-    if not any("Explicit" in str(kind) for kind in getattr(jax.typeof(p).sharding.mesh, "axis_types", ())):
-        return f(p, *args)
+    jax: Any = sys.modules.get("jax") if array_api_compat.is_jax_array(args[0]) else None
+    if not hasattr(jax, "typeof"):
+        return f(*args)
+    kinds = getattr(jax.typeof(args[0]).sharding.mesh, "axis_types", ())
+    if not any("Explicit" in str(kind) for kind in kinds):
+        return f(*args)
     whole = jax.sharding.PartitionSpec()
-    out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like(), is_leaf=lambda x: x is None)
-    return jax.sharding.auto_axes(f, out_sharding=out)(p, *args)
+    out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like, is_leaf=lambda x: x is None)
+    return jax.sharding.auto_axes(f, out_sharding=out)(*args)
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":

@@ -57,37 +57,50 @@ def apply(
     """
 
     numbers = {**hypers, "t": t, "clip": clip}
-
-    def whole(
-        p: Array, g: Array, slots: dict[str, Array], arrays: dict[str, Array]
-    ) -> tuple[Array, dict[str, Array], Report]:
-        given = numbers | arrays
-        t, clip = given.pop("t"), given.pop("clip")
-
-        def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
-            return apply_one(rule, p, g, slots, t, given, origin=(name, first), clip=clip, stats=stats)
-
-        if not rule.stacked or size(p) == 0:
-            return one(p, g, slots, 0)
-        if array_api_compat.is_jax_array(p):
-            import jax
-
-            firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-            mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
-            return mapped
-        each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-        done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
-        ps, news, reports = ([x[k] for x in done] for k in range(3))
-        stack = array_namespace(p).stack
-        return (
-            stack(ps),
-            {name: stack([x[name] for x in news]) for name in slots},
-            {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
-        )
-
     arrays = {key: x for key, x in numbers.items() if is_array(x)}
-    updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), whole, p, g, slots, arrays)
+
+    def made(p: Array, g: Array, slots: dict[str, Array], arrays: dict[str, Array]) -> Any:
+        h = numbers | arrays
+        return _apply(rule, p, g, slots, h.pop("t"), h, name=name, clip=h.pop("clip"), stats=stats)
+
+    updated: tuple[Array, dict[str, Array], Report] = sharded_like((p, slots, None), made, p, g, slots, arrays)
     return updated
+
+
+def _apply(
+    rule: Rule,
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    t: Any,
+    hypers: dict[str, Any],
+    *,
+    name: str,
+    clip: Any,
+    stats: bool,
+) -> tuple[Array, dict[str, Array], Report]:
+    """`apply`, as the libraries' arrays are."""
+
+    def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
+        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
+
+    if not rule.stacked or size(p) == 0:
+        return one(p, g, slots, 0)
+    if array_api_compat.is_jax_array(p):
+        import jax
+
+        firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
+        return mapped
+    each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
+    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
+    ps, news, reports = ([x[k] for x in done] for k in range(3))
+    stack = array_namespace(p).stack
+    return (
+        stack(ps),
+        {name: stack([x[name] for x in news]) for name in slots},
+        {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
+    )
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:

@@ -1,4 +1,4 @@
-"""Transformations of optax: its own functions computed by rules, and every other rule under its name in small letters."""
+"""Transformations of optax: its own functions, computed by rules, and every other rule under its name."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,7 +20,7 @@ __all__ = ["State", "transformation"]
 
 
 def _of_rule(rule: type[Rule]) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """The function of a rule that optax does not have: it takes the rule's fields, and a mask where something decays."""
+    """The function of a rule that optax does not have: it takes its fields, and a mask if it decays something."""
     parameters = list(field_parameters(rule))
     if "weight_decay" in {f.name for f in fields(rule)}:
         parameters.append(Parameter("mask", Parameter.KEYWORD_ONLY, default=None))

@@ -1,4 +1,4 @@
-"""The functions that optax has too: they take its arguments, as the installed version has them, and compute the same."""
+"""The functions that optax has too: they take the arguments that it has in its installed version."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -123,7 +123,8 @@ def _adafactor(rule: Any, masks: Any, stored: Any, min_dim_size_to_factor: int, 
     each = masked(rule, masks)
 
     def leaves(params: Any) -> list[Leaf]:
-        made, whole = list[Leaf](), dict[int, Rule]()
+        made, whole = list[Leaf](), dict[int, Any]()
+        own: Any
         for (own, _), p in zip(each(params), jax.tree.leaves(params), strict=True):
             order = [int(axis) for axis in np.argsort(p.shape)]
             if factored and p.ndim > 1 and p.shape[order[-2]] >= min_dim_size_to_factor:

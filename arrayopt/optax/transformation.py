@@ -27,7 +27,7 @@ class State(NamedTuple):
     count : 0-d array
         The number of updates.
     slots : dict of str to tree
-        The rule's slots, each as a tree like the parameters, with one zero, ``zeros(1)``, for those that do not have it.
+        The rule's slots, each as a tree like the parameters; those without the slot have ``zeros(1)``.
 
     Notes
     -----
@@ -162,6 +162,7 @@ def _flags(who: str, mask: Any, params: Any) -> list[bool]:
 
 def spread(who: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """The value of each leaf of the parameters in a tree like them, or in a prefix of it."""
+    outline: Any
     values, outline = jax.tree.flatten(prefix, is_leaf=is_leaf)
     try:
         parts = outline.flatten_up_to(params)
@@ -235,7 +236,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
 
 def _seen(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
     """The parameters as their rules see them."""
-    return {name: p if leaves[name][1] is None else leaves[name][1].seen(p) for name, p in names.items()}
+    return {name: p if (view := leaves[name][1]) is None else view.seen(p) for name, p in names.items()}
 
 
 def _groups(rule: Rule, leaves: Mapping[str, Leaf]) -> Groups | None:
@@ -260,7 +261,7 @@ def _usual(rules: tuple[Rule, ...]) -> dict[str, None]:
 
 def _slots_of(rule: Rule, name: str, p: Any) -> tuple[str, ...]:
     """The slots of a tensor."""
-    return tuple(jax.eval_shape(lambda p: new_slots(rule, name, p), jax.ShapeDtypeStruct(p.shape, p.dtype)))
+    return tuple(jax.eval_shape(lambda p: new_slots(rule, name, p), jax.ShapeDtypeStruct(p.shape, p.dtype)))  # type: ignore[no-untyped-call]
 
 
 def _trees(

@@ -50,7 +50,7 @@ class _Factored(Rule):
 
     def _factors(self, p: Array) -> bool:
         """Whether rows and columns of a tensor are averaged, and not each element by itself."""
-        return p.ndim >= 2
+        return bool(p.ndim >= 2)
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         if not self._factors(p):
@@ -136,8 +136,8 @@ class Adafactor(_Factored):
     Notes
     -----
     Tensors of rank < 2 keep the full second moment. For higher ranks, the last two axes are factored, and the axes
-    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is applied, unless
-    `lr_in_momentum` is set.
+    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is
+    applied, unless `lr_in_momentum` is set.
 
     References
     ----------

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from arrayopt.arrays import (
     kind,
     like,
     on_its_device,
-    sharded_like,
     store,
     to_host,
     working_dtype,
@@ -211,20 +209,9 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
     with on_its_device(array):
         wide = xp.astype(array, working_dtype(xp, array), copy=False)
-        slots = sharded_like(partial(_like, rule, wide, dtype), partial(_first, rule, xp, dtype), wide)
+        slots = _stacked_slots(rule, xp, wide, dtype) if rule.stacked else rule.all_slots(xp, wide, dtype)
         slots = {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
-
-
-def _first(rule: Rule, xp: Any, dtype: str, p: Array) -> dict[str, Array]:
-    """The slots of a rule, of each layer where it is stacked."""
-    return _stacked_slots(rule, xp, p, dtype) if rule.stacked else rule.all_slots(xp, p, dtype)
-
-
-def _like(rule: Rule, p: Array, dtype: str) -> dict[str, Array | None]:
-    """What slots are sharded as: those of the shape of the parameter as it."""
-    made = _first(rule, np, dtype, np.broadcast_to(np.float32(0.0), tuple(p.shape)))
-    return {slot: p if x.shape == tuple(p.shape) else None for slot, x in made.items()}
 
 
 def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array]:
