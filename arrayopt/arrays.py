@@ -156,10 +156,10 @@ def sharded_like(like: Any, f: Callable[..., Any], *args: Any) -> Any:
     jax: Any = sys.modules.get("jax") if array_api_compat.is_jax_array(args[0]) else None
     if not hasattr(jax, "typeof"):
         return f(*args)
-    kinds = getattr(jax.typeof(args[0]).sharding.mesh, "axis_types", ())
-    if not any("Explicit" in str(kind) for kind in kinds):
+    mesh = jax.typeof(args[0]).sharding.mesh
+    if not any("Explicit" in str(kind) for kind in getattr(mesh, "axis_types", ())):
         return f(*args)
-    whole = jax.sharding.PartitionSpec()
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like, is_leaf=lambda x: x is None)
     return jax.sharding.auto_axes(f, out_sharding=out)(*args)
 

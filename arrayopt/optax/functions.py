@@ -74,7 +74,7 @@ def function(
     def make(*args: Any, **given: Any) -> optax.GradientTransformationExtraArgs:
         plain = {name: x.value if isinstance(x, _Held) else x for name, x in values(args, given).items()}
         try:
-            return build(plain)
+            return build(dict(plain))
         except ValueError as error:
             narrow = [dtype_name(x) for x in plain.values() if isinstance(x, jax.Array) and dtype_name(x) in NARROW]
             if not narrow:

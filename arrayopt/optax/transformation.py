@@ -218,8 +218,9 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
                 given[name] = view.seen(given[name])
             tensors[name] = {"t": state.count}
             for slot in _slots_of(own_rule, name, viewed[name]):
-                x = each[slot][i]
-                tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
+                x = each[slot][i] if slot in each else None
+                if x is not None:
+                    tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
             if "master" in tensors[name]:
                 tensors[name]["master"] = _current(tensors[name]["master"], viewed[name])
         old = {"step": state.count, "tensors": tensors}
