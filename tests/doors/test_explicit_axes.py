@@ -1,4 +1,4 @@
-"""Rules with products and reductions over a mesh whose axes have explicit types, as `jax.make_mesh` makes them today."""
+"""Rules with products and reductions over a mesh with explicit axes, as `jax.make_mesh` makes it today."""
 
 import os
 import subprocess

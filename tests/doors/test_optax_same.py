@@ -1,4 +1,4 @@
-"""Functions of `arrayopt.optax` that optax has too: its arguments and defaults, and the same numbers with each option."""
+"""Functions of `arrayopt.optax` that optax has too: its arguments, and the same numbers with each of them."""
 
 import numpy as np
 import pytest
