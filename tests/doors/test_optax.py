@@ -138,7 +138,7 @@ def test_inject_hyperparams_takes_what_the_function_takes():
     assert updates["w"].tolist() == [-2.0, -2.0]
     assert float(inject(0.1).init(params).hyperparams["learning_rate"]) == np.float32(0.1)
     refusals.raises(lambda: inject(0.1, learning_rate=0.2), TypeError, "adamw: `learning_rate` is given twice")
-    refusals.raises(lambda: inject(0.1, lrr=0.2), TypeError, "adamw has no `lrr`; did you mean `lr`?")
+    refusals.raises(lambda: inject(0.1, weight_dcay=0.2), TypeError, "did you mean `weight_decay`?")
     narrow = {"w": jnp.ones(2, jnp.bfloat16)}
     refusals.raises(
         lambda: inject(0.1).init(narrow), ValueError, "`b2` must be in [0, 1)", "hyperparam_dtype=jnp.float32"

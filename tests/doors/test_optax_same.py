@@ -1,5 +1,8 @@
 """Functions of `arrayopt.optax` that optax has too: its arguments, and the same numbers with each of them."""
 
+import inspect
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -157,19 +160,19 @@ def test_the_table_has_every_function_and_every_option():
 @pytest.mark.parametrize("name", ROWS)
 def test_the_signature_is_that_of_optax(name):
     assert called(getattr(door, name)) == called(original(name))
-    for options in REFUSED.get(name, {}).items():
-        refusals.raises(
-            lambda options=options: getattr(door, name)(0.1, **dict([options])),
-            ValueError,
-            f"{name}: `{options[0]}` must be",
-            f"Use optax's own {name}",
-        )
+    for option, value in REFUSED.get(name, {}).items():
+        if option in inspect.signature(original(name)).parameters:
+            call = partial(getattr(door, name), 0.1, **{option: value})
+            refusals.raises(call, ValueError, f"{name}: `{option}` must be", f"Use optax's own {name}")
 
 
 @pytest.mark.parametrize(("name", "row"), QUICK)
 def test_the_numbers_are_those_of_optax(name, row):
     """Row -1 has the defaults."""
     options = {"learning_rate": 0.1, **(ROWS[name][row] if row >= 0 else {})}
+    newer = options.keys() - {x for x, _, _ in called(original(name))}
+    if newer:
+        pytest.skip(f"optax {optax.__version__} has no {', '.join(newer)}")
     theirs, ours = (run(make(**options), "float64", name in LONG) for make in (original(name), getattr(door, name)))
     # optax computes adafactor's decay in float32; and what a slot in float32 is multiplied by is in float32 too
     narrow = name == "adafactor" or any("dtype" in x for x in options)
