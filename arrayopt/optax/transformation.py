@@ -178,6 +178,8 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
     listed = any(isinstance(value, Listed) for value in vars(rule).values())
     last = _usual((rule, *form.also))  # the slots of the last tree: optax asks for them by an init without parameters
 
+    slots_of: dict[Any, tuple[str, ...]] = {}
+
     def init(params: Any) -> State:
         names, tree = _named(params)
         leaves = dict(zip(names, form.leaves(params), strict=True)) if names else {}
@@ -217,7 +219,10 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
             if view is not None and given[name] is not None and given[name].shape == p.shape:
                 given[name] = view.seen(given[name])
             tensors[name] = {"t": state.count}
-            for slot in _slots_of(own_rule, name, viewed[name]):
+            look = (own_rule.structure, viewed[name].shape, viewed[name].dtype)
+            if look not in slots_of:
+                slots_of[look] = _slots_of(own_rule, name, viewed[name])
+            for slot in slots_of[look]:
                 x = each[slot][i] if slot in each else None
                 if x is not None:
                     tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
