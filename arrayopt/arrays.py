@@ -147,11 +147,11 @@ def on_its_device(x: Array) -> AbstractContextManager[Any]:
     return made
 
 
-def sharded_like(like: Any, f: Callable[..., Any], *args: Any) -> Any:
+def sharded_like(like: Callable[[], Any], f: Callable[..., Any], *args: Any) -> Any:
     """f(*args), where JAX chooses how values between are sharded, even on a mesh with explicit axes.
 
-    There each product of matrices would have to say it. Results are sharded as the arrays in `like`, a prefix of their
-    tree, or not at all where that has None.
+    There each product of matrices would have to say it. Results are sharded as the arrays that `like` returns, a prefix
+    of their tree, or not at all where that has None.
     """
     jax: Any = sys.modules.get("jax") if array_api_compat.is_jax_array(args[0]) else None
     if not hasattr(jax, "typeof"):
@@ -160,7 +160,7 @@ def sharded_like(like: Any, f: Callable[..., Any], *args: Any) -> Any:
     if not any("Explicit" in str(kind) for kind in getattr(mesh, "axis_types", ())):
         return f(*args)
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like, is_leaf=lambda x: x is None)
+    out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like(), is_leaf=lambda x: x is None)
     return jax.sharding.auto_axes(f, out_sharding=out)(*args)
 
 

@@ -63,7 +63,7 @@ def apply(
         h = numbers | arrays
         return _apply(rule, p, g, slots, h.pop("t"), h, name=name, clip=h.pop("clip"), stats=stats)
 
-    updated: tuple[Array, dict[str, Array], Report] = sharded_like((p, slots, None), made, p, g, slots, arrays)
+    updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), made, p, g, slots, arrays)
     return updated
 
 

@@ -118,7 +118,7 @@ class SOAP(Rule):
         found = {"m": xp.zeros_like(p), "v": xp.zeros_like(p)}
         for side, x in self._sides(xp, as_matrices(xp, p, self.matrix)).items():
             rows = xp.zeros_like(xp.sum(x, axis=-1))
-            found[side] = xp.broadcast_to(xp.expand_dims(rows, axis=-1), (*rows.shape, rows.shape[-1])) + 0.0
+            found[side] = xp.expand_dims(rows, axis=-1) * xp.expand_dims(rows, axis=-2)
             found[f"q{side}"] = xp.zeros_like(found[side])
         return found
 
