@@ -2,6 +2,7 @@
 
 import math
 import operator
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
@@ -33,6 +34,7 @@ __all__ = [
     "memory",
     "on_its_device",
     "place",
+    "sharded_like",
     "size",
     "store",
     "to_host",
@@ -169,6 +171,23 @@ def on_its_device(x: Array) -> AbstractContextManager[Any]:
     """For a ``with`` statement, in which new arrays of CuPy are on the device of x."""
     made: AbstractContextManager[Any] = x.device if array_api_compat.is_cupy_array(x) else nullcontext()
     return made
+
+
+def sharded_like(like: Callable[[], Any], f: Callable[..., Any], *args: Any) -> Any:
+    """f(*args), where JAX chooses how values between are sharded, even on a mesh with explicit axes.
+
+    There each product of matrices would have to say it. Results are sharded as the arrays that `like` returns, a prefix
+    of their tree, or not at all where that has None.
+    """
+    jax: Any = sys.modules.get("jax") if array_api_compat.is_jax_array(args[0]) else None
+    if not hasattr(jax, "typeof"):
+        return f(*args)
+    mesh = jax.typeof(args[0]).sharding.mesh
+    if not any("Explicit" in str(kind) for kind in getattr(mesh, "axis_types", ())):
+        return f(*args)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    out = jax.tree.map(lambda x: whole if x is None else jax.typeof(x).sharding, like(), is_leaf=lambda x: x is None)
+    return jax.sharding.auto_axes(f, out_sharding=out)(*args)
 
 
 def memory(x: Array) -> "np.ndarray[Any, Any]":

@@ -16,6 +16,7 @@ from arrayopt.arrays import (
     is_array,
     on_its_device,
     place,
+    sharded_like,
     size,
     working_dtype,
 )
@@ -57,6 +58,33 @@ def apply(
     ValueError
         If the rule returns other slots, or other shapes, than it was given.
     """
+
+    if not array_api_compat.is_jax_array(p):
+        return _apply(rule, p, g, slots, t, hypers, name=name, clip=clip, stats=stats)
+    numbers = {**hypers, "t": t, "clip": clip}
+    arrays = {key: x for key, x in numbers.items() if is_array(x)}
+
+    def made(p: Array, g: Array, slots: dict[str, Array], arrays: dict[str, Array]) -> Any:
+        h = numbers | arrays
+        return _apply(rule, p, g, slots, h.pop("t"), h, name=name, clip=h.pop("clip"), stats=stats)
+
+    updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), made, p, g, slots, arrays)
+    return updated
+
+
+def _apply(
+    rule: Rule,
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    t: Any,
+    hypers: dict[str, Any],
+    *,
+    name: str,
+    clip: Any,
+    stats: bool,
+) -> tuple[Array, dict[str, Array], Report]:
+    """`apply`, as the libraries' arrays are."""
 
     def one(
         p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t

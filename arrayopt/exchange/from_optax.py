@@ -59,7 +59,8 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 
     A ``trace`` must come before the learning rate, as in ``optax.sgd``, so it must be the first of its chain: in a
     chain of your own, give the state from the trace on. ``optax.lars`` has the learning rate in its trace, which is
-    divided by that of the rule: this must be the same number, and no schedule.
+    divided by that of the rule: this must be the same number, and no schedule. With ``lr_in_momentum=True`` it is not
+    divided. States of `arrayopt.optax.lars`, `rmsprop` and `adafactor` are for rules with it.
 
     Examples
     --------
@@ -157,6 +158,11 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
             "load_optax: the trace for LARS must be that of optax.lars alone, whose chain is MaskedState, MaskedState,"
             f" EmptyState, TraceState; got a chain of {', '.join(chain) or 'TraceState'}"
         )
+    inside = {bool(getattr(group.rule, "lr_in_momentum", False)) for group in opt.groups}
+    if inside == {True}:
+        return dict.fromkeys(saved["tensors"], -1.0)
+    if len(inside) > 1:
+        raise ValueError("load_optax: `lr_in_momentum` must be the same in all groups, as in optax.lars")
     if chain[2] != "EmptyState":
         raise ValueError(
             "load_optax: the trace of optax.lars has the learning rate in it, which was a schedule: what each gradient"

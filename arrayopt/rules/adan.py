@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import abs2, choose, debias, ema, sqrt, zeros_abs2
+from arrayopt.rules.words import abs2, choose, debias, ema, is_zero, sqrt, zeros_abs2
 
 __all__ = ["Adan"]
 
@@ -37,6 +37,10 @@ class Adan(Rule):
         λ, in [0, inf).
     no_prox : bool, default False
         Decay as AdamW does, and not by the proximal step.
+    eps_root : number, schedule or sequence, default 0
+        Added to v / c₃ inside the root, in [0, inf) (optax).
+    weak_differences : bool, default False
+        Multiply δ and d by 1 - β₂ instead of β₂ (optax).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -69,6 +73,8 @@ class Adan(Rule):
     eps: Hyper = real("(0, inf)", 1e-8)
     weight_decay: Hyper = real("[0, inf)", 0.0)
     no_prox: bool = flag(False)
+    eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
+    weak_differences: bool = flag(False)
 
     complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v",)
@@ -80,9 +86,12 @@ class Adan(Rule):
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         delta = g - choose(h.t == 1, g, s["previous"])
         m, d = ema(s["m"], g, h.beta1), ema(s["d"], delta, h.beta2)
-        v = ema(s["v"], abs2(xp, g + h.beta2 * delta), h.beta3)
-        u = debias(m, h.beta1, h.t) + h.beta2 * debias(d, h.beta2, h.t)
-        u = u / (sqrt(xp, debias(v, h.beta3, h.t)) + h.eps)
+        share = 1.0 - h.beta2 if self.weak_differences else h.beta2
+        v = ema(s["v"], abs2(xp, g + share * delta), h.beta3)
+        u = debias(m, h.beta1, h.t) + share * debias(d, h.beta2, h.t)
+        v_hat = debias(v, h.beta3, h.t)
+        v_hat = v_hat if is_zero(self.eps_root) else v_hat + h.eps_root
+        u = u / (sqrt(xp, v_hat) + h.eps)
         decay = h.lr * h.weight_decay
         p = (1.0 - decay) * p - h.lr * u if self.no_prox else (p - h.lr * u) / (1.0 + decay)
         return p, {"m": m, "d": d, "v": v, "previous": g}

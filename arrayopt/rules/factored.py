@@ -54,15 +54,19 @@ class _Factored(Rule):
         if self.warmup_init and not self.relative_step:
             raise ValueError(f"{who}: `warmup_init` needs relative_step=True")
 
+    def _factors(self, p: Array) -> bool:
+        """Whether rows and columns of a tensor are averaged, and not each element by itself."""
+        return bool(p.ndim >= 2)
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        if p.ndim < 2:
+        if not self._factors(p):
             return {"v": zeros_abs2(xp, p)}
         return {"r": zeros_abs2(xp, xp.sum(p, axis=-1)), "c": zeros_abs2(xp, xp.sum(p, axis=-2))}
 
     def _direction(self, xp: Any, g: Array, s: dict[str, Array], h: Any, beta2: Any) -> tuple[Array, dict[str, Array]]:
         """The gradient over the root of its second moment, its RMS limited; and the new moment (algorithm 4)."""
         q = abs2(xp, g) + h.eps1
-        if g.ndim < 2:
+        if not self._factors(g):
             v = ema(s["v"], finite(xp, q), beta2)
             u, new = g / xp.sqrt(nonzero(xp, v)), {"v": v}
         else:
@@ -127,6 +131,10 @@ class Adafactor(_Factored):
         ``"pytorch"`` is the formula of ``torch.optim.Adafactor``: `lr` limits the relative step, min(lr, 1/√t); decay
         is scaled by `lr` alone; and `eps1` limits the second moment from below, and is not added. It needs `lr`,
         ``relative_step=False``, ``scale_parameter=True`` and no `beta1`.
+    factored : bool, default True
+        With False the full second moment is kept of each tensor, as of those of rank < 2.
+    lr_in_momentum : bool, default False
+        Average η_t u instead of u; the decay is then not multiplied by η_t: p ← p - m - λp (optax).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -139,7 +147,8 @@ class Adafactor(_Factored):
     Notes
     -----
     Tensors of rank < 2 keep the full second moment. For higher ranks, the last two axes are factored, and the axes
-    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is applied.
+    before them are a batch. The RMS is over the whole tensor. `beta1` averages u before the learning rate is
+    applied, unless `lr_in_momentum` is set.
 
     References
     ----------
@@ -162,6 +171,9 @@ class Adafactor(_Factored):
     relative_step: bool = flag(True)
     variant: str = choice("paper", "pytorch")
 
+    factored: bool = flag(True)
+    lr_in_momentum: bool = flag(False)
+
     def check(self) -> None:
         super().check()
         if self.variant == "paper" and self.eps1 is None:
@@ -174,6 +186,9 @@ class Adafactor(_Factored):
                 " and no `beta1`"
             )
 
+    def _factors(self, p: Array) -> bool:
+        return self.factored and super()._factors(p)
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         second = super().slots(xp, p)
         return second if self.beta1 is None else {"m": xp.zeros_like(p), **second}
@@ -182,15 +197,18 @@ class Adafactor(_Factored):
         if self.variant == "pytorch":
             return self._pytorch(xp, p, g, s, h)
         u, new = self._direction(xp, g, s, h, decayed_beta(h.t, h.decay_rate))
+        lr = self._lr(xp, p, h)
+        u = lr * u if self.lr_in_momentum else u
         if h.beta1 is not None:
             u = new["m"] = ema(s["m"], u, h.beta1)
-        return p - self._lr(xp, p, h) * (u + h.weight_decay * p), new
+        u = u + h.weight_decay * p
+        return p - (u if self.lr_in_momentum else lr * u), new
 
     def _pytorch(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         """The update of ``torch.optim.Adafactor``."""
         q, beta2 = abs2(xp, g), decayed_beta(h.t, h.decay_rate)
         eps = EPSILON[real_name(q)] if h.eps1 is None else h.eps1
-        if g.ndim < 2:
+        if not self._factors(g):
             v = ema(s["v"], finite(xp, q), beta2)
             new = {"v": v}
         else:

@@ -42,6 +42,8 @@ class LARS(Rule):
         Nesterov's momentum; needs `momentum`.
     trust_clip : bool, default False
         Use min(λ/η, 1) instead of λ, so that its product with η is at most η (timm; this is LARC).
+    lr_in_momentum : bool, default False
+        Average ηd instead of d, so that a learning rate that changes acts on later gradients alone (MXNet, optax).
     clip_after_ratio : bool, default False
         Compute λ before `clip_value` limits the gradient, not after it (MXNet). Without `clip_value` this makes no
         difference.
@@ -55,8 +57,8 @@ class LARS(Rule):
 
     Notes
     -----
-    λ is 1 if ‖p‖ or the gradient's norm is zero. The learning rate is applied outside the momentum. MXNet and optax
-    apply it inside; the results differ only if lr changes.
+    λ is 1 if ‖p‖ or the gradient's norm is zero. The learning rate is applied outside the momentum, unless
+    `lr_in_momentum` is set; the results differ only if lr changes.
 
     References
     ----------
@@ -79,6 +81,7 @@ class LARS(Rule):
     decayed_norm: bool = flag(False)
     nesterov: bool = flag(False)
     trust_clip: bool = flag(False)
+    lr_in_momentum: bool = flag(False)
     clip_after_ratio: bool = flag(False)
 
     complex_ok: ClassVar[bool] = True
@@ -98,8 +101,10 @@ class LARS(Rule):
         ratio = self._ratio(xp, p, g, h) if self.adapt else 1.0
         g = clip_by_value(xp, g, h.clip_value) if self.clip_after_ratio else g
         d = ratio * (g + h.weight_decay * p)
+        d = h.lr * d if self.lr_in_momentum else d
         buf = h.momentum * s["buf"] + d
-        return p - h.lr * (d + h.momentum * buf if self.nesterov else buf), {"buf": buf, "trust_ratio": ratio}
+        step = d + h.momentum * buf if self.nesterov else buf
+        return p - (step if self.lr_in_momentum else h.lr * step), {"buf": buf, "trust_ratio": ratio}
 
     def _ratio(self, xp: Any, p: Array, g: Array, h: Any) -> Array:
         """λ."""

@@ -7,7 +7,6 @@ import array_api_compat
 
 from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
-from arrayopt.rules.words import clamp, norm
 
 __all__ = ["Triple", "as_matrices", "as_tensor", "newton_schulz", "refused", "scale_of", "triples"]
 
@@ -24,13 +23,13 @@ def as_tensor(xp: Any, x: Array, p: Array) -> Array:
     return x if x.ndim == p.ndim else xp.reshape(x, p.shape)
 
 
-def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], eps: Any, dtype: str | None = None) -> Array:
-    """Each matrix with its singular values brought near to one; at first they are divided by their Euclidean norm.
+def newton_schulz(xp: Any, x: Array, coefficients: tuple[Triple, ...], size: Array, dtype: str | None = None) -> Array:
+    """Each matrix with its singular values brought near to one; at first they are divided by `size`, about the norm.
 
     With A = XXᵀ, X ← aX + (bA + cA²)X for each triple (Jordan et al. 2024). A is of the smaller side. The steps are in
     a `dtype` of the library's, where one is given.
     """
-    x = x / clamp(xp, norm(xp, x, axis=(-2, -1), keepdims=True), eps, None)
+    x = x / size
     wide = x.dtype
     x = x if dtype is None else xp.astype(x, dtype_of(xp, dtype))
     tall = x.shape[-2] > x.shape[-1]

@@ -8,7 +8,7 @@ from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
 from arrayopt.rules.matrices import as_matrices, as_tensor, newton_schulz, refused, scale_of, triples
-from arrayopt.rules.words import debias, ema, nonzero, norm
+from arrayopt.rules.words import clamp, debias, ema, nonzero, norm
 
 __all__ = ["Muon", "MuonH", "NorMuon"]
 
@@ -25,6 +25,7 @@ class _Muon(Rule):
     ns_coefficients: tuple[Any, ...] = structural((3.4445, -4.775, 2.0315), triples)
     ns_dtype: str | None = choice(None, "bfloat16")
     eps: Hyper = real("(0, inf)", 1e-7)
+    eps_added: bool = flag(False)
     matrix: str = choice("flatten", "last")
 
     def refuses(self, xp: Any, p: Array) -> str:
@@ -39,7 +40,9 @@ class _Muon(Rule):
         several = isinstance(self.ns_coefficients[0], tuple)
         coefficients = self.ns_coefficients if several else (self.ns_coefficients,) * self.ns_steps
         d = as_matrices(xp, self._direction(m, g, h), self.matrix)
-        return m, newton_schulz(xp, d, coefficients, h.eps, self.ns_dtype)
+        size = norm(xp, d, axis=(-2, -1), keepdims=True)
+        size = size + h.eps if self.eps_added else clamp(xp, size, h.eps, None)
+        return m, newton_schulz(xp, d, coefficients, size, self.ns_dtype)
 
     def _direction(self, m: Array, g: Array, h: Any) -> Array:
         """What is made orthogonal: the average of gradients, or what it would be if the gradient stayed."""
@@ -83,6 +86,8 @@ class Muon(_Muon):
         runs as it is written, on engine ``"array_api"``. On a GPU engine ``"cupy"`` has it, for CuPy's arrays too.
     eps : number, schedule or sequence, default 1e-7
         The least norm that d is divided by, in (0, inf).
+    eps_added : bool, default False
+        Divide d by ‖d‖ + ε instead (optax).
     scale : {"original", "match_rms_adamw", "none"}
         The factor k: √max(1, rows/columns); 0.2·√max(rows, columns), which makes steps as long as AdamW's (Liu et al.,
         arXiv:2502.16982); or 1.
@@ -103,7 +108,7 @@ class Muon(_Muon):
     The iteration does not converge: it brings the singular values of d to between about 0.7 and 1.2, and that quickly.
     The result is near to the orthogonal factor of d, and not equal to it.
 
-    As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax adds eps to the norm, and has
+    As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax has
     kernels the other way round: its k is √max(1, columns/rows).
 
     References
@@ -142,7 +147,8 @@ class NorMuon(_Muon):
 
     Parameters
     ----------
-    lr, momentum, nesterov, bias_correction, weight_decay, ns_steps, ns_coefficients, ns_dtype, eps, scale, matrix
+    lr, momentum, nesterov, bias_correction, weight_decay, ns_steps, ns_coefficients, ns_dtype, eps, eps_added, scale,
+    matrix
         As in `Muon`, with the same defaults and ranges.
     beta2 : number, schedule or sequence, default 0.95
         Decay β₂ of the mean of squares, in [0, 1).
@@ -203,7 +209,8 @@ class MuonH(_Muon):
 
     Parameters
     ----------
-    lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype, eps, matrix, grad_centralization
+    lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype, eps, eps_added, matrix,
+    grad_centralization
         As in `Muon`, with the same defaults and ranges. The learning rate is relative to R.
     radius : number, schedule or sequence, optional
         R, in (0, inf). By default it is the norm of each matrix at its first step, which the slot ``radius`` keeps:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import bias_correction, choose, debias, ema, moments, on_scalar, sqrt, zeros_abs2
+from arrayopt.rules.words import bias_correction, choose, debias, ema, is_zero, moments, on_scalar, sqrt, zeros_abs2
 
 __all__ = ["RAdam"]
 
@@ -44,6 +44,8 @@ class RAdam(Rule):
         either, where that is decoupled.
     nesterov : bool, default False
         Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax).
+    eps_root : number, schedule or sequence, default 0
+        Added to v inside the root, before the correction by c₂, in [0, inf).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -76,6 +78,7 @@ class RAdam(Rule):
     threshold: Hyper = real("[0, inf)", 5.0)
     degenerated_to_sgd: bool = flag(True)
     nesterov: bool = flag(False)
+    eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
 
     complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v",)
@@ -91,7 +94,8 @@ class RAdam(Rule):
             u = ema(debias(m, h.beta1, h.t + 1), debias(g, h.beta1, h.t), h.beta1)
         known, r = _rectification(h)
         early = 1.0 if self.degenerated_to_sgd else 0.0  # a factor, so that NaN comes through
-        u = choose(known, r, early) * u / choose(known, sqrt(xp, v) + h.eps, 1.0)
+        inside = v if is_zero(self.eps_root) else v + h.eps_root
+        u = choose(known, r, early) * u / choose(known, sqrt(xp, inside) + h.eps, 1.0)
         u = u + choose(known, 1.0 + 0.0 * r, early) * h.weight_decay * p if self.decoupled else u
         return p - h.lr * u, {"m": m, "v": v}
 

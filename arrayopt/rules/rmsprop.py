@@ -36,6 +36,9 @@ class RMSprop(Rule):
         μ, in [0, 1). The number 0 means no momentum and keeps no state for it.
     nesterov : bool, default False
         Nesterov's momentum: g / d + μ b instead of b; needs `momentum` (optax).
+    lr_in_momentum : bool, default False
+        b ← μ b + η g / d, p ← p - b, so that a learning rate that changes acts on later gradients alone (TensorFlow,
+        optax).
     centered : bool, default False
         Divide by the root of the variance: of v - abs(m)², where m averages g with decay α (Graves).
     eps_in_sqrt : bool, default False
@@ -56,7 +59,8 @@ class RMSprop(Rule):
 
     Notes
     -----
-    The variance is 0 where rounding makes it negative. The learning rate is applied outside the momentum.
+    The variance is 0 where rounding makes it negative. The learning rate is applied outside the momentum,
+    unless `lr_in_momentum` is set; the results differ only if lr changes.
 
     References
     ----------
@@ -76,6 +80,7 @@ class RMSprop(Rule):
     weight_decay: Hyper = real("[0, inf)", 0.0)
     momentum: Hyper = real("[0, 1)", 0.0, zero_is_off=True)
     nesterov: bool = flag(False)
+    lr_in_momentum: bool = flag(False)
     centered: bool = flag(False)
     eps_in_sqrt: bool = flag(False)
     bias_correction: bool = flag(False)
@@ -97,12 +102,14 @@ class RMSprop(Rule):
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         g = g if self.decoupled else g + h.weight_decay * p
         d, new = self._divisor(xp, g, s, h)
-        u = g / d
+        u, decay = g / d, h.weight_decay
+        if self.lr_in_momentum:
+            u, decay = h.lr * u, h.lr * decay
         if not is_zero(self.momentum):
             buf = new["buf"] = h.momentum * s["buf"] + u
             u = u + h.momentum * buf if self.nesterov else buf
-        u = u + h.weight_decay * p if self.decoupled else u
-        return p - h.lr * u, new
+        u = u + decay * p if self.decoupled else u
+        return p - (u if self.lr_in_momentum else h.lr * u), new
 
     def _divisor(self, xp: Any, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         """d, and the new averages."""

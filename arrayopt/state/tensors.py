@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from arrayopt.arrays import (
     kind,
     like,
     on_its_device,
+    sharded_like,
     store,
     to_host,
     working_dtype,
@@ -231,7 +233,16 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
     with on_its_device(array):
         wide = xp.astype(array, working_dtype(xp, array), copy=False)
-        slots = _stacked_slots(rule, xp, wide, dtype) if rule.stacked else rule.all_slots(xp, wide, dtype)
+
+        def begun(xp: Any, p: Array) -> dict[str, Array]:
+            return _stacked_slots(rule, xp, p, dtype) if rule.stacked else rule.all_slots(xp, p, dtype)
+
+        def like() -> dict[str, Array | None]:
+            """Slots of the parameter's shape are sharded as it is."""
+            made = begun(np, np.broadcast_to(np.float32(0.0), tuple(wide.shape)))
+            return {slot: wide if x.shape == tuple(wide.shape) else None for slot, x in made.items()}
+
+        slots = sharded_like(like, partial(begun, xp), wide)
         slots = {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
         slots = _own(array, slots)
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}

@@ -166,7 +166,7 @@ def own_slots(rule_name, h, shape):
         names = ["m", "v", *(["v_max"] if getattr(h, "amsgrad", False) else [])]
         return dict.fromkeys(names, shape)
     slots = {} if h.beta1 is None else {"m": shape}
-    if len(shape) < 2:
+    if len(shape) < 2 or not getattr(h, "factored", True):
         return slots | {"v": shape}
     pairs = [("r", "c"), ("ir", "ic")][: 2 if rule_name == "CAME" else 1]
     return slots | {k: x for r, c in pairs for k, x in ((r, shape[:-1]), (c, (*shape[:-2], shape[-1])))}

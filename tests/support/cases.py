@@ -34,7 +34,7 @@ CASES = {
         {"lr": 1.0, "weight_decay": 0.1, "trust_coefficient": 0.01, "decayed_norm": True},
         {"lr": 0.1, "adapt": False, "grad_centralization": True},
         {"lr": 2e-3, "nesterov": True, "trust_clip": True, "weight_decay": 0.01},
-        {"lr": 0.1, "clip_value": 0.5, "clip_after_ratio": True, "trust_coefficient": 0.05},
+        {"lr": 0.1, "clip_value": 0.5, "clip_after_ratio": True, "trust_coefficient": 0.05, "lr_in_momentum": True},
     ],
     "AdamW": [
         {},
@@ -64,6 +64,14 @@ CASES = {
         {"lr": 0.01, "relative_step": False, "scale_parameter": False, "weight_decay": 0.1},
         {"warmup_init": True, "beta1": 0.9, "clip_threshold": None},
         {"decay_rate": 0.5, "eps1": 1e-20, "eps_scale": 0.01, "clip_threshold": 0.5, "grad_centralization": True},
+        {
+            "lr": 0.05,
+            "relative_step": False,
+            "factored": False,
+            "lr_in_momentum": True,
+            "beta1": 0.8,
+            "weight_decay": 0.1,
+        },
     ],
     "Lion": [
         {},
@@ -73,7 +81,7 @@ CASES = {
     "RMSprop": [
         {},
         {"lr": 1e-3, "momentum": 0.9, "centered": True},
-        {"momentum": 0.5, "nesterov": True, "eps_in_sqrt": True, "initial_scale": 1.0},
+        {"momentum": 0.5, "nesterov": True, "eps_in_sqrt": True, "initial_scale": 1.0, "lr_in_momentum": True},
         {"bias_correction": True, "decoupled": True, "weight_decay": 0.1, "alpha": 0.9},
         {"weight_decay": 0.1, "alpha": 0.9},
     ],
@@ -85,11 +93,11 @@ CASES = {
     "RAdam": [
         {},
         {"weight_decay": 0.1, "beta2": 0.98, "threshold": 4.5, "nesterov": True},
-        {"weight_decay": 0.1, "decoupled": True, "threshold": 4.1},
+        {"weight_decay": 0.1, "decoupled": True, "threshold": 4.1, "eps_root": 1e-3},
     ],
     "Adan": [
         {},
-        {"lr": 0.01, "weight_decay": 0.1, "no_prox": True},
+        {"lr": 0.01, "weight_decay": 0.1, "no_prox": True, "eps_root": 1e-3, "weak_differences": True},
         {"lr": 0.01, "weight_decay": 0.1, "beta3": 0.9, "grad_centralization": True},
     ],
     "AdEMAMix": [
@@ -119,7 +127,15 @@ MATRICES = {
         {"lr": 0.02},
         {"lr": 0.1, "nesterov": False, "scale": "match_rms_adamw", "weight_decay": 0.0, "grad_centralization": True},
         {"lr": 0.02, "bias_correction": True, "matrix": "last", "momentum": 0.5, "clip_tensor_norm": 0.5},
-        {"lr": 0.02, "bias_correction": True, "nesterov": False, "scale": "none", "eps": 1e-3, "ns_steps": 2},
+        {
+            "lr": 0.02,
+            "bias_correction": True,
+            "nesterov": False,
+            "scale": "none",
+            "eps": 1e-3,
+            "ns_steps": 2,
+            "eps_added": True,
+        },
         {"lr": 0.02, "lookahead_steps": 2, "ema_decay": 0.9, "clip_value": 0.5, "ns_coefficients": ((2.0, -1.5, 0.5),)},
     ],
     "NorMuon": [

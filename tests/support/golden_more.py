@@ -41,6 +41,9 @@ GOLDENS = {
     ),
     "timm_adan/default": Golden(ao.Adan(lr=0.01, weight_decay=0.1)),
     "timm_adan/no_prox": Golden(ao.Adan(lr=0.01, weight_decay=0.1, no_prox=True)),
+    "optax_adan/default": Golden(
+        ao.Adan(lr=0.01, weight_decay=0.1, no_prox=True, eps_root=1e-8, weak_differences=True)
+    ),
     "po_adan/default": Golden(ao.Adan(lr=0.01, beta1=0.9, beta2=0.8, beta3=0.95, weight_decay=0.1)),
     "optax_ademamix/default": Golden(ao.AdEMAMix(lr=0.01, weight_decay=0.1)),
     "optax_ademamix/warmup": Golden(ao.AdEMAMix(lr=0.01, alpha=alpha_warm, eps_root=1e-4)),
@@ -71,10 +74,5 @@ LEFT_OUT = {
         None,
         "in optax's warm-up, z moves by the learning rate of step t - 1, and weights are made of that of step t",
         Golden(LATE_FREE),
-    ),
-    "optax_adan/default": LeftOut(
-        None,
-        "optax multiplies differences by 1 - b2 where the paper, whose beta is 1 - b2, has 1 - beta: by b2 here",
-        Golden(ao.Adan(lr=0.01, weight_decay=0.1)),
     ),
 }

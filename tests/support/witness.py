@@ -20,10 +20,10 @@ AROUND = {"grad_centralization": False, "clip_value": None, "clip_tensor_norm": 
 AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "project": None}
 AROUND |= {"rounding": "nearest", "seed": 0}  # of the one this is the witness, and the other changes nothing then
 MUON = {"momentum": 0.95, "nesterov": True, "bias_correction": False, "weight_decay": 0.1, "ns_steps": 5, "eps": 1e-7}
-MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten"}
+MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten", "eps_added": False}
 ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}
 LARS = {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False}
-LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False}
+LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False, "lr_in_momentum": False}
 DEFAULTS = {
     "LAMB": MOMENTS | TRUST | {"grad_averaging": True, "eps_root": 0.0},
     "LANS": MOMENTS | TRUST | {"sequential": False},
@@ -35,7 +35,7 @@ DEFAULTS = {
     "Muon": MUON,
     "MuonH": MUON | {"radius": None},
     "NorMuon": MUON | {"beta2": 0.95, "eps2": 1e-10},
-    "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8} | RELATIVE_LR,
+    "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8, "factored": True, "lr_in_momentum": False} | RELATIVE_LR,
     "SOAP": witness_soap.DEFAULTS,
     **witness_more.DEFAULTS,
 }
@@ -135,7 +135,7 @@ def zero_slots(rule_name, h, shape, p):
             slots["v_max"] = [0.0] * whole
         return slots
     slots = {} if h.beta1 is None else {"m": [0.0] * whole}
-    if len(shape) < 2:
+    if len(shape) < 2 or (rule_name == "Adafactor" and not h.factored):
         return slots | {"v": [0.0] * whole}
     rows, columns = math.prod(shape[:-1]), math.prod(shape[:-2] + shape[-1:])
     slots |= {"r": [0.0] * rows, "c": [0.0] * columns}
@@ -238,9 +238,10 @@ def lars(h, shape, p, g, s, t):
     if h.clip_after_ratio:
         g = clip(g, h.clip_value)
         g_decayed = [g[i] + h.weight_decay * p[i] for i in n]
-    buf = [h.momentum * s["buf"][i] + trust * g_decayed[i] for i in n]
-    d = [trust * g_decayed[i] + h.momentum * buf[i] for i in n] if h.nesterov else buf
-    return [p[i] - h.lr * d[i] for i in n], {"buf": buf}
+    inside, outside = (h.lr, 1.0) if h.lr_in_momentum else (1.0, h.lr)
+    buf = [h.momentum * s["buf"][i] + inside * trust * g_decayed[i] for i in n]
+    d = [inside * trust * g_decayed[i] + h.momentum * buf[i] for i in n] if h.nesterov else buf
+    return [p[i] - outside * d[i] for i in n], {"buf": buf}
 
 
 def row_means(shape, x):
@@ -276,7 +277,7 @@ def over_factored_root(shape, x, r, c):
 def factored_update(h, shape, g, s, beta2):
     """Steps 1 to 3 of CAME, which are Adafactor's: u and the slots of the second moment."""
     q = [square(x) + h.eps1 for x in g]
-    if len(shape) >= 2:
+    if "r" in s:
         r = ema(s["r"], row_means(shape, q), beta2)
         c = ema(s["c"], column_means(shape, q), beta2)
         u, slots = over_factored_root(shape, g, r, c), {"r": r, "c": c}
@@ -314,9 +315,11 @@ def adafactor(h, shape, p, g, s, t):
     n = range(len(p))
     lr_t = step_size(h, p, t)
     u, slots = factored_update(h, shape, g, s, 1 - t ** (-h.decay_rate))
+    inside, outside = (lr_t, 1.0) if h.lr_in_momentum else (1.0, lr_t)
+    u = [inside * x for x in u]
     if h.beta1 is not None:
         u = slots["m"] = ema(s["m"], u, h.beta1)
-    return [p[i] - lr_t * (u[i] + h.weight_decay * p[i]) for i in n], slots
+    return [p[i] - outside * (u[i] + h.weight_decay * p[i]) for i in n], slots
 
 
 def matrices(h, shape):
@@ -338,7 +341,8 @@ def turned(x):
 
 def newton_schulz(h, x):
     """A matrix, brought near to an orthogonal one."""
-    length = max(norm([v for row in x for v in row]), h.eps)
+    length = norm([v for row in x for v in row])
+    length = length + h.eps if h.eps_added else max(length, h.eps)
     x = [[v / length for v in row] for row in x]
     tall = len(x) > len(x[0])
     x = turned(x) if tall else x

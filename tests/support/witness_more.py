@@ -11,8 +11,11 @@ from tests.support.plain import corrections, ema, nonzero, norm, projected, squa
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 RMSPROP = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
 RMSPROP |= {"centered": False, "eps_in_sqrt": False, "bias_correction": False, "initial_scale": 0.0, "decoupled": False}
+RMSPROP |= {"lr_in_momentum": False}
 RADAM = {"lr": 1e-3, "decoupled": False, "threshold": 5.0, "degenerated_to_sgd": True, "nesterov": False}
+RADAM |= {"eps_root": 0.0}
 ADAN = {"lr": 1e-3, "beta1": 0.98, "beta2": 0.92, "beta3": 0.99, "eps": 1e-8, "weight_decay": 0.0, "no_prox": False}
+ADAN |= {"eps_root": 0.0, "weak_differences": False}
 MIX = {"lr": 1e-3, "beta3": 0.9999, "alpha": 5.0, "alpha_warmup": None, "beta3_warmup": None, "decoupled": True}
 FREE = {"lr": 2.5e-3, "warmup_steps": 0.0, "r": 0.0, "weight_lr_power": 2.0}
 DEFAULTS = {
@@ -76,11 +79,14 @@ def rmsprop(h, shape, p, g, s, t):
         slots["m"] = ema(s["m"], g, h.alpha)
         v = [max(v[i] - square(slots["m"][i] / c), 0.0) for i in n]
     d = [math.sqrt(x + h.eps) if h.eps_in_sqrt else math.sqrt(x) + h.eps for x in v]
-    u = [g[i] / d[i] for i in n]
+    u, decay = [g[i] / d[i] for i in n], h.weight_decay * h.decoupled
+    if h.lr_in_momentum:
+        u, decay = [h.lr * x for x in u], h.lr * decay
     if h.momentum:
         buf = slots["buf"] = [h.momentum * s["buf"][i] + u[i] for i in n]
         u = [u[i] + h.momentum * buf[i] for i in n] if h.nesterov else buf
-    return moved(h, p, u), slots
+    outside = 1.0 if h.lr_in_momentum else h.lr
+    return [p[i] - outside * (u[i] + decay * p[i]) for i in n], slots
 
 
 def nadam(h, shape, p, g, s, t):
@@ -108,7 +114,7 @@ def radam(h, shape, p, g, s, t):
     rho = most - 2 * t * h.beta2**t / c2
     if rho > max(h.threshold, 4):
         r = math.sqrt((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho))
-        u = [r * a * math.sqrt(c2) / (math.sqrt(b) + h.eps) for a, b in zip(m_hat, v, strict=True)]
+        u = [r * a * math.sqrt(c2) / (math.sqrt(b + h.eps_root) + h.eps) for a, b in zip(m_hat, v, strict=True)]
     else:
         u = m_hat
         if not h.degenerated_to_sgd:
@@ -120,9 +126,10 @@ def adan(h, shape, p, g, s, t):
     n = range(len(p))
     delta = [g[i] - s["previous"][i] if t > 1 else 0.0 for i in n]
     m, d = ema(s["m"], g, h.beta1), ema(s["d"], delta, h.beta2)
-    v = ema(s["v"], [square(g[i] + h.beta2 * delta[i]) for i in n], h.beta3)
+    share = 1 - h.beta2 if h.weak_differences else h.beta2
+    v = ema(s["v"], [square(g[i] + share * delta[i]) for i in n], h.beta3)
     c1, c2, c3 = (1 - beta**t for beta in (h.beta1, h.beta2, h.beta3))
-    u = [(m[i] / c1 + h.beta2 * d[i] / c2) / (math.sqrt(v[i] / c3) + h.eps) for i in n]
+    u = [(m[i] / c1 + share * d[i] / c2) / (math.sqrt(v[i] / c3 + h.eps_root) + h.eps) for i in n]
     decay = h.lr * h.weight_decay
     new = [p[i] * (1 - decay) - h.lr * u[i] if h.no_prox else (p[i] - h.lr * u[i]) / (1 + decay) for i in n]
     return new, {"m": m, "d": d, "v": v, "previous": list(g)}

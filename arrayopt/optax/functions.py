@@ -1,0 +1,99 @@
+"""Functions that make transformations: how they are called, and what they say to names that they do not know."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from arrayopt.arrays import NARROW, dtype_name
+from arrayopt.foreign import RULE, unknown
+
+__all__ = ["function"]
+
+_INSTEAD = {
+    "accumulate": "wrap it in optax.MultiSteps",
+    "clip_norm": "clip before it: optax.chain(optax.clip_by_global_norm(1.0), ...)",
+    "engine": "leave it out: JAX compiles the update",
+    "fused": "leave it out: JAX compiles the update",
+    "groups": "use optax.multi_transform, with a transformation for each label",
+    "loss_scale": "divide the gradients by the scale before it: optax.chain(optax.scale(1 / scale), ...)",
+    "mask": "use optax.multi_transform, with a transformation for each label",
+    "params": "give the parameters to tx.init(params) and tx.update(grads, state, params)",
+    "skip_nonfinite": "wrap it in optax.apply_if_finite",
+    "stats": "arrayopt.update returns statistics",
+}
+"""What to do in an optax program instead of giving an option of `Optimizer`."""
+
+_ADVICE = {
+    name: next((words for option, words in _INSTEAD.items() if said == RULE[option]), said)
+    for name, said in RULE.items()
+}
+
+
+class _Held:
+    """What optax is not to call as a schedule, or to make an array of."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def function(
+    who: str,
+    doc: str,
+    parameters: Sequence[inspect.Parameter],
+    numbers: Collection[str],
+    build: Callable[[dict[str, Any]], optax.GradientTransformationExtraArgs],
+    more: Collection[str] = (),
+    known_as: Mapping[str, str] | None = None,
+) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """A function with these parameters, which takes the names in `more` besides, and other names `known_as` these.
+
+    `numbers` are the names of what optax may inject; `build` makes the transformation of all values, by name.
+    """
+    names = [*(p.name for p in parameters), *more]
+
+    def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+        places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(places):
+            raise TypeError(f"{who} takes at most {len(places)} values without names; got {len(args)}")
+        found, said = dict(zip(places, args, strict=False)), dict.fromkeys(places, "by its place")
+        for name, value in given.items():
+            key = name if name in names else (known_as or {}).get(name, name)
+            if key not in names:
+                raise TypeError(unknown(who, names, name, _ADVICE, value))
+            if key in found:
+                raise TypeError(f"{who}: `{key}` is given twice, {said[key]} and as `{name}`; give it once")
+            found[key], said[key] = value, f"as `{name}`"
+        for p in parameters:
+            if found.setdefault(p.name, p.default) is inspect.Parameter.empty:
+                raise TypeError(f"{who}: `{p.name}` must be given")
+        return found
+
+    def make(*args: Any, **given: Any) -> optax.GradientTransformationExtraArgs:
+        plain = {name: x.value if isinstance(x, _Held) else x for name, x in values(args, given).items()}
+        try:
+            return build(dict(plain))
+        except ValueError as error:
+            narrow = [dtype_name(x) for x in plain.values() if isinstance(x, jax.Array) and dtype_name(x) in NARROW]
+            if not narrow:
+                raise
+            raise ValueError(
+                f"{error}. Numbers are rounded to {narrow[0]} here, as optax.inject_hyperparams does for parameters of"
+                " that dtype; give it hyperparam_dtype=jnp.float32"
+            ) from None
+
+    class Taken(inspect.Signature):
+        """The signature, as optax.inject_hyperparams binds it: by any name, and what shapes a rule as it is."""
+
+        def bind(self, /, *args: Any, **given: Any) -> inspect.BoundArguments:
+            held = {name: x if name in numbers else _Held(x) for name, x in values(args, given).items()}
+            kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in held]
+            return inspect.Signature(kinds).bind(**held)
+
+    last = [inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD)] if more else []
+    make.__name__ = make.__qualname__ = who
+    make.__doc__ = doc
+    make.__signature__ = Taken([*parameters, *last])  # type: ignore[attr-defined]
+    return make

@@ -1,0 +1,213 @@
+"""The functions that optax has too: they take the arguments that it has in its installed version."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from arrayopt import rules
+from arrayopt.foreign import OPTAX
+from arrayopt.optax.functions import function
+from arrayopt.optax.transformation import Form, Leaf, View, masked, spread, transform
+from arrayopt.rules.base import Rule
+from arrayopt.rules.fields import hypers
+from arrayopt.rules.words import bias_correction
+
+__all__ = ["SAME", "their_function"]
+
+_MASKS: dict[str, dict[str, Any]] = {
+    "mask": {"weight_decay": 0.0},
+    "weight_decay_mask": {"weight_decay": 0.0},
+    "trust_ratio_mask": {"adapt": False},
+}
+"""Arguments that are masks, and what is changed where they are False."""
+
+_STORED = {"mu_dtype": "m", "accumulator_dtype": "buf", "dtype_momentum": "m"}
+"""Arguments that are the dtype of a slot."""
+
+_ADAM = {f"adam_{name}": OPTAX.get(name, name) for name in ("learning_rate", "b1", "b2", "eps_root", "weight_decay")}
+"""Arguments of muon for what is no matrix, and fields of AdamW."""
+
+
+@dataclass
+class Same:
+    """How a function of optax is said by a rule.
+
+    An argument is the field that it has in `names` or `OPTAX`, or that has its name. `always` are fields that optax's
+    formula asks for, `instead` values for None. `form` makes the `Form` of the rule, of masks, of dtypes of slots, and
+    of the arguments in `rest`. Any other argument must be as in optax's own default.
+    """
+
+    rule: type[Rule]
+    names: Mapping[str, str] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=lambda: _STORED)
+    rest: tuple[str, ...] = ()
+    form: Callable[..., Form] = lambda rule, masks, stored: Form(rule, masked(rule, masks), stored=stored)
+
+
+def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """The function that is called as that of optax."""
+    theirs = getattr(optax, who, None) or getattr(optax.contrib, who)
+    parameters = list(inspect.signature(theirs).parameters.values())
+    every, numeric = [f.name for f in fields(same.rule)], hypers(same.rule)
+    known = {p.name: same.names.get(p.name, OPTAX.get(p.name, p.name)) for p in parameters if p.name not in same.rest}
+    known = {name: own for name, own in known.items() if own in every}
+    more = [own for own in every if own not in {*known.values(), *same.always}]
+    numbers = {*(name for name, own in known.items() if own in numeric), *(x for x in more if x in numeric), *_ADAM}
+
+    def build(values: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
+        options, rest, masks, stored = dict(same.always), dict[str, Any](), [], dict[str, Any]()
+        for p in parameters:
+            value = values.pop(p.name)
+            if p.name in _MASKS:
+                masks.append((p.name, value, _MASKS[p.name]))
+            elif p.name in same.stored:
+                stored |= {} if value is None else {same.stored[p.name]: _dtype(f"{who}: `{p.name}`", value)}
+            elif p.name in same.rest:
+                rest[p.name] = value
+            elif p.name in known:
+                options[known[p.name]] = same.instead.get(p.name) if value is None else value
+            elif value is not p.default and value != p.default:
+                raise ValueError(f"{who}: `{p.name}` must be {p.default!r} here; got {value!r}. Use optax's own {who}")
+        still = isinstance(momentum := options.get("momentum"), int | float) and momentum == 0
+        if still and same.rule is not rules.Muon:
+            options["nesterov"] = False
+        try:
+            return transform(same.form(same.rule(**options, **values), masks, stored, **rest))
+        except (TypeError, ValueError) as error:
+            words = str(error).replace(f"{same.rule.__name__}:", f"{who}:")
+            for name, own in known.items():
+                words = words.replace(f"`{own}`", f"`{name}`")
+            raise type(error)(words) from None
+
+    doc = (
+        f"``optax.{'' if hasattr(optax, who) else 'contrib.'}{who}``: its arguments and its formula, computed by"
+        f" `{same.rule.__name__}`.\n\nFields of the rule that optax has no argument for may be given besides, by name."
+    )
+    return function(who, doc, parameters, numbers, build, more, {own: name for name, own in known.items()})
+
+
+def _dtype(where: str, value: Any) -> Any:
+    """The dtype of a slot."""
+    dtype = jax.dtypes.canonicalize_dtype(value)
+    if dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        raise ValueError(f"{where} must be float16, bfloat16, float32 or float64; got {value!r}")
+    return dtype
+
+
+def _times(x: Any, factor: Callable[[Any], Any]) -> Any:
+    """A number or a schedule, times a function of the step."""
+    return lambda step: (x(step) if callable(x) else x) * factor(step)
+
+
+def _radam(rule: Any, masks: Any, stored: Any) -> Form:
+    """eps is added after the correction by c₂; the rule adds it before."""
+
+    def root(step: Any) -> Any:
+        beta2 = rule.beta2(step) if callable(rule.beta2) else rule.beta2
+        return bias_correction(beta2, step + 1) ** 0.5
+
+    eps_root = _times(rule.eps_root, lambda step: root(step) ** 2) if "eps_root" not in rule.structure[2] else 0.0
+    late = replace(rule, eps=_times(rule.eps, root), eps_root=eps_root)
+    return Form(late, masked(late, masks), stored=stored)
+
+
+def _adafactor(rule: Any, masks: Any, stored: Any, min_dim_size_to_factor: int, factored: bool) -> Form:
+    """The two largest axes are factored, if both are long enough."""
+    each = masked(rule, masks)
+
+    def leaves(params: Any) -> list[Leaf]:
+        made, whole = list[Leaf](), dict[int, Any]()
+        own: Any
+        for (own, _), p in zip(each(params), jax.tree.leaves(params), strict=True):
+            order = [int(axis) for axis in np.argsort(p.shape)]
+            if factored and p.ndim > 1 and p.shape[order[-2]] >= min_dim_size_to_factor:
+                axes = (*sorted(order[:-2]), *order[-2:])
+                made.append((own, View(axes, tuple(p.shape[axis] for axis in axes))))
+            else:
+                made.append((whole.setdefault(id(own), replace(own, factored=False)), None))
+        return made
+
+    return Form(rule, leaves, stored=stored)
+
+
+def _muon(rule: Any, masks: Any, stored: Any, ns_coeffs: Any, **rest: Any) -> Form:
+    """Kernels have their inputs along the first axis; what is no matrix is under AdamW."""
+    shared = {f.name: getattr(rule, f.name) for f in fields(Rule)}
+    shared |= {"lr": rule.lr, "eps": rule.eps, "nesterov": rule.nesterov}
+    adam = rules.AdamW(**shared | {_ADAM[name]: x for name, x in rest.items() if name in _ADAM and x is not None})
+    if isinstance(ns_coeffs, str):  # a name that optax has for them
+        known = optax.contrib.muon(0.0, ns_coeffs=ns_coeffs).init(np.zeros((1, 1), "float32"))
+        ns_coeffs = optax.tree_utils.tree_get(known, "ns_coeffs")
+    rule = replace(rule, ns_coefficients=np.asarray(ns_coeffs).tolist())
+    rms, numbers = rest.get("consistent_rms"), rest.get("muon_weight_dimension_numbers")
+    if rms is not None:  # the factor is 0.2 in the rule
+        lr, decay = _times(rule.lr, lambda _: rms / 0.2), _times(rule.weight_decay, lambda _: 0.2 / rms)
+        rule = replace(rule, scale="match_rms_adamw", lr=lr, weight_decay=decay)
+    each = masked(rule, masks)
+
+    def leaves(params: Any) -> list[Leaf]:
+        arrays = jax.tree.leaves(params)
+        axes = [(0, 1) if p.ndim == 2 else None for p in arrays]
+        if numbers is not None:
+            said = numbers(params) if callable(numbers) else numbers
+            leaf = lambda x: x is None or hasattr(x, "reduction_axis")  # noqa: E731
+            axes = spread("muon: `muon_weight_dimension_numbers`", said, params, leaf)
+        seen = zip(each(params), arrays, axes, strict=True)
+        return [(adam, None) if of is None else (own, _as_matrices(p.shape, *of)) for (own, _), p, of in seen]
+
+    return Form(rule, leaves, also=(adam,), stored=stored)
+
+
+def _as_matrices(shape: tuple[int, ...], inputs: Any, outputs: Any) -> View:
+    """How a tensor is seen as matrices of outputs and inputs; its other axes are a batch."""
+    n = len(shape)
+    inputs, outputs = (tuple(axis % n for axis in ([x] if isinstance(x, int) else x)) for x in (inputs, outputs))
+    batch = tuple(axis for axis in range(n) if axis not in (*inputs, *outputs))
+    sizes = [int(np.prod([shape[axis] for axis in axes], dtype=int)) for axes in (batch, outputs, inputs)]
+    return View((*batch, *outputs, *inputs), tuple(sizes if batch else sizes[1:]))
+
+
+SAME = {
+    "adafactor": Same(
+        rules.Adafactor,
+        names={
+            "multiply_by_parameter_scale": "scale_parameter",
+            "clipping_threshold": "clip_threshold",
+            "momentum": "beta1",
+            "weight_decay_rate": "weight_decay",
+            "eps": "eps1",
+        },
+        always={"relative_step": False, "warmup_init": False, "eps_scale": 1e-3, "lr_in_momentum": True},
+        instead={"learning_rate": 1.0, "weight_decay_rate": 0.0},
+        rest=("min_dim_size_to_factor", "factored"),
+        form=_adafactor,
+    ),
+    "adam": Same(rules.Adam),
+    "adamw": Same(rules.AdamW),
+    "adan": Same(rules.Adan, always={"weak_differences": True, "no_prox": True}),
+    "ademamix": Same(rules.AdEMAMix, stored={}),  # optax keeps no dtype from the first update on
+    "lamb": Same(rules.LAMB),
+    "lars": Same(rules.LARS, always={"decayed_norm": True, "lr_in_momentum": True}),
+    "lion": Same(rules.Lion),
+    "muon": Same(
+        rules.Muon,
+        names={"beta": "momentum"},
+        always={"bias_correction": True, "eps_added": True, "matrix": "last", "scale": "original"},
+        rest=("ns_coeffs", "muon_weight_dimension_numbers", "consistent_rms", *_ADAM),
+        form=_muon,
+    ),
+    "nadam": Same(rules.Adam),
+    "radam": Same(rules.RAdam, form=_radam),
+    "rmsprop": Same(
+        rules.RMSprop, names={"decay": "alpha"}, always={"lr_in_momentum": True}, instead={"momentum": 0.0}
+    ),
+    "sgd": Same(rules.SGD, instead={"momentum": 0.0}),
+}
+"""The functions that optax has too, by name."""

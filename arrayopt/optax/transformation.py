@@ -1,0 +1,322 @@
+"""A rule as a transformation of optax."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from arrayopt import functional
+from arrayopt.hyper import Listed, concrete
+from arrayopt.params.groups import Groups
+from arrayopt.rules.base import Rule
+from arrayopt.state.tensors import advising, new_slots
+
+__all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "transform", "transformation"]
+
+
+class State(NamedTuple):
+    """The state of a transformation.
+
+    Attributes
+    ----------
+    count : 0-d array
+        The number of updates.
+    slots : dict of str to tree
+        The rule's slots, each as a tree like the parameters; those without the slot have ``zeros(1)``.
+
+    Notes
+    -----
+    A transformation makes a class of it for each rule, such as `LAMBState`, and refuses that of another rule.
+    """
+
+    count: Any
+    slots: dict[str, Any]
+
+    def __reduce__(self) -> Any:
+        return _remade, (getattr(self, "rule", None), *self)
+
+
+@cache
+def _state_of(rule: type[Rule]) -> type[State]:
+    """The class of a rule's states."""
+    return type(f"{rule.__name__}State", (State,), {"__slots__": (), "__module__": __name__, "rule": rule})
+
+
+def _remade(rule: type[Rule] | None, count: Any, slots: dict[str, Any]) -> State:
+    """A state from its parts, as pickle and copy have them."""
+    return (State if rule is None else _state_of(rule))(count, slots)
+
+
+class View(NamedTuple):
+    """How a rule sees a tensor: with its axes in some order, and then in some shape."""
+
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def seen(self, x: Any) -> Any:
+        return jnp.reshape(jnp.transpose(x, self.axes), self.shape)
+
+    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """What has been seen so, in the tensor's own shape."""
+        x = jnp.reshape(x, [shape[axis] for axis in self.axes])
+        return jnp.transpose(x, sorted(range(len(shape)), key=self.axes.__getitem__))
+
+
+Leaf = tuple[Rule, View | None]
+"""The rule of a tensor, and how it sees it if not as it is."""
+
+
+@dataclass
+class Form:
+    """What a transformation makes of a rule.
+
+    `leaves` takes the parameters and says of each of them how it is updated. `also` are rules beside the main one, and
+    `stored` the dtypes of slots, such as optax's `mu_dtype`.
+    """
+
+    rule: Rule
+    leaves: Callable[[Any], list[Leaf]]
+    also: tuple[Rule, ...] = ()
+    stored: Mapping[str, Any] = field(default_factory=dict)
+
+
+def transformation(rule: Rule, *, mask: Any = None) -> optax.GradientTransformationExtraArgs:
+    """A rule as a transformation of optax.
+
+    Parameters
+    ----------
+    rule : Rule
+        The rule. Its schedules see the number of updates so far.
+    mask : tree of bool, or callable, optional
+        Which parameters decay: a tree like the parameters, or a prefix of it, or a function of the parameters that
+        returns one. The others are under the same rule with ``weight_decay=0``.
+
+    Returns
+    -------
+    optax.GradientTransformationExtraArgs
+        `init(params)` returns a `State`. `update(grads, state, params)` returns the difference between the new
+        parameters and `params`, for `optax.apply_updates`, and the new state.
+
+    Raises
+    ------
+    TypeError
+        If `rule` is not a Rule, or `mask` is given and the rule has no weight decay.
+
+    Notes
+    -----
+    A sequence that has run out is a ValueError. A traced update, as under `jax.jit`, cannot raise: its value is NaN.
+
+    ``params + update`` is rounded once more, so it may be another than the new parameter in the last bit where an
+    update is large. Masters and averages of parameters, which are slots, are those of `arrayopt.update`; but where the
+    parameter is not the master rounded, as after a later transformation that changed the update, or after a write from
+    outside, the master begins anew as the parameter, in that element.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, optax, arrayopt as ao
+    >>> from arrayopt.optax import transformation
+    >>> tx, params = transformation(ao.SGD(lr=0.5)), {"w": jnp.ones(2)}
+    >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+    >>> optax.apply_updates(params, updates)["w"].tolist(), int(state.count)
+    ([0.5, 0.5], 1)
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(f"transformation: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule!r}")
+    if mask is not None and "weight_decay" not in {f.name for f in fields(rule)}:
+        raise TypeError(f"transformation: `mask` says what decays, and {type(rule).__name__} has no weight decay")
+    return transform(Form(rule, masked(rule, [("mask", mask, {"weight_decay": 0.0})])))
+
+
+def masked(rule: Rule, masks: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> Callable[[Any], list[Leaf]]:
+    """The `Form.leaves` of one rule, with changes where a mask, which is given with its name, is False."""
+
+    def leaves(params: Any) -> list[Leaf]:
+        made = [rule] * len(jax.tree.leaves(params))
+        for name, mask, changes in masks:
+            if mask is not None:
+                kept, off = _flags(f"{type(rule).__name__}: `{name}`", mask, params), dict[int, Rule]()
+                for i, own in enumerate(made):
+                    if not kept[i]:
+                        made[i] = off.setdefault(id(own), replace(own, **changes))
+        return [(own, None) for own in made]
+
+    return leaves
+
+
+def _flags(who: str, mask: Any, params: Any) -> list[bool]:
+    """What a mask says of each leaf."""
+    found = jax.tree.leaves(mask)
+    called = bool(found) and all(callable(x) for x in found)
+    flags = spread(who, mask(params) if called else mask, params)
+    if not all(isinstance(x, bool | np.bool_) for x in flags):
+        raise TypeError(
+            f"{who} must be a tree of bools, or a function of the parameters that returns one; got {mask!r}"
+        )
+    return flags
+
+
+def spread(who: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The value of each leaf of the parameters in a tree like them, or in a prefix of it."""
+    outline: Any
+    values, outline = jax.tree.flatten(prefix, is_leaf=is_leaf)
+    try:
+        parts = outline.flatten_up_to(params)
+    except ValueError as error:
+        raise ValueError(f"{who} must be a tree like the parameters, or a prefix of it: {error}") from error
+    return [value for value, part in zip(values, parts, strict=True) for _ in jax.tree.leaves(part)]
+
+
+def transform(form: Form) -> optax.GradientTransformationExtraArgs:
+    """A transformation of a form."""
+    rule, who = form.rule, type(form.rule).__name__
+    own = _state_of(type(rule))
+    listed = any(isinstance(value, Listed) for value in vars(rule).values())
+    last = _usual((rule, *form.also))  # the slots of the last tree: optax asks for them by an init without parameters
+
+    slots_of: dict[Any, tuple[str, ...]] = {}
+
+    def init(params: Any) -> State:
+        names, tree = _named(params)
+        leaves = dict(zip(names, form.leaves(params), strict=True)) if names else {}
+        tensors: dict[str, dict[str, Any]] = {}
+        with advising("give it another rule, by optax.multi_transform"):
+            if names:
+                tensors = functional.init(rule, _seen(names, leaves), groups=_groups(rule, leaves))["tensors"]
+        for slots in tensors.values():
+            slots.update({slot: slots[slot].astype(dtype) for slot, dtype in form.stored.items() if slot in slots})
+        if names:
+            last.clear()
+            last.update(_usual((rule, *form.also)))
+            last.update(dict.fromkeys(slot for slots in tensors.values() for slot in slots if slot != "t"))
+        return own(jnp.zeros((), jnp.int32), _trees(last, names, tensors, leaves, tree))
+
+    def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
+        if not isinstance(state, State) or getattr(state, "rule", type(rule)) is not type(rule):
+            raise TypeError(
+                f"{who}: `state` must be what init or update of this rule returned; got"
+                f" {type(state).__name__}. Make one with tx.init(params)"
+            )
+        step = concrete(state.count)
+        if listed and step is not None:
+            rule.at(int(step))  # a sequence that has run out is an error where that can be known
+        if params is None:
+            raise ValueError(f"{who}: an update needs the parameters: tx.update(grads, state, params)")
+        names, tree = _named(params)
+        count: Any = optax.safe_increment(state.count)
+        if not names:
+            return grads, type(state)(count, state.slots)
+        leaves = dict(zip(names, form.leaves(params), strict=True))
+        each = {slot: _along(f"{who}: the slots of state", names, tree, x) for slot, x in state.slots.items()}
+        given = dict(zip(names, _along(f"{who}: grads", names, tree, grads), strict=True))
+        viewed, tensors = _seen(names, leaves), dict[str, dict[str, Any]]()
+        for i, (name, p) in enumerate(names.items()):
+            own_rule, view = leaves[name]
+            if view is not None and given[name] is not None and given[name].shape == p.shape:
+                given[name] = view.seen(given[name])
+            tensors[name] = {"t": state.count}
+            look = (own_rule.structure, viewed[name].shape, viewed[name].dtype)
+            if look not in slots_of:
+                slots_of[look] = _slots_of(own_rule, name, viewed[name])
+            for slot in slots_of[look]:
+                x = each[slot][i] if slot in each else None
+                if x is not None:
+                    tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
+            if "master" in tensors[name]:
+                tensors[name]["master"] = _current(tensors[name]["master"], viewed[name])
+        old = {"step": state.count, "tensors": tensors}
+        new, made = functional.update(rule, viewed, given, old, groups=_groups(rule, leaves))
+        difference = []
+        for name, p in names.items():
+            view = leaves[name][1]
+            difference.append((new[name] if view is None else view.back(new[name], p.shape)) - p)
+        slots = _trees(state.slots, names, made["tensors"], leaves, tree)
+        return tree.unflatten(difference), type(state)(count, slots)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _seen(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:
+    """The parameters as their rules see them."""
+    return {name: p if (view := leaves[name][1]) is None else view.seen(p) for name, p in names.items()}
+
+
+def _groups(rule: Rule, leaves: Mapping[str, Leaf]) -> Groups | None:
+    """The groups of tensors that are under other rules than `rule`."""
+    found: dict[int, tuple[Rule, set[str]]] = {}
+    for name, (other, _) in leaves.items():
+        if other is not rule:
+            found.setdefault(id(other), (other, set()))[1].add(name)
+    return [(lambda name, _, names=names: name in names, other) for other, names in found.values()] or None
+
+
+def _usual(rules: tuple[Rule, ...]) -> dict[str, None]:
+    """The slots that tensors of some rank have under any of some rules."""
+    found: dict[str, None] = {}
+    for rule in rules:
+        for rank in range(5):
+            one = np.zeros((1,) * rank)
+            if not rule.refuses(np, one):
+                found.update(dict.fromkeys(rule.all_slots(np, one, "float32")))
+    return found
+
+
+def _slots_of(rule: Rule, name: str, p: Any) -> tuple[str, ...]:
+    """The slots of a tensor."""
+    return tuple(jax.eval_shape(lambda p: new_slots(rule, name, p), jax.ShapeDtypeStruct(p.shape, p.dtype)))  # type: ignore[no-untyped-call]
+
+
+def _trees(
+    every: Any, names: dict[str, Any], tensors: dict[str, dict[str, Any]], leaves: Mapping[str, Any], tree: Any
+) -> dict[str, Any]:
+    """A tree for each slot, like the parameters: a tensor without that slot has one zero.
+
+    optax maps functions over such trees and over others of the parameters' form, which None would not have.
+    """
+    made: dict[str, Any] = {}
+    for slot in every:
+        values = []
+        for name, p in names.items():
+            x, view = tensors[name].get(slot), leaves[name][1]
+            if x is None:
+                x = jnp.zeros(1, p.dtype)
+            elif view is not None and x.shape == view.shape:
+                x = view.back(x, p.shape)
+            values.append(x)
+        made[slot] = tree.unflatten(values)
+    return made
+
+
+def _current(master: Any, p: Any) -> Any:
+    """A master that begins anew, as the parameter, in each element where the parameter is not the master rounded.
+
+    Bits are compared: a compiler may leave out the rounding of numbers that it compares.
+    """
+    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (master.astype(p.dtype), jnp.asarray(p))]
+    return jnp.where(bits[0] == bits[1], master, p.astype(master.dtype))
+
+
+def _named(params: Any) -> tuple[dict[str, Any], Any]:
+    """The leaves of a tree by their paths, or by number where paths are not different; and the tree without them."""
+    pairs, tree = jax.tree_util.tree_flatten_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "param" for path, _ in pairs]
+    if len(set(names)) < len(names):
+        names = [str(i) for i in range(len(names))]
+    return dict(zip(names, (leaf for _, leaf in pairs), strict=True)), tree
+
+
+def _along(what: str, named: dict[str, Any], tree: Any, given: Any) -> list[Any]:
+    """The leaves of a tree like the parameters, None among them; or raise, naming those that are not alike."""
+    try:
+        leaves: list[Any] = tree.flatten_up_to(given)
+    except ValueError as error:
+        paths, _ = jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda x: x is None)
+        here = [jax.tree_util.keystr(path, simple=True, separator=".") or "param" for path, _ in paths]
+        wrong = [f"missing {name!r}" for name in named if name not in here]
+        wrong += [f"unexpected {name!r}" for name in here if name not in named]
+        raise ValueError(f"{what} do not match params: {'; '.join(wrong) or error}") from error
+    return leaves
