@@ -1,6 +1,7 @@
 """Devices and their memory: who has what, what was written, and what tests count or forbid."""
 
 import ctypes
+import threading
 import weakref
 from collections import Counter
 from contextlib import contextmanager
@@ -41,7 +42,16 @@ pinned = {}  # sizes by address
 graphs = weakref.WeakSet()
 _gone = []
 _forbidden = []
-_devices = [0]
+
+
+class _Devices(threading.local):
+    """The devices that a thread has made current, the last innermost."""
+
+    def __init__(self):
+        self.stack = [0]
+
+
+_devices = _Devices()
 
 
 class CUDARuntimeError(RuntimeError):
@@ -83,7 +93,7 @@ def forbidden(*kinds):
 
 def current_device():
     """The number of the current device."""
-    return _devices[-1]
+    return _devices.stack[-1]
 
 
 class Device:
@@ -107,21 +117,24 @@ class Device:
         }
 
     def use(self):
-        _devices[-1] = self.id
+        _devices.stack[-1] = self.id
         return self
 
     def __enter__(self):
-        _devices.append(self.id)
+        _devices.stack.append(self.id)
         return self
 
     def __exit__(self, *_):
-        _devices.pop()
+        _devices.stack.pop()
 
     def synchronize(self):
-        from tests.cudacpu.standin.streams import drain_all
+        from tests.cudacpu.standin import queues
 
         note("sync", "Device.synchronize")
-        drain_all()
+        if queues.capturing(self.id):
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a stream is capturing")
+        for queue in queues.busy(self.id):
+            queues.reach(queue.add())
 
     def __int__(self):
         return self.id
