@@ -127,7 +127,7 @@ class Optimizer(Settings):
                 raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
             object.__setattr__(self, "_rule", rule)
             self._run = Run()
-            self._guard = Guard()
+            self._guard = Guard(self._run)
             self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
             self._step = Step(engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate)
             self._stats, self.clip_norm = Stats(enabled=stats), clip_norm

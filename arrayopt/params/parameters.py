@@ -105,6 +105,7 @@ class Parameters:
         """Give tensors places among the numbers of the run."""
         for tensor, place in zip(tensors, self._run.extend(len(tensors)), strict=True):
             tensor.run, tensor.place = self._run, place
+            self._run.streams.note(tensor.array)
 
     def _expect(self) -> None:
         """Take down how gradients are to come; nothing of what they look like is known yet."""

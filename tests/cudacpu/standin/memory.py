@@ -39,6 +39,7 @@ pageable (a copy from host memory that is not pinned, which may wait)."""
 
 live = weakref.WeakSet()
 pinned = {}  # sizes by address
+_rooms = {}  # pinned memory that nobody has, by size
 graphs = weakref.WeakSet()
 _gone = []
 _forbidden = []
@@ -220,12 +221,24 @@ def written(address, size):
 
 
 def alloc_pinned_memory(size):
-    """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`."""
-    buffer = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})()
-    buffer.ptr = ctypes.addressof(buffer)
+    """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`.
+
+    As from CuPy's pool: what nobody holds is given away again, whether or not a copy is still to read it.
+    """
+    rooms = _rooms.setdefault(size, [])
+    room = rooms.pop() if rooms else (ctypes.c_uint8 * size)()
+    kind = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})
+    buffer = kind.from_address(ctypes.addressof(room))
+    buffer.ptr = ctypes.addressof(room)
     pinned[buffer.ptr] = size
-    weakref.finalize(buffer, pinned.pop, buffer.ptr).atexit = False
+    weakref.finalize(buffer, _unpinned, rooms, room).atexit = False
     return buffer
+
+
+def _unpinned(rooms, room):
+    """Pinned memory is in the pool again."""
+    pinned.pop(ctypes.addressof(room), None)
+    rooms.append(room)
 
 
 def is_pinned(address):
