@@ -180,6 +180,8 @@ def reach(work):
 def go_on():
     """In any order, some work may be done now, though nobody waits for it."""
     with turn:
+        if _choices:
+            _choices[-1].change()
         while _choices and _busy and _choices[-1].random.random() < _choices[-1].ahead:
             _choices[-1].pick().step()
 
