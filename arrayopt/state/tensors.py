@@ -149,10 +149,8 @@ class TensorState(Mapping[str, Any]):
         self._tensor = tensor
 
     def __getitem__(self, key: str) -> Any:
-        if key == "t":
-            return self._tensor.t
         self._tensor.run.streams.meet("Optimizer.state")
-        return self._tensor.slots[key]
+        return self._tensor.t if key == "t" else self._tensor.slots[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(("t", *self._tensor.slots))

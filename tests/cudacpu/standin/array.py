@@ -111,7 +111,7 @@ class ndarray:
         note("sync", "ndarray.get")
         if capturing():
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: copy to the host while a stream is capturing")
-        with stream or current_stream(), ordered():
+        with self.device, stream or current_stream(self._memory.device_id), ordered():
             if out is None:
                 return np.array(self._a, order=order)
             out[...] = self._a
