@@ -17,6 +17,7 @@ all launches are checked (`checking`). Within `any_order` a seed chooses when wo
 import sys
 from contextlib import contextmanager
 
+from tests.cudacpu.standin import queues
 from tests.cudacpu.standin.kernels import checking
 from tests.cudacpu.standin.memory import Forbidden, counts, forbidden
 from tests.cudacpu.standin.namespace import modules
@@ -72,6 +73,7 @@ def install():
 def uninstall():
     """Have ``import cupy`` find what it found before."""
     if "real" in _away:
+        queues.forget()
         _away["ours"] = _exchange(_away.pop("real"))
 
 

@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tests.cudacpu.standin.memory import CUDARuntimeError
 
@@ -19,6 +19,7 @@ __all__ = [
     "busy",
     "capturing",
     "default_queue",
+    "forget",
     "go_on",
     "in_any_order",
     "reach",
@@ -114,7 +115,7 @@ class Recording:
 
     def end(self):
         """All works; CUDARuntimeError if what a queue has done last comes before nothing of the first one's."""
-        before, reached = list(self.last[self.origin]), set()
+        before, reached = [*self.last[self.origin]], set()
         while before:
             work = before.pop()
             reached.add(id(work))
@@ -126,6 +127,19 @@ class Recording:
         if any(id(work) not in reached for works in self.last.values() for work in works):
             raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: a stream that was captured too has not come back")
         return self.works
+
+
+def forget():
+    """Nobody is to do what is left: those who gave it are gone, or have failed."""
+    with turn:
+        for queue in list(_busy):
+            for work in queue.works:
+                work.done = True
+            queue.works.clear()
+            _busy.discard(queue)
+        for made in list(_recordings):
+            with suppress(CUDARuntimeError):
+                made.end()
 
 
 def capturing(device):
@@ -210,3 +224,4 @@ def any_order(seed):
                 _choices[-1].pick().step()
     finally:
         _choices.pop()
+        forget()

