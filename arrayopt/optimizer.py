@@ -211,7 +211,8 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients: only `step` can do that.
+            If the Optimizer accumulates gradients: only `step` can do that. Or if what a captured step does is no longer
+            what is asked for, since groups, or what is judged, have changed.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._parameters.take_up()
