@@ -61,6 +61,7 @@ class Run:
 
     def take_back(self) -> None:
         """Have all numbers on the host again; waits for the devices."""
+        self.streams.meet("Optimizer")
         if self._holders:
             for holder in self._holders:
                 holder.fetch(self._updates, self._loss)
