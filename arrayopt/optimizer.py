@@ -131,7 +131,7 @@ class Optimizer(Settings):
                 raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
             object.__setattr__(self, "_rule", rule)
             self._run = Run()
-            self._guard = Guard()
+            self._guard = Guard(self._run)
             self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
             self._step = Step(engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate)
             self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
@@ -220,7 +220,8 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients: only `step` can do that.
+            If the Optimizer accumulates gradients: only `step` can do that. Or if what a captured step does is no longer
+            what is asked for, since groups, or what is judged, have changed.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._parameters.take_up()

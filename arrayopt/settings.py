@@ -53,6 +53,7 @@ class Settings(Saved):
     @property
     def stats(self) -> Stats:
         """Trust ratios and norms of the last step, with ``stats=True``."""
+        self._run.streams.meet("Optimizer.stats")
         return self._stats
 
     @property
@@ -61,6 +62,7 @@ class Settings(Saved):
 
         A float. Where a GPU decides if a step is skipped, it is a 0-d array on the GPU: reading it here does not wait.
         """
+        self._run.streams.meet("Optimizer.loss_scale")
         return self._run.peek("scale")
 
     def now(self, name: str = "lr") -> float | dict[str, float | None] | None:
@@ -163,6 +165,7 @@ class Settings(Saved):
         return self._rule
 
     def __getstate__(self) -> Any:
+        self._run.streams.meet("Optimizer")
         return None, {name: getattr(self, name) for name in (*Saved.__slots__, *Settings.__slots__, *self.__slots__)}
 
     def __setstate__(self, state: Any) -> None:

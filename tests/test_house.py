@@ -14,7 +14,7 @@ FILES = {
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
     ("_version", "codecs", "foreign", "randomness"),
     ("arrays",),
-    ("hyper",),
+    ("hyper", "streams"),
     ("rules",),
     ("schedules",),
     ("projections",),

@@ -81,6 +81,7 @@ class Monitor:
         self._records: deque[Record] = deque(maxlen=None if keep is None else min(_positive("keep", keep), sys.maxsize))
         self._sent = -1
         self._coming: Any = None  # the next step, and what it is of
+        self._streams = opt._run.streams
         self._remove = opt.before_step(_Watching(self))
 
     def close(self) -> None:
@@ -120,6 +121,7 @@ class Monitor:
             A row for each step and tensor, in that order: ``step``, which counts from 0, ``tensor``, and the quantities
             as floats.
         """
+        self._streams.meet("Monitor.read")
         return [
             {"step": record.step, "tensor": name, **x} for record in self._records for name, x in record.read().items()
         ]
@@ -212,6 +214,7 @@ class Monitor:
         """
         if not callable(sink):
             raise TypeError(f"Monitor.send: `sink` must be a function; got {sink!r}")
+        self._streams.meet("Monitor.send")
         for record in self._records:
             if record.step > self._sent:
                 reports = record.read().items()

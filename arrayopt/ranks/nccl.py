@@ -96,7 +96,7 @@ class NcclComm(Comm):
                 if x.size
             ]
         )
-        if not self._cupy.cuda.get_current_stream().is_capturing():
+        if not self._cupy.cuda.get_current_stream(self._device.id).is_capturing():
             wait()
         for root, x, given in there:
             if isinstance(given, np.ndarray) and root != self.rank:

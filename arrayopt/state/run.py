@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from arrayopt.arrays import Ints
+from arrayopt.streams import Streams
 
 __all__ = ["Holder", "Run", "checked_count", "is_count"]
 
@@ -38,11 +39,14 @@ class Run:
         How often numbers of updates changed other than by a step: a version for those who keep copies.
     captured : list
         What a CUDA graph has recorded: its memory must stay where it is.
+    streams : Streams
+        The streams that the last call was made on.
     """
 
     def __init__(self, count: int = 0, *, scale: float = 1.0) -> None:
         self.steps, self.arrays, self.changes = 0, 0, 0
         self.captured: list[Any] = []
+        self.streams = Streams()
         self._counts: Ints = np.zeros((2, count), np.int64)  # updates, and steps that layers of stacks have skipped
         self._loss: dict[str, Any] = {"scale": scale, "good": 0, "skipped": 0}
         self._holders: list[Holder] = []
@@ -57,6 +61,7 @@ class Run:
 
     def take_back(self) -> None:
         """Have all numbers on the host again; waits for the devices."""
+        self.streams.meet("Optimizer")
         if self._holders:
             for holder in self._holders:
                 holder.fetch(self._counts, self._loss)

@@ -172,6 +172,7 @@ class TensorState(Mapping[str, Any]):
         self._tensor = tensor
 
     def __getitem__(self, key: str) -> Any:
+        self._tensor.run.streams.meet("Optimizer.state")
         return self._tensor.t if key == "t" else self._tensor.slots[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -4,16 +4,21 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from arrayopt.state.run import Run
+
 __all__ = ["Guard"]
 
 
 class Guard:
-    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again, as hooks do."""
+    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again, as hooks do.
 
-    __slots__ = ("_lock", "_what")
+    Each call comes after the one before on devices too, on whatever streams they are made; see `Streams`.
+    """
 
-    def __init__(self) -> None:
-        self._lock, self._what = threading.RLock(), ""
+    __slots__ = ("_lock", "_run", "_what")
+
+    def __init__(self, run: Run) -> None:
+        self._lock, self._run, self._what = threading.RLock(), run, ""
 
     def __call__(self, what: str) -> "_Call":
         """A call of that name, to be entered; RuntimeError there where another thread is inside."""
@@ -27,13 +32,18 @@ class Guard:
                 " it, so call it between steps, or make an Optimizer for each thread"
             )
         self._what = what
+        try:
+            self._run.streams.meet(what)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def leave(self) -> None:
         """Let the thread out."""
         self._lock.release()
 
     def __reduce__(self) -> Any:
-        return Guard, ()
+        return Guard, (self._run,)
 
 
 class _Call:

@@ -1,6 +1,7 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -36,6 +37,12 @@ class Coming(NamedTuple):
     buckets: list[Bucket]
     hypers: list[list[dict[str, Any]]]
     known: Known
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What no number can change, and so no replay of a captured step."""
+        known = self.known
+        return self.version, known.scale is None, known.limit is None, known.check, known.verdict is None
 
 
 @dataclass(slots=True)
@@ -108,6 +115,7 @@ class Step:
         if team.size > 1:
             team.replaced = parameters.replaced
         self._buckets.chosen(engine)
+        self._forms = set[tuple[Any, ...]]()  # of the steps since one was captured
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -155,10 +163,11 @@ class Step:
         counted : bool
             Whether `advance` has counted the step.
         """
-        if self._team.size == 1:
-            return self._make(coming, begun, stats, record, counted)
-        with uninterrupted():  # once a rank has voted, the others take it to make the step
-            return self._make(coming, begun, stats, record, counted)
+        with nullcontext() if self._team.size == 1 else uninterrupted():  # after a vote the others take it to be made
+            made = self._make(coming, begun, stats, record, counted)
+        if self._run.captured:
+            self._forms.add(coming.form)
+        return made
 
     def _make(self, coming: Coming, begun: Begun, stats: bool, record: Record, counted: bool) -> bool:
         """See `make`: all that may fail, then one section that writes."""
@@ -257,6 +266,11 @@ class Step:
         if self.accumulator.every != 1:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
         coming = self.coming(loss_scale, limit)
+        if self._run.captured and coming.form not in self._forms:
+            raise RuntimeError(
+                "Optimizer.advance: the structure of groups has changed since a step was captured, or whether gradients"
+                " are clipped or scaled; a replay would make the old step, so make one by `step`, and capture another"
+            )
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
         with _Commit(self._team):
             for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
@@ -286,4 +300,4 @@ class Step:
         return "\n".join([*lines, explain_buckets(self._buckets.now(), self._engine)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coming": None}
+        return {**self.__dict__, "_coming": None, "_forms": set()}

@@ -6,7 +6,7 @@ import numpy as np
 
 from arrayopt.arrays import Ints
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.device import access, on_device, uncaptured
 from arrayopt.engines.cuda.upload import Upload
 
 __all__ = ["Counts", "counts_of"]
@@ -30,6 +30,7 @@ class Counts:
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
         with on_device(self.access, self.device):
+            uncaptured()
             counts[:, self.places] = self.array.get().T
 
     def peek(self, name: str) -> Any:

@@ -1,8 +1,9 @@
 """Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they are worked on."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, detached
 from arrayopt.params import heads
 
-__all__ = ["Access", "access", "on_device"]
+__all__ = ["Access", "access", "on_device", "uncaptured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class Access:
     own : callable
         A CuPy array as one of the library, in the same memory.
     stream : callable
-        The library's current stream, as CuPy's, for a ``with`` statement.
+        The library's current stream on a device, as CuPy's, for a ``with`` statement; None for CuPy's own.
     """
 
     located: Callable[[Sequence[Array]], tuple[Ints, bool]]
     contiguous: Callable[[Array], bool]
     like: Callable[[Array], Array]
     own: Callable[[Any], Array]
-    stream: Callable[[], AbstractContextManager[Any]]
+    stream: Callable[[int], AbstractContextManager[Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class _Stream:
 def _torch() -> Access:
     import torch
 
-    def stream() -> AbstractContextManager[Any]:
-        pointer = torch.cuda.current_stream().cuda_stream
+    def stream(device: int) -> AbstractContextManager[Any]:
+        pointer = torch.cuda.current_stream(device).cuda_stream
         made: AbstractContextManager[Any]
         if hasattr(cupy.cuda.Stream, "from_external"):  # since CuPy 14, which warns of the other
             made = cupy.cuda.Stream.from_external(_Stream(pointer))
@@ -85,19 +86,28 @@ def access(x: Array) -> tuple[Access, int]:
         contiguous=attrgetter("flags.c_contiguous"),
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,
-        stream=nullcontext,
+        stream=None,
     )
     return made, detached(x).device.id
 
 
 def on_device(reached: Access, device: int) -> AbstractContextManager[Any]:
     """On a device, and the current stream of a library."""
-    there = cupy.cuda.Device(device)
-    return there if reached.stream is nullcontext else _both(there, reached.stream())
+    there: AbstractContextManager[Any] = cupy.cuda.Device(device)
+    return there if reached.stream is None else _both(there, partial(reached.stream, device))
 
 
 @contextmanager
-def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
-    """In both."""
-    with first, second:
+def _both(there: AbstractContextManager[Any], stream: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """On a device, and a stream of it, which is asked for there."""
+    with there, stream():
         yield
+
+
+def uncaptured() -> None:
+    """Raise RuntimeError while the current stream is captured: a replay does not allocate, compile, send or wait."""
+    if cupy.cuda.get_current_stream().is_capturing():
+        raise RuntimeError(
+            "engine 'cupy': what a captured step needs must be in device memory before; make a step with the same"
+            " arrays and options first, and call Optimizer.advance, and read what a step leaves, outside of the capture"
+        )

@@ -12,7 +12,7 @@ from arrayopt.arrays import Ints
 from arrayopt.engines.base import Asked, Swap, abreast
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.device import access, on_device, uncaptured
 from arrayopt.engines.cuda.emit_judge import GIVEN, STATE, VERDICT, emit_judge
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING
@@ -30,6 +30,7 @@ THREADS = 256
 @lru_cache(maxsize=64)
 def _kernel(scaling: LossScale | None, scale: str | None, limit: bool, check: bool, options: Any, device: int) -> Any:
     """The compiled kernel, on the current device."""
+    uncaptured()
     text = emit_judge(scaling, scale=scale, limit=limit, check=check)
     return cupy.RawModule(code=text, options=("-std=c++17", *options)).get_function("judge")
 
@@ -78,6 +79,7 @@ class Judge:
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
         with on_device(self.access, self.device):
+            uncaptured()
             scale, good, skipped, _ = self.state.array.get().tolist()
         loss.update(scale=scale, good=int(good), skipped=int(skipped))
 
@@ -86,6 +88,9 @@ class Judge:
         if name == "inverse":
             return self.inverse
         with on_device(self.access, self.device):
+            if cupy.cuda.get_current_stream().is_capturing():  # a graph looks where it lies
+                self.run.record(self)
+                return self.access.own(_view(self.state.array, STATE.index(name)))
             return self.access.own(self.state.array.copy())[STATE.index(name)]
 
     def commit(self) -> None:
@@ -149,10 +154,13 @@ class Judge:
     def joint_norm(self) -> Any:
         """The joint norm of the last step's gradients, on the device."""
         with on_device(self.access, self.device):
+            uncaptured()
             return self.access.own(self.verdict.copy())[VERDICT.index("norm")]
 
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name; waits for the device."""
+        with on_device(self.access, self.device):
+            uncaptured()
         found: dict[str, Any] = self.places.norms()
         for batch, rows in self.measured if not found else ():
             found |= {name: report["grad_norm"] for name, report in batch.report(rows).items()}

@@ -9,6 +9,7 @@ import numpy as np
 
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.cublas import Call
+from arrayopt.engines.cuda.device import uncaptured
 from arrayopt.engines.cuda.products import calls_of
 from arrayopt.engines.cuda.queue import Line, tickets
 from arrayopt.fusion.layout import GEOMETRY
@@ -53,6 +54,7 @@ class Launches:
         return kept
 
     def _made(self, rows: Rows) -> Queue:
+        uncaptured()
         table, n, line = self.table, len(self.table.tensors), self._line()
         part, queue, ends = NOTHING, self.line_there, line.ends
         if len(rows.all) < n:

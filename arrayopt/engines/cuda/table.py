@@ -16,7 +16,7 @@ from arrayopt.engines.cuda.between import hypers as hypers_of
 from arrayopt.engines.cuda.counts import counts_of
 from arrayopt.engines.cuda.cublas import Blas, blas_of
 from arrayopt.engines.cuda.cut import Cut
-from arrayopt.engines.cuda.device import access, on_device
+from arrayopt.engines.cuda.device import access, on_device, uncaptured
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
@@ -94,6 +94,7 @@ class Table(Batch):
             self.host[:, first + lengths.shape[1] + i] = column
         self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
         with on_device(self.access, self.device):
+            uncaptured()
             self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.counts = counts_of(bucket)
@@ -198,6 +199,7 @@ class Table(Batch):
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
                 if not self.access.contiguous(x):
+                    uncaptured()
                     x = self.staged[row, name] = self.access.like(x)
                 before = 0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
                 self.host[row, self.at[name]] = self.access.located([x])[0][0] - before
@@ -229,6 +231,7 @@ class Table(Batch):
     def _pack(self, row: int, g: Array) -> Any:
         """A gradient's values one after the other, in memory of the table's own."""
         if row not in self.packed:
+            uncaptured()
             self.packed[row] = self.access.like(g)
         self.packed[row][...] = detached(g)
         return self.packed[row]
@@ -282,6 +285,7 @@ class Table(Batch):
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""
         with on_device(self.access, self.device):
+            uncaptured()
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:
                 flags = self.skip.reshape(-1)

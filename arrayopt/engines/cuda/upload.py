@@ -1,11 +1,17 @@
 """Small tables in device memory, refreshed from the host only where they have changed, and without a wait."""
 
+import weakref
 from typing import Any
 
 import cupy
 import numpy as np
 
+from arrayopt.engines.cuda.device import uncaptured
+
 __all__ = ["Upload"]
+
+_left: list[tuple[Any, Any]] = []
+"""Pinned memory of uploads that are gone, which copies may still read; CuPy's pool would give it away at once."""
 
 
 class Upload:
@@ -18,9 +24,11 @@ class Upload:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        uncaptured()
         self.array = cupy.empty(shape, dtype)
         self.known: Any = None
         self.rooms: list[tuple[Any, Any]] = []
+        weakref.finalize(self, _left.extend, self.rooms).atexit = False
 
     def holds(self, values: Any) -> bool:
         """Whether these values, always an array or always a list, are there already."""
@@ -41,15 +49,11 @@ class Upload:
         RuntimeError
             While a stream is being captured: the values would be sent again with each replay.
         """
-        stream = cupy.cuda.get_current_stream()
-        if stream.is_capturing():
-            raise RuntimeError(
-                "engine 'cupy': what a captured step needs must be in device memory before; make a step with the same"
-                " arrays first, and call Optimizer.advance outside of the capture"
-            )
+        uncaptured()
         room, event = self._room()
         room[...] = values
         self.known = values if isinstance(values, list) else room  # which is written only here
+        stream = cupy.cuda.get_current_stream()
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
@@ -59,6 +63,7 @@ class Upload:
         for i, (_, event) in enumerate(self.rooms):
             if event.done:
                 return self.rooms.pop(i)
+        _left[:] = [x for x in _left if not x[1].done]
         memory = cupy.cuda.alloc_pinned_memory(self.array.nbytes)
         room = np.frombuffer(memory, self.array.dtype, self.array.size).reshape(self.array.shape)
         return room, cupy.cuda.Event(disable_timing=True)

@@ -11,17 +11,19 @@
 It is strict where CuPy is: nothing is converted to NumPy or from it unasked; arguments are packed as CuPy packs them;
 an array belongs to a device. And it is strict where a GPU is merely slow, or wrong now and then: work waits in its
 stream until something waits for it, a copy reads pinned memory no sooner than that, memory starts uninitialised, and
-all launches are checked (`checking`). It cannot show that CuPy takes the same calls: test_cupy_names.py looks at that.
+all launches are checked (`checking`). Within `any_order` a seed chooses when work is done, as CUDA allows. It cannot show that CuPy takes the same calls: test_cupy_names.py looks at that.
 """
 
 import sys
 from contextlib import contextmanager
 
+from tests.cudacpu.standin import queues
 from tests.cudacpu.standin.kernels import checking
 from tests.cudacpu.standin.memory import Forbidden, counts, forbidden
 from tests.cudacpu.standin.namespace import modules
+from tests.cudacpu.standin.queues import any_order
 
-__all__ = ["Forbidden", "checking", "counts", "forbidden", "install", "installed", "uninstall"]
+__all__ = ["Forbidden", "any_order", "checking", "counts", "forbidden", "install", "installed", "uninstall"]
 
 _away = {}  # the modules that are not in sys.modules now: ours, or those that ours took the place of
 
@@ -71,6 +73,7 @@ def install():
 def uninstall():
     """Have ``import cupy`` find what it found before."""
     if "real" in _away:
+        queues.forget()
         _away["ours"] = _exchange(_away.pop("real"))
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from contextlib import suppress
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tests.cudacpu.standin.memory import (
     note,
     written,
 )
+from tests.cudacpu.standin.queues import in_any_order
 from tests.cudacpu.standin.streams import by_pointer, capturing, current_stream, enqueue, ordered, recording
 
 __all__ = ["lifted", "ndarray", "new"]
@@ -109,7 +111,7 @@ class ndarray:
         note("sync", "ndarray.get")
         if capturing():
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: copy to the host while a stream is capturing")
-        with stream or current_stream(), ordered():
+        with self.device, stream or current_stream(self._memory.device_id), ordered():
             if out is None:
                 return np.array(self._a, order=order)
             out[...] = self._a
@@ -125,6 +127,8 @@ class ndarray:
         if not is_pinned(arr.ctypes.data):
             note("pageable", f"array of shape {self.shape}")
             arr = arr.copy()
+        else:
+            arr = _unowned(arr)  # nobody keeps it for the copy: the pool may give it to others
         target = _unowned(self._a) if recording(stream) else self._a
         enqueue(lambda: _write(target, ..., arr), stream, [self._memory])
 
@@ -245,18 +249,26 @@ def new(values):
         return list(map(new, values))
     if not isinstance(values, (np.ndarray, np.generic)):
         return values
-    result = ndarray(values.shape, values.dtype, order="F" if values.ndim and values.flags.fnc else "C")
-    _write(result._a, ..., values)
+    return _made(values, lambda: values)
+
+
+def _made(like, make):
+    """A new array on the device, filled with what is made in its turn where the order is any, and else now."""
+    result = ndarray(like.shape, like.dtype, order="F" if like.ndim and like.flags.fnc else "C")
+    if in_any_order():
+        enqueue(lambda: _write(result._a, ..., make()), uses=[result._memory])
+    else:
+        _write(result._a, ..., make())
     return result
 
 
 def _taken(x, take, *args):
     """Part of an array: a view where NumPy makes one."""
-    with ordered():
-        part = take(x._a, *map(_bare, args))
+    part = take(x._a, *map(_bare, args))
     if isinstance(part, np.ndarray) and (part.base is not None or part is x._a) and np.may_share_memory(part, x._a):
         return x._view(part)
-    return new(part)
+    with ordered():
+        return new(take(x._a, *map(_bare, args)))
 
 
 def lifted(function):
@@ -265,8 +277,19 @@ def lifted(function):
     @functools.wraps(function, updated=())
     def call(*args, **options):
         out = options.pop("out", None)
-        with ordered(), np.errstate(all="ignore"):
-            result = function(*map(_bare, args), **{name: _bare(value) for name, value in options.items()})
+        given, named = [_bare(x) for x in args], {name: _bare(value) for name, value in options.items()}
+
+        def make():
+            with np.errstate(all="ignore"):
+                return function(*given, **named)
+
+        if in_any_order() and out is None and not recording():
+            with suppress(Exception):  # of numbers that nobody has made yet: what only looks at them must wait for them
+                like = make()
+                if isinstance(like, (np.ndarray, np.generic)):
+                    return _made(like, make)
+        with ordered():
+            result = make()
         if out is None:
             return new(result)
         out[...] = result if np.ndim(result) == 0 and not isinstance(result, np.ndarray) else new(result)

@@ -1,6 +1,7 @@
 """Devices and their memory: who has what, what was written, and what tests count or forbid."""
 
 import ctypes
+import threading
 import weakref
 from collections import Counter
 from contextlib import contextmanager
@@ -38,10 +39,20 @@ pageable (a copy from host memory that is not pinned, which may wait)."""
 
 live = weakref.WeakSet()
 pinned = {}  # sizes by address
+_rooms = {}  # pinned memory that nobody has, by size
 graphs = weakref.WeakSet()
 _gone = []
 _forbidden = []
-_devices = [0]
+
+
+class _Devices(threading.local):
+    """The devices that a thread has made current, the last innermost."""
+
+    def __init__(self):
+        self.stack = [0]
+
+
+_devices = _Devices()
 
 
 class CUDARuntimeError(RuntimeError):
@@ -83,7 +94,7 @@ def forbidden(*kinds):
 
 def current_device():
     """The number of the current device."""
-    return _devices[-1]
+    return _devices.stack[-1]
 
 
 class Device:
@@ -107,21 +118,24 @@ class Device:
         }
 
     def use(self):
-        _devices[-1] = self.id
+        _devices.stack[-1] = self.id
         return self
 
     def __enter__(self):
-        _devices.append(self.id)
+        _devices.stack.append(self.id)
         return self
 
     def __exit__(self, *_):
-        _devices.pop()
+        _devices.stack.pop()
 
     def synchronize(self):
-        from tests.cudacpu.standin.streams import drain_all
+        from tests.cudacpu.standin import queues
 
         note("sync", "Device.synchronize")
-        drain_all()
+        if queues.capturing(self.id):
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a stream is capturing")
+        for queue in queues.busy(self.id):
+            queues.reach(queue.add())
 
     def __int__(self):
         return self.id
@@ -207,12 +221,24 @@ def written(address, size):
 
 
 def alloc_pinned_memory(size):
-    """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`."""
-    buffer = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})()
-    buffer.ptr = ctypes.addressof(buffer)
+    """Host memory that copies need not wait for: a buffer, for `numpy.frombuffer`, with `ptr`.
+
+    As from CuPy's pool: what nobody holds is given away again, whether or not a copy is still to read it.
+    """
+    rooms = _rooms.setdefault(size, [])
+    room = rooms.pop() if rooms else (ctypes.c_uint8 * size)()
+    kind = type("PinnedMemoryPointer", (ctypes.c_uint8 * size,), {"__hash__": object.__hash__})
+    buffer = kind.from_address(ctypes.addressof(room))
+    buffer.ptr = ctypes.addressof(room)
     pinned[buffer.ptr] = size
-    weakref.finalize(buffer, pinned.pop, buffer.ptr).atexit = False
+    weakref.finalize(buffer, _unpinned, rooms, room).atexit = False
     return buffer
+
+
+def _unpinned(rooms, room):
+    """Pinned memory is in the pool again."""
+    pinned.pop(ctypes.addressof(room), None)
+    rooms.append(room)
 
 
 def is_pinned(address):

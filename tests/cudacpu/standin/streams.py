@@ -1,4 +1,4 @@
-"""Streams, events and graphs: work waits in its stream until the host waits for it, or for what comes after it."""
+"""Streams, events and graphs: where work goes, and what it comes after; see queues.py for when it is done."""
 
 import threading
 import time
@@ -6,7 +6,8 @@ import warnings
 import weakref
 from contextlib import contextmanager
 
-from tests.cudacpu.standin.memory import CUDARuntimeError, alive, current_device, graphs, note
+from tests.cudacpu.standin.memory import CUDARuntimeError, Device, alive, current_device, graphs, note
+from tests.cudacpu.standin.queues import Queue, Recording, default_queue, go_on, reach, sorted_anyhow
 
 __all__ = [
     "Event",
@@ -15,7 +16,6 @@ __all__ = [
     "by_pointer",
     "capturing",
     "current_stream",
-    "drain_all",
     "elapsed",
     "enqueue",
     "external",
@@ -23,19 +23,38 @@ __all__ = [
     "recording",
 ]
 
+UNSUPPORTED = "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+
 _streams = weakref.WeakValueDictionary()  # by pointer
-_busy = set()  # those that have work to do, which they do though nobody holds them
-_turn = threading.RLock()  # of the thread that does work
-_current = {}  # by device: the streams made current, the last of them innermost
+_others = {}  # those of other libraries, which nobody here destroys
+
+
+class _Thread(threading.local):
+    """What is of a thread: of each device the streams made current, the last innermost; and its default streams."""
+
+    def __init__(self):
+        self.current, self.defaults = {}, {}
+
+
+_thread = _Thread()
 
 
 class _BaseStream:
-    """A queue of work of one device, or a recording of work."""
+    """A queue of work of one device."""
 
-    def __init__(self, ptr, device_id):
-        self.ptr, self.device_id = ptr, device_id
-        self.queue, self.recording, self.non_blocking = [], None, False
-        self._graph = None  # where its own capture is what it records
+    def __init__(self, ptr, device_id, queue=None):
+        self.ptr, self.device_id, self._queue = ptr, device_id, queue
+
+    @property
+    def queue(self):
+        """Where its work is; the default streams have one on each device."""
+        if self.ptr == 2:
+            return _thread.defaults.setdefault(current_device(), Queue(current_device(), blocking=True))
+        return self._queue or default_queue(current_device())
+
+    @property
+    def recording(self):
+        return self.queue.recording
 
     def __eq__(self, other):
         return isinstance(other, _BaseStream) and other.ptr == self.ptr
@@ -69,79 +88,68 @@ class _BaseStream:
         _stack()[-1] = self
         return self
 
-    def _drain(self):
-        """Do what waits, in its order, also where several threads wait for it. What fails is not tried again."""
-        with _turn:
-            while self.queue:
-                self.queue.pop(0)()
-            _busy.discard(self)
-
-    def _wait_for_others(self):
-        """The default stream and streams that block on it take their turns."""
-        if self.ptr == 0:
-            for other in list(_streams.values()):
-                if not other.non_blocking and other.recording is None:
-                    other._drain()
-        elif not self.non_blocking:
-            Stream.null._drain()
-
     @property
     def done(self):
-        return not self.queue
+        go_on()
+        return not self.queue.works
 
     def synchronize(self):
         note("sync", "Stream.synchronize")
         if self.recording is not None:
-            raise CUDARuntimeError(
-                "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
-            )
-        self._wait_for_others()
-        self._drain()
+            raise CUDARuntimeError(UNSUPPORTED)
+        reach(self.queue.add())
 
     def record(self, event=None):
-        event = event or Event()
-        event._stream = self
-        if event._timing and self.recording is None:
-            enqueue(event._reach, self)
+        event, queue = event or Event(), self.queue
+        event._recording = queue.recording
+        if queue.recording is not None:
+            event._works = list(queue.recording.last[queue])
+        else:
+            event._at = None
+            event._works = [queue.add(event._reach if event._timing else None)]
         return event
 
     def wait_event(self, event):
-        stream = event._stream
-        if stream is not None and stream.recording is not None and self.recording is None:
-            self.recording = stream.recording  # it is captured, too, until the other waits for it
-        elif stream is not None and stream.recording is not None and stream.recording is self.recording:
-            stream.recording = None if stream is not self and stream._graph is None else stream.recording
-        elif stream is not None and stream is not self:
-            enqueue(stream._drain, self)
+        queue = self.queue
+        if event._recording is not None:
+            if event._recording is not (queue.recording or event._recording) or event._recording.ended:
+                raise CUDARuntimeError("cudaErrorCapturedEvent: the event was recorded in another capture")
+            event._recording.join(queue, event._works)
+        elif queue.recording is not None and event._works:
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureIsolation: what is captured would wait for an event that is not"
+            )
+        else:
+            queue.add(None, event._works)
 
     def begin_capture(self, mode=None):
         if self.ptr in (0, 1, 2):
             raise RuntimeError("cannot capture on the default (legacy) stream")
         if self.recording is not None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is capturing already")
-        self.recording, self._graph = [], Graph.__new__(Graph)
-        graphs.add(self._graph)
+        Recording(self.queue).graph = graph = Graph.__new__(Graph)
+        graphs.add(graph)
 
     def end_capture(self):
-        if self.recording is None:
+        made = self.recording
+        if made is None or made.origin is not self.queue:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is not capturing")
-        recording, self.recording = self.recording, None
-        graph, self._graph = self._graph, None
-        if any(other.recording is recording for other in list(_streams.values())):
-            raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: a stream that was captured too has not come back")
-        graph.work = recording
-        return graph
+        made.graph.works = made.end()
+        return made.graph
 
     def is_capturing(self):
         return self.recording is not None
 
 
 class Stream(_BaseStream):
-    """A new stream of the current device, or the default stream."""
+    """A new stream of the current device, or a default stream."""
 
     def __init__(self, null=False, non_blocking=False, ptds=False):
-        super().__init__(0 if null else id(self), -1 if null else current_device())
-        self.non_blocking = non_blocking
+        if null or ptds:
+            super().__init__(0 if null else 2, -1)
+        else:
+            device = current_device()
+            super().__init__(id(self), device, Queue(device, blocking=not non_blocking))
         _streams[self.ptr] = self
 
     @staticmethod
@@ -157,14 +165,15 @@ class _External(_BaseStream):
     """A stream by its pointer: one of ours, the default one (0 and 1), or another library's."""
 
     def __new__(cls, ptr, device_id=-1):
-        if ptr in (0, 1):
-            return Stream.null
+        if ptr in (0, 1, 2):
+            return Stream.ptds if ptr == 2 else Stream.null
         return _streams.get(ptr) or super().__new__(cls)
 
     def __init__(self, ptr, device_id=-1):
         if ptr not in _streams:
-            super().__init__(ptr, device_id)
-            _streams[ptr] = self
+            device = current_device() if device_id < 0 else device_id
+            super().__init__(ptr, device_id, Queue(device, blocking=False))
+            _streams[ptr] = _others[ptr] = self
 
 
 def by_pointer(ptr, device_id=-1):
@@ -179,26 +188,36 @@ def external(ptr, device_id=-1):
 
 
 class Event:
-    """A point in a stream; here all that was in it when somebody waits."""
+    """A place in a stream, of the current device."""
 
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self._stream, self._timing, self._at = None, not disable_timing, None
+        self._timing, self._at, self._works, self._recording = not disable_timing, None, [], None
+        self.device_id = current_device()
 
     def _reach(self):
         self._at = time.perf_counter()
 
+    def _checked(self):
+        if self._recording is not None:
+            raise CUDARuntimeError("cudaErrorCapturedEvent: the event was recorded while its stream was captured")
+
     @property
     def done(self):
-        return self._stream is None or self._stream.done
+        self._checked()
+        go_on()
+        return all(work.done for work in self._works)
 
     def record(self, stream=None):
-        (stream or current_stream()).record(self)
+        stream = stream or current_stream()
+        if stream.queue.device != self.device_id:
+            raise CUDARuntimeError("cudaErrorInvalidResourceHandle: an event of another device than the stream's")
+        stream.record(self)
 
     def synchronize(self):
         note("sync", "Event.synchronize")
-        if self._stream is not None:
-            self._stream._wait_for_others()
-            self._stream._drain()
+        self._checked()
+        for work in self._works:
+            reach(work)
 
 
 def elapsed(start_event, end_event):
@@ -215,20 +234,20 @@ class Graph:
         raise NotImplementedError("a graph is made by Stream.end_capture")
 
     def launch(self, stream=None):
-        for work in self.work:
-            enqueue(work, stream)
+        for work in sorted_anyhow(self.works):
+            enqueue(work.do, stream)
 
     def upload(self, stream=None):
         pass
 
 
 def _stack():
-    return _current.setdefault(current_device(), [Stream.null])
+    return _thread.current.setdefault(current_device(), [Stream.null])
 
 
 def current_stream(device_id=-1):
     """The stream that work of a device goes to unless told otherwise."""
-    return _current.get(current_device() if device_id < 0 else device_id, [Stream.null])[-1]
+    return _thread.current.get(current_device() if device_id < 0 else device_id, [Stream.null])[-1]
 
 
 def capturing():
@@ -246,8 +265,8 @@ def enqueue(work, stream=None, uses=()):
 
     Some memory is used by it, which a graph does not keep alive: work that is to be recorded must not, either.
     """
-    stream = stream or current_stream()
-    if stream.recording is not None:
+    queue = (stream or current_stream()).queue
+    if queue.recording is not None:
         held = [weakref.ref(memory) for memory in uses]
 
         def again():
@@ -255,30 +274,24 @@ def enqueue(work, stream=None, uses=()):
                 raise CUDARuntimeError("cudaErrorIllegalAddress: a graph uses memory that has been freed")
             return work()
 
-        stream.recording.append(again)
+        queue.recording.add(queue, again)
         return
-    stream._wait_for_others()
     kept = alive()  # memory that is freed now is given to nobody before this is done
-    stream.queue.append(lambda: (work(), kept)[0])
-    _busy.add(stream)
+    queue.add(lambda: _done(work, queue.device, kept))
+
+
+def _done(work, device, _):
+    """Do some work on its device, for whichever thread waits for it."""
+    with Device(device):
+        work()
 
 
 @contextmanager
 def ordered():
     """For work that is done at once: all that was to come before it in the current stream has been done."""
-    stream = current_stream()
-    stream._wait_for_others()
-    stream._drain()
+    reach(current_stream().queue.add())
     yield
 
 
-def drain_all():
-    """Do all the work there is."""
-    for stream in list(_streams.values()):
-        if stream.recording is not None:
-            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a stream is capturing")
-    for stream in list(_streams.values()):
-        stream._drain()
-
-
 Stream.null = Stream(null=True)
+Stream.ptds = Stream(ptds=True)

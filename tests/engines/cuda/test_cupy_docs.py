@@ -3,10 +3,39 @@
 import re
 from pathlib import Path
 
+import numpy as np
+
 import arrayopt as ao
+from tests.cudacpu import standin
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cuda.md").read_text("utf-8")
 EXAMPLES = re.findall(r"^```{code-block} python\n:caption:[^\n]*\n\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_captured_step_of_the_page_in_any_order(cupy):
+    """It has the numbers of the same steps one by one, whichever work CUDA does first."""
+    example, rule = EXAMPLES[1].replace("range(100)", "range(3)"), ao.LAMB(lr=lambda s: 0.1 / (1 + s))
+    r = np.random.default_rng(0)
+    values = [
+        {"w": r.standard_normal((40, 30)).astype("f4"), "b": r.standard_normal(30).astype("f4")} for _ in range(5)
+    ]
+    host = {name: x.copy() for name, x in values[-1].items()}
+    opt = ao.Optimizer(host, rule, engine="numpy", clip_norm=1.0)
+    for k in (0, 0, 1, 2, 3):
+        opt.step(values[k])
+    for seed in range(10):
+        with standin.any_order(seed):
+            params = {name: cupy.asarray(x) for name, x in values[-1].items()}
+            grads, coming = {name: cupy.asarray(g) for name, g in values[0].items()}, iter(values[1:])
+
+            def compute(grads, coming=coming):
+                for name, g in next(coming).items():
+                    grads[name].set(g)
+
+            known = {"cp": cupy, "opt": ao.Optimizer(params, rule, clip_norm=1.0), "grads": grads, "compute": compute}
+            exec(example, known)
+            for name, x in host.items():
+                np.testing.assert_allclose(params[name].get(), x, rtol=1e-5, atol=1e-6)
 
 
 def test_the_examples_of_the_page(cupy):

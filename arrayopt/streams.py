@@ -1,0 +1,89 @@
+"""The streams of GPUs that an optimizer works on: each call comes after the one before, on whatever stream that was."""
+
+from typing import Any
+
+import array_api_compat
+
+from arrayopt.arrays import Array
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """For each library and device the stream that was current in the last call.
+
+    What belongs to the optimizer (slots, numbers of updates, tables) is read and written on the stream that is current
+    in a call. Where this is another than in the last call, it waits for all that is on that one, also for graphs that
+    the user has launched there. The host does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int], Any] = {}
+
+    def note(self, x: Array) -> None:
+        """Take note of an array's library and device, which is on none where it is not of CUDA."""
+        if array_api_compat.is_cupy_array(x):
+            key = "cupy", x.device.id
+        elif array_api_compat.is_torch_array(x) and x.device.type == "cuda":
+            key = "torch", x.device.index
+        else:
+            return
+        if key not in self._last:
+            self._last[key] = _current(*key)
+
+    def meet(self, who: str) -> None:
+        """Have the current streams wait for those of the last call; RuntimeError where one of these is captured now.
+
+        What is captured now waits for nothing: it is worked on where its graph is launched, after `Optimizer.advance`.
+        """
+        for (library, device), last in self._last.items():
+            now = _current(library, device)
+            if now == last or _captured(library, device, now):
+                continue
+            if _captured(library, device, last):
+                raise RuntimeError(
+                    f"{who}: the stream of the last call is being captured, and this call is on another; end the"
+                    " capture first, or make the call on the same stream"
+                )
+            _wait(library, device, now, last)
+            self._last[library, device] = now
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"keys": list(self._last)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._last = {key: _current(*key) for key in state["keys"]}
+
+
+def _current(library: str, device: int) -> Any:
+    """The current stream of a library on a device."""
+    if library == "cupy":
+        import cupy
+
+        return cupy.cuda.get_current_stream(device)
+    import torch
+
+    return torch.cuda.current_stream(device)
+
+
+def _captured(library: str, device: int, stream: Any) -> bool:
+    """Whether a stream is being captured."""
+    if library == "cupy":
+        return bool(stream.is_capturing())
+    import torch
+
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _wait(library: str, device: int, now: Any, last: Any) -> None:
+    """Have one stream wait for all that is on another."""
+    if library == "torch":
+        now.wait_stream(last)
+        return
+    import cupy
+
+    with cupy.cuda.Device(device):
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(last)
+        now.wait_event(event)

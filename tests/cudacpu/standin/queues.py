@@ -1,0 +1,227 @@
+"""What streams have to do: work in queues, done as late as may be, or in any order that CUDA allows.
+
+By default work waits until somebody waits for it, and then only what must come before it is done. Within `any_order`
+work is done at any time, in an order drawn from a seed, in which now one stream is far ahead and now another.
+"""
+
+import itertools
+import random
+import threading
+from collections import deque
+from contextlib import contextmanager, suppress
+
+from tests.cudacpu.standin.memory import CUDARuntimeError
+
+__all__ = [
+    "Queue",
+    "Recording",
+    "any_order",
+    "busy",
+    "capturing",
+    "default_queue",
+    "forget",
+    "go_on",
+    "in_any_order",
+    "reach",
+    "sorted_anyhow",
+]
+
+turn = threading.RLock()
+"""Of the thread that does work, or looks at what there is."""
+
+_busy = set()  # the queues that have work, which they do though nobody holds their stream
+_defaults = {}  # the queue of each device's default stream
+_recordings = []  # of captures that have not ended
+_numbers = itertools.count()
+_choices = []  # of `any_order`: the last are in force
+
+
+class Work:
+    """Something to do, after some other work."""
+
+    __slots__ = ("after", "do", "done", "queue")
+
+    def __init__(self, queue, do, after):
+        self.queue, self.do, self.after, self.done = queue, do, after, False
+
+
+class Queue:
+    """What a stream has to do, in its order; or a recording of it, while it is captured."""
+
+    def __init__(self, device, *, blocking):
+        self.device, self.blocking, self.works, self.recording = device, blocking, deque(), None
+        self.number = next(_numbers)  # sets have an order that differs from run to run
+
+    def add(self, do=None, after=()):
+        """Have something done after all that is here, and after other work; None for a place in the order alone."""
+        with turn:
+            work = Work(self, do, [x for x in (*after, *self._implied()) if not x.done])
+            if do is None and not self.works and not work.after:
+                work.done = True
+                return work
+            self.works.append(work)
+            _busy.add(self)
+            go_on()
+            return work
+
+    def _implied(self):
+        """The default stream waits for all streams of its device that block, and they wait for it."""
+        default = default_queue(self.device)
+        if self is not default:
+            return [default.works[-1]] if self.blocking and default.works else []
+        if any(x.blocking and x.device == self.device for made in _recordings for x in made.last):
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureImplicit: the default stream is used while a stream that blocks is capturing"
+            )
+        return [x.works[-1] for x in _busy if x.blocking and x.device == self.device]
+
+    def step(self):
+        """Do the first of the works. What fails is not tried again."""
+        work = self.works.popleft()
+        work.done = True
+        if not self.works:
+            _busy.discard(self)
+        if work.do is not None:
+            work.do()
+
+
+def default_queue(device):
+    """The queue of the default stream of a device."""
+    return _defaults.setdefault(device, Queue(device, blocking=False))
+
+
+def busy(device):
+    """The queues of a device that have work."""
+    return [x for x in list(_busy) if x.device == device]
+
+
+class Recording:
+    """What is captured: works, each after some others; and of each queue that takes part what its next comes after."""
+
+    def __init__(self, queue):
+        self.origin, self.works, self.last, self.ended = queue, [], {queue: []}, False
+        queue.recording = self
+        _recordings.append(self)
+
+    def add(self, queue, do):
+        """Record something to do."""
+        self.works.append(Work(None, do, self.last[queue]))
+        self.last[queue] = [self.works[-1]]
+
+    def join(self, queue, works):
+        """Have what a queue does next come after some of the works; it is recorded from now on."""
+        self.last[queue] = [*self.last.get(queue, []), *works]
+        queue.recording = self
+
+    def end(self):
+        """All works; CUDARuntimeError if what a queue has done last comes before nothing of the first one's."""
+        before, reached = [*self.last[self.origin]], set()
+        while before:
+            work = before.pop()
+            reached.add(id(work))
+            before += [x for x in work.after if id(x) not in reached]
+        for queue in self.last:
+            queue.recording = None
+        _recordings.remove(self)
+        self.ended = True
+        if any(id(work) not in reached for works in self.last.values() for work in works):
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnjoined: a stream that was captured too has not come back")
+        return self.works
+
+
+def forget():
+    """Nobody is to do what is left: those who gave it are gone, or have failed."""
+    with turn:
+        for queue in list(_busy):
+            for work in queue.works:
+                work.done = True
+            queue.works.clear()
+            _busy.discard(queue)
+        for made in _recordings:
+            with suppress(CUDARuntimeError):
+                made.end()
+
+
+def capturing(device):
+    """Whether a stream of a device is being captured."""
+    return any(x.device == device for made in _recordings for x in made.last)
+
+
+# ---- in which order -------------------------------------------------------------------------------------------------
+
+
+class _Choices:
+    """An order drawn from a seed: for a while each queue has a pace, and the host is ahead by much or by little."""
+
+    def __init__(self, seed):
+        self.random, self.paces, self.ahead = random.Random(seed), {}, 0.0
+
+    def pick(self):
+        """A queue that can go on."""
+        self.change()
+        ready = [x for x in _busy if all(work.done for work in x.works[0].after)]
+        ready.sort(key=lambda x: x.number)
+        for queue in ready:
+            self.paces.setdefault(queue, self.random.choice([1e-6, 1.0, 1e6]))
+        return self.random.choices(ready, [self.paces[x] for x in ready])[0]
+
+    def change(self):
+        """Now and then all go on at another pace."""
+        if not self.paces or self.random.random() < 0.03:
+            self.paces.clear()
+            self.ahead = self.random.choice([0.0, 0.0, 0.3, 0.9])
+
+
+def in_any_order():
+    """Whether work is done in any order."""
+    return bool(_choices)
+
+
+def reach(work):
+    """Do what must have been done once some work has been done; by default no more than this."""
+    with turn:
+        while not work.done:
+            if _choices:
+                _choices[-1].pick().step()
+                continue
+            first = work.queue.works[0]
+            for before in first.after:
+                reach(before)
+            if work.queue.works and work.queue.works[0] is first:
+                work.queue.step()
+
+
+def go_on():
+    """In any order, some work may be done now, though nobody waits for it."""
+    with turn:
+        if _choices:
+            _choices[-1].change()
+        while _choices and _busy and _choices[-1].random.random() < _choices[-1].ahead:
+            _choices[-1].pick().step()
+
+
+def sorted_anyhow(works):
+    """Recorded works in an order that is allowed."""
+    if not _choices:
+        return works
+    left, found, done = list(works), [], set()
+    while left:
+        ready = [x for x in left if all(id(before) in done for before in x.after)]
+        found.append(_choices[-1].random.choice(ready))
+        left.remove(found[-1])
+        done.add(id(found[-1]))
+    return found
+
+
+@contextmanager
+def any_order(seed):
+    """Have work done in any order that CUDA allows, drawn from a seed. What is left at the end is done then."""
+    _choices.append(_Choices(seed))
+    try:
+        yield
+        with turn:
+            while _busy:
+                _choices[-1].pick().step()
+    finally:
+        _choices.pop()
+        forget()

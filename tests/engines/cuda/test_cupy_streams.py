@@ -1,0 +1,455 @@
+"""What an optimizer does on one stream comes after what it did on another, in any order that CUDA allows."""
+
+import contextlib
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.engines import table as engines
+from tests.cudacpu import standin
+from tests.engines.cuda.test_cupy import compare, pair, trees
+from tests.support.slow import marked
+
+SHAPES = {"w": (40, 30), "b": (30,), "none": (0,)}
+OPTIONS = {"clip_norm": 0.5, "loss_scale": ao.LossScale(init=4.0, window=2), "stats": True}
+RULE = ao.LAMB(lr=lambda s: 0.1 / (1 + s), ema_decay=0.9)
+KINDS = [(RULE, OPTIONS), (ao.SGD(lr=0.01, momentum=0.9, ema_decay=0.9), {**OPTIONS, "clip_norm": None})]
+"""The second shows what gradients are multiplied by."""
+
+
+def streams_of(cupy):
+    """The default stream, one that blocks, and two that do not."""
+    kinds = [True, False, False]
+    return [cupy.cuda.Stream.null, *(cupy.cuda.Stream(non_blocking=not blocking) for blocking in kinds[::-1])]
+
+
+def made(cupy, engine="cupy", rule=RULE, **options):
+    """An optimizer on NumPy, and one by an engine on CuPy's arrays."""
+    opts = pair(cupy, rule, SHAPES, **options)
+    if engine != "cupy":
+        opts[1] = ao.Optimizer(opts[1].params, rule, engine=engine, **options)
+    return opts
+
+
+def near(x, y):
+    """Whether two arrays, or numbers, of the host and of a device are equal but for rounding."""
+    x, y = (np.asarray(z.get() if hasattr(z, "get") else z, "f8") for z in (x, y))
+    np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-5 * np.abs(x[np.isfinite(x)]).max(initial=1.0))
+
+
+# ---- calls on any stream --------------------------------------------------------------------------------------------
+
+
+def gradients(k):
+    """Those of step k, which overflow in some."""
+    made = trees(SHAPES, "float32", 10 * k)
+    made["b"][7] = np.inf if k % 5 == 3 else 0.5
+    return made
+
+
+def step(cupy, opts, k):
+    for opt, xp in zip(opts, (np, cupy), strict=True):
+        opt.step({name: xp.asarray(g) for name, g in gradients(k).items()})
+
+
+def halves(cupy, opts, k):
+    for opt, xp in zip(opts, (np, cupy), strict=True):
+        opt.advance()
+        opt.launch({name: xp.asarray(g) for name, g in gradients(k).items()})
+
+
+def look(cupy, opts, k):
+    for slot in opts[0].state["w"]:
+        near(*(opt.state["w"][slot] for opt in opts))
+
+
+def count(cupy, opts, k):
+    assert len({opt.state["w"]["t"] for opt in opts}) == 1
+
+
+def saved(cupy, opts, k):
+    states = [opt.state_dict() for opt in opts]
+    for slot, x in states[0]["tensors"]["w"]["slots"].items():
+        near(x, states[1]["tensors"]["w"]["slots"][slot])
+
+
+def loaded(cupy, opts, k):
+    for opt in opts:
+        opt.load_state_dict(opt.state_dict())
+
+
+def averaged(cupy, opts, k):
+    near(*(opt.averaged()["w"] for opt in opts))
+
+
+def scale(cupy, opts, k):
+    near(*(opt.loss_scale for opt in opts))
+
+
+def norm(cupy, opts, k):
+    if opts[0].step_count:
+        near(*(opt.stats.global_norm for opt in opts))
+
+
+def read(cupy, opts, k):
+    reports = [opt.stats.read() for opt in opts]
+    for name, report in reports[0].items():
+        if opts[0].stats.enabled:
+            near([*report.values()], [reports[1][name][key] for key in report])
+
+
+def copied(cupy, opts, k):
+    """A copy, which goes on in the place of what it was copied from; the host waits for that, as for a user's copy."""
+    for i, opt in enumerate(opts):
+        opts[i] = copy.deepcopy(opt)
+
+
+def grown(cupy, opts, k):
+    for opt in opts:
+        opt.groups[0].weight_decay = 0.02 * k
+
+
+CALLS = [step, halves, look, count, saved, loaded, averaged, scale, norm, read, copied, grown]
+
+
+@pytest.mark.parametrize(
+    ("engine", "seed"),
+    marked([(x, n) for n in range(12) for x in ("cupy", "array_api")], lambda engine, seed: seed < 3),
+)
+def test_calls_on_any_streams_do_what_calls_on_one_do(cupy, engine, seed):
+    """Parameters are the user's, and read at the end: all else belongs to the optimizer, which orders it."""
+    r = np.random.default_rng(seed)
+    with standin.any_order(seed):
+        streams = streams_of(cupy)
+        with streams[r.integers(4)]:
+            rule, options = KINDS[seed % 2]
+            opts = made(cupy, engine, rule, **options)
+        cupy.cuda.Device().synchronize()  # the parameters' first values are the user's
+        for k in range(14):
+            call = step if k % 3 == 0 else CALLS[r.integers(len(CALLS))]
+            with streams[r.integers(4)]:
+                call(cupy, opts, k)
+        cupy.cuda.Device().synchronize()
+        compare(opts)
+
+
+@pytest.mark.parametrize("seed", marked([(n,) for n in range(8)], lambda n: n < 2))
+def test_a_captured_step_is_replayed_between_calls_on_other_streams(cupy, seed):
+    r = np.random.default_rng(seed)
+    with standin.any_order(seed):
+        streams = streams_of(cupy)
+        rule, options = KINDS[seed % 2]
+        opts = made(cupy, rule=rule, **options)
+        there = {name: cupy.zeros(shape, "f4") for name, shape in SHAPES.items()}
+        cupy.cuda.Device().synchronize()
+        graph = None
+        for k in range(9):
+            grads = gradients(k)
+            opts[0].step(grads)
+            with streams[r.integers(4) if k != 1 else 1 + r.integers(2)] as stream:
+                opts[1].advance()  # from here on this stream comes after all that the last step has done
+                for name, g in grads.items():
+                    there[name].set(g)
+                if k == 1:
+                    stream.begin_capture()
+                    opts[1].launch(there)
+                    graph = stream.end_capture()
+                if graph is None or (k > 1 and r.integers(2)):
+                    opts[1].launch(there)
+                else:
+                    graph.launch(stream)
+            with streams[r.integers(4)]:
+                (look, averaged, scale)[r.integers(3)](cupy, opts, k)
+        cupy.cuda.Device().synchronize()
+        compare(opts)
+
+
+def test_a_step_on_the_stream_of_the_last_one_waits_for_nothing(cupy):
+    opt = made(cupy)[1]
+    grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    waits = []
+    kind = type(stream).__mro__[1]
+    plain, kind.wait_event = kind.wait_event, lambda *args: waits.append(plain(*args))
+    try:
+        for expected in (0, 1, 1):
+            with stream if expected else contextlib.nullcontext(), standin.forbidden("sync"):
+                opt.step(grads)
+            assert len(waits) == expected
+    finally:
+        kind.wait_event = plain
+
+
+def test_the_stream_of_the_last_call_is_being_captured(cupy):
+    opt = made(cupy)[1]
+    grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
+    stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with stream:
+        opt.step(grads)
+        opt.advance()
+        stream.begin_capture()
+        opt.launch(grads)
+        with other, pytest.raises(RuntimeError, match=r"Optimizer.step: the stream of the last call is being captured"):
+            opt.step(grads)
+        stream.end_capture()
+    with other:
+        opt.step(grads)
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_staging_memory_is_not_given_away_before_it_is_read(cupy, lasting):
+    """Neither that of a table, nor of one that is let go, as where tensors are left out in one step alone."""
+    from arrayopt.engines.cuda.upload import Upload
+
+    found = []
+    for seed in range(8):
+        with standin.any_order(seed):
+            upload = Upload((3,), np.float64)
+            for value in range(6):
+                upload = upload if lasting else Upload((3,), np.float64)
+                upload.put(np.full(3, float(value)))
+                found.append((value, upload.array.copy()))
+    assert all((x.get() == value).all() for value, x in found)
+
+
+# ---- what cannot be captured ----------------------------------------------------------------------------------------
+
+BEFORE = "must be in device memory before"
+
+
+def scaled(opt):
+    opt.advance(loss_scale=8.0)
+
+
+REFUSED = {
+    "the first step": {"first": True},
+    "a gradient elsewhere": {"launch": lambda x, cp: {**x, "b": x["b"].copy()}},
+    "a gradient of another dtype": {"launch": lambda x, cp: {**x, "b": x["b"].astype("f8")}},
+    "a gradient that is not contiguous": {"launch": lambda x, cp: {**x, "w": cp.zeros((30, 40), "f4").T}},
+    "a tensor left out": {"launch": lambda x, cp: {**x, "b": None}},
+    "a limit for the first time": {"advance": lambda opt: (setattr(opt, "clip_norm", 0.1), opt.advance())},
+    "a loss scale for the first time": {"advance": scaled},
+    "a structure for the first time": {"advance": lambda opt: (setattr(opt, "adapt", False), opt.advance())},
+    "learning rates": {"within": lambda opt: (setattr(opt, "lr", 0.5), opt.advance())},
+    "a number of updates": {"within": lambda opt: opt.state["w"]["t"]},
+    "a state dict": {"within": lambda opt: opt.state_dict()},
+    "a norm": {"options": {"clip_norm": 1.0}, "within": lambda opt: opt.stats.global_norm},
+    "what was not finite": {"options": {"clip_norm": 1.0}, "within": lambda opt: opt.nonfinite()},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_captured_raises_and_changes_nothing(cupy, what):
+    how = REFUSED[what]
+    opt = made(cupy, rule=ao.LAMB(), **how.get("options", {}))[1]
+    grads = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        if not how.get("first"):
+            opt.step(grads)
+        given = how.get("launch", lambda x, cp: x)(grads, cupy)
+        how.get("advance", lambda opt: opt.advance())(opt)
+        cupy.cuda.Device().synchronize()
+        before = opt.params["w"].get().tobytes()
+        stream.begin_capture()
+        with pytest.raises(RuntimeError, match=BEFORE):
+            how["within"](opt) if "within" in how else opt.launch(given)
+        stream.end_capture().launch(stream)
+        stream.synchronize()
+    assert opt.params["w"].get().tobytes() == before
+    opt.step(grads)
+
+
+def test_the_loss_scale_that_a_graph_reads_is_that_of_each_replay(cupy):
+    opts = pair(cupy, ao.SGD(lr=0.1), SHAPES, loss_scale=ao.LossScale(init=4.0, window=1))
+    there = {name: cupy.asarray(g) for name, g in trees(SHAPES, "float32", 1).items()}
+    scales, stream = cupy.zeros(1, "f8"), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        opts[1].step(there)
+        opts[1].advance()
+        stream.begin_capture()
+        scales[...] = opts[1].loss_scale.reshape(1)
+        opts[1].launch(there)
+        graph = stream.end_capture()
+        seen = []
+        for k in range(3):
+            if k:
+                opts[1].advance()
+            graph.launch(stream)
+            seen.append(float(scales.get()[0]))
+    assert seen == [8.0, 16.0, 32.0]
+
+
+# ---- PyTorch's streams, and several devices -------------------------------------------------------------------------
+
+
+class Streams:
+    """PyTorch's streams of the stand-in's devices, each with the stand-in's stream of that pointer."""
+
+    def __init__(self, cupy):
+        self.cupy, self.now = cupy, {}
+        for device in range(2):
+            with cupy.cuda.Device(device):
+                self.now[device] = self.wrapped(cupy.cuda.Stream(non_blocking=True))
+
+    def wrapped(self, stream):
+        def wait_stream(other):
+            with self.cupy.cuda.Device(stream.device_id):
+                stream.wait_event(other.it.record())
+
+        return SimpleNamespace(it=stream, cuda_stream=stream.ptr, wait_stream=wait_stream)
+
+    def current_stream(self, device=None):
+        return self.now[self.cupy.cuda.Device().id if device is None else getattr(device, "index", device)]
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        device = stream.it.device_id
+        before, self.now[device] = self.now[device], stream
+        with self.cupy.cuda.Device(device):
+            yield
+        self.now[device] = before
+
+    def is_current_stream_capturing(self):
+        return self.current_stream().it.is_capturing()
+
+
+def there_class(torch):
+    class There(torch.Tensor):
+        """A tensor of PyTorch's in host memory that says on which GPU it is."""
+
+        number = 0
+        device = property(lambda self: torch.device("cuda", self.number))
+
+        @classmethod
+        def of(cls, x, number):
+            made = x.as_subclass(cls)
+            made.number = number
+            return made
+
+    There.__module__ = "torch"  # tensors of other kinds have a meaning of their own
+    return There
+
+
+@pytest.fixture
+def pytorch(cupy, monkeypatch):
+    """PyTorch, with streams on two devices, and how a tensor is made that says that it is on one of them."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setitem(engines.FUSED, "torch", ("cupy",))
+    streams, kind = Streams(cupy), there_class(torch)
+    for name in ("current_stream", "stream", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, getattr(streams, name))
+    with standin.checking(check=False):  # PyTorch's memory is not the stand-in's
+        yield streams, lambda x, device=0: kind.of(torch.from_numpy(x.copy()), device)
+
+
+def test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_another(cupy, pytorch):
+    """As by ``torch.cuda.graph``; the first step is on a third one."""
+    streams, tensor = pytorch
+    first, capturing, replaying = (streams.wrapped(cupy.cuda.Stream(non_blocking=True)) for _ in range(3))
+    r = np.random.default_rng(0)
+    values = [r.standard_normal(300).astype("f4") for _ in range(4)]
+    rule = ao.SGD(lr=ao.schedules.Linear(0.5, 0.1, 9))
+    for seed in range(6):
+        host, param, grad = values[0].copy(), tensor(values[0]), tensor(values[1])
+        opts = [ao.Optimizer(host, rule, engine="numpy"), ao.Optimizer(param, rule)]
+        there = cupy.ndarray(
+            300, "f4", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(grad.data_ptr(), 1200, grad), 0)
+        )
+        with standin.any_order(seed):
+            with streams.stream(first):
+                opts[1].step(grad)
+            with streams.stream(replaying):
+                opts[1].advance()
+                with streams.stream(capturing):
+                    capturing.it.begin_capture()
+                    opts[1].launch(grad)
+                    graph = capturing.it.end_capture()
+                for k in range(1, 4):
+                    if k > 1:
+                        opts[1].advance()
+                    there.set(values[k], replaying.it)
+                    graph.launch(replaying.it)
+        for k in (1, 1, 2, 3):
+            opts[0].step(values[k])
+        near(host, param.detach().numpy())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_devices(cupy, seed, pytorch):
+    streams, tensor = pytorch
+    every = {}
+    for device in range(2):
+        with cupy.cuda.Device(device):
+            every[device] = [streams.wrapped(cupy.cuda.Stream(non_blocking=True)) for _ in range(2)]
+    r = np.random.default_rng(seed)
+    host = [r.standard_normal(300).astype("f4") for _ in range(2)]
+    params = [tensor(x, i) for i, x in enumerate(host)]
+    rule, held = ao.SGD(lr=ao.schedules.Linear(0.5, 0.1, 9)), []
+    with standin.any_order(seed):
+        opts = [ao.Optimizer(host, rule, engine="numpy"), ao.Optimizer(params, rule)]
+        for _ in range(6):
+            grads = [r.standard_normal(300).astype("f4") for _ in range(2)]
+            opts[0].step(grads)
+            streams.now = {device: own[r.integers(2)] for device, own in every.items()}
+            held.append([tensor(g, i) for i, g in enumerate(grads)])
+            opts[1].step(held[-1])
+    for x, p in zip(host, params, strict=True):
+        near(x, p.detach().numpy())
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "clip_norm": 1.0}, {"skip_nonfinite": True}]
+)
+def test_one_norm_of_tensors_on_two_devices(cupy, options):
+    """The host decides, and waits."""
+    host = trees(SHAPES, "float32", 3)
+    with standin.any_order(len(options)):
+        there = {}
+        for i, (name, x) in enumerate(host.items()):
+            with cupy.cuda.Device(i % 2):
+                there[name] = cupy.asarray(x)
+        opts = [ao.Optimizer(host, ao.LAMB(), engine="numpy", **options), ao.Optimizer(there, ao.LAMB(), **options)]
+        for k in range(4):
+            grads, given = trees(SHAPES, "float32", 10 * k), {}
+            grads["b"][3] = np.nan if k == 2 and "clip_norm" not in options else 1.0
+            for i, (name, g) in enumerate(grads.items()):
+                with cupy.cuda.Device(i % 2):
+                    given[name] = cupy.asarray(g)
+            opts[0].step(grads)
+            opts[1].step(given)
+        for name, x in host.items():
+            near(x, there[name])
+
+
+# ---- more than a block has threads, and loaded states ---------------------------------------------------------------
+
+
+def test_the_joint_norm_of_more_tensors_than_a_block_has_threads(cupy):
+    shapes = {f"w{i}": (3,) for i in range(300)}
+    opts = pair(cupy, ao.SGD(lr=1.0), shapes, clip_norm=0.5)
+    with standin.checking(check=False):
+        grads = trees(shapes, "float32", 1)
+        for opt, xp in zip(opts, (np, cupy), strict=True):
+            opt.step({name: xp.asarray(g) for name, g in grads.items()})
+        near(*(opt.stats.global_norm for opt in opts))
+        near(*(xp.concatenate([*opt.params.values()]) for opt, xp in zip(opts, (np, cupy), strict=True)))
+
+
+def test_reports_leave_no_numbers_of_updates_behind(cupy):
+    """Updates after a loaded state count on from what was loaded, whatever a report has counted before."""
+    opts = pair(cupy, ao.Adam(lr=0.1), SHAPES, stats=True)
+    other = pair(cupy, ao.Adam(lr=0.1), SHAPES)
+    for k in range(3):
+        step(cupy, opts, k)
+    step(cupy, other, 5)
+    for opt, begun in zip(opts, other, strict=True):
+        opt.load_state_dict(begun.state_dict())
+    for k in range(2):
+        step(cupy, opts, 20 + k)
+        read(cupy, opts, k)
+    assert opts[1].state["w"]["t"] == 3
+    compare(opts)
