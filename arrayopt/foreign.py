@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-__all__ = ["DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "check_options", "close_to"]
-__all__ += ["spread", "unknown"]
+__all__ = [
+    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "check_options", "close_to", "spread",
+    "unknown",
+]  # fmt: skip
 
 _UNKNOWN = object()
 
