@@ -21,6 +21,7 @@ __all__ = [
     "Array",
     "Ints",
     "array_namespace",
+    "copied",
     "detached",
     "dtype_name",
     "dtype_of",
@@ -138,6 +139,11 @@ def holds_alone(x: Array) -> bool:
     if isinstance(x, np.ndarray):
         return x.base is None and x.flags.writeable
     return not array_api_compat.is_cupy_array(x) or x.base is None
+
+
+def copied(x: Array) -> Array:
+    """A copy, which gradients go through; of a scalar of NumPy an array."""
+    return np.array(x) if isinstance(x, np.generic) else array_namespace(x).astype(x, x.dtype, copy=True)
 
 
 def detached(x: Array) -> Array:

@@ -8,18 +8,9 @@ from numbers import Number
 from typing import Any
 
 __all__ = [
-    "DOOR",
-    "OPTAX",
-    "OPTIMIZER",
-    "RULE",
-    "SCHEDULE",
-    "alias",
-    "check_call",
-    "check_options",
-    "close_to",
-    "spread",
+    "DOOR", "OPTAX", "OPTIMIZER", "RULE", "SCHEDULE", "alias", "check_call", "check_options", "close_to", "spread",
     "unknown",
-]
+]  # fmt: skip
 
 _UNKNOWN = object()
 
@@ -115,19 +106,20 @@ _SCHEDULED = "give lr a schedule, such as lr=Cosine(0.1, decay_steps=1000); see 
 _ENGINE = "leave it out: the optimizer chooses an engine for the arrays"
 _GROUPS = 'use groups: Optimizer(params, rule, groups={"*.bias": {"weight_decay": 0.0}})'
 
-_OPTIONS = {
-    "clip_norm": ("clip_norm", "global_clipnorm", "max_grad_norm", "max_norm"),
-    "loss_scale": ("loss_scale", "grad_scale", "rescale_grad"),
-    "accumulate": ("accumulate", "gradient_accumulation_steps"),
-    "skip_nonfinite": ("skip_nonfinite",),
-    "groups": ("groups",),
-    "engine": ("engine",),
-    "stats": ("stats",),
-}
-"""What options of the optimizer are called here, and elsewhere."""
-
 RULE: Mapping[str, str] = {
-    **{name: f"it is {_OPTION.format(option)}" for option, names in _OPTIONS.items() for name in names},
+    **{
+        name: f"it is {_OPTION.format(option)}"
+        for option, names in {
+            "clip_norm": ("clip_norm", "global_clipnorm", "max_grad_norm", "max_norm"),
+            "loss_scale": ("loss_scale", "grad_scale", "rescale_grad"),
+            "accumulate": ("accumulate", "gradient_accumulation_steps"),
+            "skip_nonfinite": ("skip_nonfinite",),
+            "groups": ("groups",),
+            "engine": ("engine",),
+            "stats": ("stats",),
+        }.items()
+        for name in names
+    },
     **dict.fromkeys(("capturable", "differentiable", "foreach", "fused"), _ENGINE),
     **dict.fromkeys(
         ("exclude_from_layer_adaptation", "exclude_from_weight_decay", "mask", "weight_decay_mask"), _GROUPS
@@ -264,21 +256,14 @@ def _given(fields: Sequence[str], values: list[Any] | None) -> str:
 
 def check_options(cls: Any, given: Mapping[str, Any], rule: str, fields: Sequence[str]) -> None:
     """Raise TypeError where an optimizer under a rule with these fields is made with an option that there is not."""
-    taken = inspect.signature(cls.__init__).parameters
-    if any(x.kind is inspect.Parameter.VAR_KEYWORD for x in taken.values()):
-        return
-    for name in [name for name in given if name not in taken]:
-        option = next((option for option, names in _OPTIONS.items() if name in names), "")
-        if name in fields:
-            said = _given([name], [given[name]])
-        elif option:
-            raise TypeError(f"{cls.__name__} has no `{name}`; {_given([option], [given[name]])}")
-        elif alias(fields, name) or spread(fields, name):
-            said = _instead(list(fields), name, RULE, given[name])
-        else:
-            options = [name for name, x in taken.items() if x.kind is inspect.Parameter.KEYWORD_ONLY]
+    taken = inspect.signature(cls.__init__).parameters.values()
+    if not any(x.kind is inspect.Parameter.VAR_KEYWORD for x in taken):
+        for name in set(given) - {x.name for x in taken}:
+            said = _given([name], [given[name]]) if name in fields else _instead(list(fields), name, {}, given[name])
+            if name in fields or (name not in RULE and (alias(fields, name) or spread(fields, name))):
+                raise TypeError(f"{cls.__name__} has no `{name}`; the rule has, {rule}(...): {said}")
+            options = [x.name for x in taken if x.kind is inspect.Parameter.KEYWORD_ONLY]
             raise TypeError(unknown(cls.__name__, options, name, RULE, given[name]))
-        raise TypeError(f"{cls.__name__} has no `{name}`; the rule has, {rule}(...): {said}")
 
 
 def check_call(cls: Any, args: tuple[Any, ...], given: Mapping[str, Any], advice: Mapping[str, str]) -> None:

@@ -74,11 +74,11 @@ def test_a_name_from_elsewhere_is_answered_with_the_one_here(call, words):
 
 
 OPTIONS = {
-    "max_norm": "Optimizer has no `max_norm`; give clip_norm=1.5",
-    "max_grad_norm": "Optimizer has no `max_grad_norm`; give clip_norm=1.5",
-    "global_clipnorm": "Optimizer has no `global_clipnorm`; give clip_norm=1.5",
+    "max_norm": "no `max_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
+    "max_grad_norm": "no `max_grad_norm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
+    "global_clipnorm": "no `global_clipnorm`; it is an option of the optimizer: Optimizer(params, rule, clip_norm=...)",
     "clipnorm": "Optimizer has no `clipnorm`; the rule has, AdamW(...): give clip_tensor_norm=1.5",
-    "grad_scale": "Optimizer has no `grad_scale`; give loss_scale=1.5",
+    "grad_scale": "no `grad_scale`; it is an option of the optimizer: Optimizer(params, rule, loss_scale=...)",
     "lr": "Optimizer has no `lr`; the rule has, AdamW(...): give lr=1.5",
     "weight_decay": "Optimizer has no `weight_decay`; the rule has, AdamW(...): give weight_decay=1.5",
     "learning_rate": "Optimizer has no `learning_rate`; the rule has, AdamW(...): give lr=1.5",

@@ -10,6 +10,7 @@ from arrayopt.arrays import (
     NARROW,
     Array,
     array_namespace,
+    copied,
     detached,
     dtype_name,
     holder,
@@ -161,7 +162,7 @@ def apply_one(
         if is_number(new):
             return xp.full_like(old, new)
         made = xp.astype(new, old.dtype, copy=False)
-        made = xp.astype(made, made.dtype, copy=True) if holder(made) in held else made
+        made = copied(made) if holder(made) in held else made
         held.add(holder(made))
         return made
 

@@ -12,7 +12,7 @@ from arrayopt.params.heads import checker, objects
 from arrayopt.params.kinds import plain
 from arrayopt.params.known import Found, Known
 from arrayopt.params.parts import has_parts, local, localized, strays, with_array
-from arrayopt.params.replaced import Lent, Replaced, exchange, form
+from arrayopt.params.replaced import Lent, Replaced, check_apart, exchange, form
 from arrayopt.params.trees import flatten, leaves, rebuild, template
 from arrayopt.params.watch import Watch, Writes
 from arrayopt.rules.base import Rule
@@ -83,6 +83,7 @@ class Parameters:
         who, names, params = "Optimizer.add_group", [x.name for x in self.all], as_tree("Optimizer.add_group", params)
         parted = self._parted or has_parts(params)
         tree, named = extend(who, self._tree, params, names, localized if parted else None)
+        check_apart(who, named, self.all)
         blocks = localized(params)[1] if parted else {}
         tensors = [Tensor(name, leaf, block=blocks.get(id(leaf))) for name, leaf in named]
         group = Group(f"added {len(self.groups)}", rule, overrides, tensors)

@@ -6,11 +6,12 @@ from typing import Any
 
 from arrayopt.arrays import Array, array_namespace, is_array, library, look
 from arrayopt.params.given import check_params
+from arrayopt.params.overlap import shared
 from arrayopt.params.watch import Watch
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["PUT", "WROTE", "Lent", "Replaced", "exchange", "form"]
+__all__ = ["PUT", "WROTE", "Lent", "Replaced", "check_apart", "exchange", "form"]
 
 WROTE, PUT = 1, 2
 """What a user did to a parameter: wrote into it, or moved it; put another array in its place."""
@@ -80,12 +81,22 @@ def exchange(
             f"{who}: {names} must stay what it was: {listed}; put an array there that fits, or make a new Optimizer"
         )
     check_params(named, who, arrays)
+    check_apart(who, named, [tensor for tensor in tensors if tensor.name not in anew])
     for tensor in tensors:
         if tensor.name in anew:
             anew[tensor.name] = tensor.fresh((rules or {})[tensor.name], arrays[tensor.name])
     for tensor in tensors:
         tensor.take(arrays[tensor.name], anew.get(tensor.name))
     return bool(anew)
+
+
+def check_apart(who: str, named: Iterable[tuple[str, Array]], tensors: Iterable[Tensor]) -> None:
+    """Raise ValueError where an array that is to be a parameter shares memory with a slot, as of `Optimizer.state`."""
+    slots = [(f"slot {slot!r} of {x.name!r}", array) for x in tensors for slot, array in x.slots.items()]
+    pairs = shared([*((repr(name), array) for name, array in named), *slots])
+    if pairs:
+        listed = ", ".join(f"{first} and {second}" for first, second in pairs[:_SHOWN])
+        raise ValueError(f"{who}: parameters must not share memory with slots; {listed} do; give a copy")
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -35,8 +35,6 @@ def returned_slots(who: str, p: Array, found: Any) -> dict[str, Array]:
             )
         if array_namespace(x) is not array_namespace(p):
             raise TypeError(f"{who}.slots must return arrays that `xp` made; {name!r} is of {library(x)}")
-        if dtype_name(x).rstrip("0123456789_") not in ("bool", "int", "uint", "float", "bfloat", "complex"):
-            raise ReturnedError(f"{who}.slots must return arrays of numbers; {name!r} is of {dtype_name(x)}")
     return dict(found)
 
 
@@ -59,19 +57,16 @@ def returned_update(who: str, found: Any, slots: Iterable[str]) -> tuple[Any, di
 
 def check_value(who: str, what: str, old: Array, new: Any, form: Callable[[Any], tuple[Any, str]]) -> None:
     """Raise where a value that `update` returned cannot take the place of an old one; `form` is as `form_of`."""
-    shape, dtype = form(old)
-    if is_number(new):
-        now: tuple[Any, str] = (), dtype_name(new) if isinstance(new, np.generic) else "float"
-    elif not is_array(new):
+    number = type(new) is not type(old) and is_number(new)
+    if not (number or type(new) is type(old) or is_array(new)):
         raise ReturnedError(f"{who}.update must return arrays; {what} is {_said(new)}")
-    else:
-        now = form(new)
-        if type(new) is not type(old) and array_namespace(new) is not array_namespace(old):
-            raise ReturnedError(f"{who}.update must return arrays that `xp` made; {what} is of {library(new)}")
-    if now[0] != shape:
-        how = f"{what} was {shape}, is {now[0]}" if form is form_of else f"that of {what} changes"
+    (shape, dtype), (now, new_dtype) = form(old), form(np.asarray(new) if number and form is form_of else new)
+    if not (number or type(new) is type(old)) and array_namespace(new) is not array_namespace(old):
+        raise ReturnedError(f"{who}.update must return arrays that `xp` made; {what} is of {library(new)}")
+    if now != shape:
+        how = f"{what} was {shape}, is {now}" if form is form_of else f"that of {what} changes"
         raise ValueError(f"{who}.update must keep shapes; {how}")
-    was, kind, order = _kind(dtype), _kind(now[1]), list(_WORDS)
+    was, kind, order = _kind(dtype), _kind(new_dtype), list(_WORDS)
     rounded = kind == "integer" and what == "the parameter"
     if (was == "bool") != (kind == "bool") or order.index(kind) > order.index(was) or rounded:
         raise ReturnedError(f"{who}.update must return {_WORDS[was]} as {what}; got {_WORDS[kind]}")

@@ -13,6 +13,7 @@ from arrayopt.arrays import (
     Array,
     Ints,
     array_namespace,
+    copied,
     detached,
     dtype_name,
     dtype_of,
@@ -251,11 +252,11 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
 
 def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:
     """Slots that share no memory with the parameter or with each other, and can be written where p's library writes."""
-    xp, held, own = array_namespace(p), {holder(p)}, {}
+    held, own = {holder(p)}, {}
     for slot in list(slots):
         x = slots.pop(slot)  # so that what has been copied is let go before the next copy
         if holder(x) in {*held, None} or not holds_alone(x):
-            x = xp.asarray(x, copy=True)
+            x = copied(x)
         held.add(holder(x))
         own[slot] = x
     return own

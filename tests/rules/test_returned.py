@@ -34,11 +34,6 @@ SLOTS = {
     ),
     "no value": (lambda xp, p: {"m": None}, TypeError, "Made.slots must return arrays; 'm' is None"),
     "a name that is no string": (lambda xp, p: {1: xp.zeros_like(p)}, ValueError, "a slot's name must be a letter"),
-    "dates": (
-        lambda xp, p: {"m": np.zeros(3, "M8[s]")},
-        TypeError,
-        "Made.slots must return arrays of numbers; 'm' is of",
-    ),
 }
 
 UPDATES = {
