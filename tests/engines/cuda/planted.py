@@ -4,10 +4,12 @@
 """
 
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
-TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN, CUT, EMIT = (
+TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN, CUT, EMIT, LAUNCHES = (
     f"arrayopt/engines/cuda/{x}.py"
-    for x in ("table", "judge", "queue", "upload", "counts", "device", "between", "cut", "emit")
+    for x in ("table", "judge", "queue", "upload", "counts", "device", "between", "cut", "emit", "launches")
 )
+STREAMS = "arrayopt/streams.py"
+REPORTS = "tests/engines/cuda/test_cupy_streams.py::test_reports_leave_no_numbers_of_updates_behind"
 LEFT_OUT = f"{STRICT}::test_tensors_that_are_left_out_stay_as_they_are"
 ALIGNED = f"{STRICT}::test_words_are_read_only_where_all_is_aligned"
 GRAPH = f"{STRICT}::test_a_graph_finds_all_that_it_needs_however_many_steps_later"
@@ -18,6 +20,11 @@ SCALED = f"{STEPS}::test_a_captured_step_with_a_loss_scale_and_clipping"
 DEVICES = f"{CUPY}::test_several_devices"
 WINDOWS = "tests/engines/cuda/test_cupy_windows.py::test_parts_that_end"
 EVEN, DRAWN = (f"{WINDOWS}_where_tiles_do_give_what_one_process_does[{x}-4]" for x in ("centred", "random numbers"))
+ON_STREAMS = "tests/engines/cuda/test_cupy_streams.py"
+CALLS = f"{ON_STREAMS}::test_calls_on_any_streams_do_what_calls_on_one_do"
+OF_DEVICES = f"{ON_STREAMS}::test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_devices"
+OF_PYTORCH = f"{ON_STREAMS}::test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_another"
+STAGING = f"{ON_STREAMS}::test_staging_memory_is_not_given_away_before_it_is_read"
 UNEVEN, BATCHES = (f"{WINDOWS}_anywhere_have_the_sums_of_whole_tensors[{x}]" for x in ("matrices", "batches"))
 
 MISSED = [
@@ -44,11 +51,11 @@ MORE = [
     ("a table does not know that a graph has it", TABLE, "record(self, rows, self.alive,", "record(rows, self.alive,", f"{STEPS}::test_an_array_that_has_moved_since_the_capture_is_refused"),
     ("a graph does not keep gradients alive", TABLE, "record(self, rows, self.alive, list(grads))", "record(self, rows)", f"{STRICT}::test_gradients_of_a_graph_live_as_long_as_it_may_be_replayed"),
     ("counts on the current device", COUNTS, "        with on_device(self.access, self.device):\n            self.table = ", "        with on_device(self.access, 0):\n            self.table = ", DEVICES),
-    ("a table on the current device", TABLE, "        with on_device(self.access, self.device):\n            self.blas", "        with on_device(self.access, 0):\n            self.blas", DEVICES),
+    ("a table on the current device", TABLE, "        with on_device(self.access, self.device):\n            uncaptured()\n            self.blas", "        with on_device(self.access, 0):\n            self.blas", DEVICES),
     ("NaN rounded like a number", "kernels/storage.cuh", "x == x ? rounded : bits >> 16 | 0x40u", "rounded", f"{STRICT}::test_the_nan_of_a_gpu_stays_nan"),
     ("a table that is not sent where a gradient lies elsewhere", TABLE, "            column[rows.all] = found\n            self.sent = False", "            column[rows.all] = found", LEFT_OUT),
     ("pinned memory written while it is read", UPLOAD, "if event.done:", "if True:", f"{STEPS}::test_a_captured_step_replays_with_new_learning_rates_and_counts"),
-    ("values sent while a stream is captured", UPLOAD, "if stream.is_capturing():", "if False:", f"{STEPS}::test_nothing_is_sent_while_a_stream_is_captured"),
+    ("values sent while a stream is captured", UPLOAD, "uncaptured()\n        room, event", "room, event", f"{STEPS}::test_nothing_is_sent_while_a_stream_is_captured"),
     ("the last step's factor", TABLE, "                self.factor = self.factor_there.array\n", "", f"{STEPS}::test_the_host_s_factor_follows_one_of_the_device"),
     ("a copy of a gradient made once", TABLE, "        self.packed[row][...] = detached(g)\n", "", AWKWARD),
     ("a copy of a parameter not written back", TABLE, "                self.replace(row, name, copy)\n", "                pass\n", AWKWARD),
@@ -69,6 +76,23 @@ MORE = [
     ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
     ("a part's words read by the whole's columns", TABLE, "if self.windows is None else self.windows[:, STRIDE]", "", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0)", "origin", DRAWN),
+    ("PyTorch's stream not taken", DEVICE, "return there if reached.stream is None else", "return there if True else", OF_DEVICES),
+    ("PyTorch's stream of the current device", DEVICE, "torch.cuda.current_stream(device)", "torch.cuda.current_stream()", OF_DEVICES),
+    ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "stream = stream()\n    with there, stream:", OF_DEVICES),
+    ("PyTorch's streams do not wait for each other", STREAMS, "now.wait_stream(last)", "pass", OF_PYTORCH),
+    ("streams do not wait for each other", STREAMS, "now.wait_event(event)", "pass", f"{CALLS}[cupy-1]"),
+    ("an event recorded on the stream that waits", STREAMS, "event.record(last)", "event.record(now)", f"{CALLS}[cupy-1]"),
+    ("a stream that is not remembered", STREAMS, "self._last[library, device] = now", "pass", CALLS),
+    ("what is captured waits for what is not", STREAMS, " or _captured(library, device, now)", "", OF_PYTORCH),
+    ("counts fetched before they are there", "arrayopt/state/run.py", '        self.streams.meet("Optimizer")\n', "", f"{ON_STREAMS}::test_what_others_read_is_there"),
+    ("slots looked at before they are there", "arrayopt/state/tensors.py", '        self._tensor.run.streams.meet("Optimizer.state")\n', "", CALLS),
+    ("an event recorded before what it stands for", UPLOAD, "        self.array.set(room, stream=stream)\n        event.record(stream)\n", "        event.record(stream)\n        self.array.set(room, stream=stream)\n", STAGING),
+    ("staging memory given away", UPLOAD, "weakref.finalize(self, _left.extend, self.rooms)", "weakref.finalize(self, len, [])", STAGING),
+    ("staging memory of others taken while it is read", UPLOAD, "if not x[1].done]", "if False]", STAGING),
+    ("a report counts the updates themselves", LAUNCHES, "table.counts.array if table.own_counts is None else table.own_counts", "table.counts.array", REPORTS),
+    ("a report with the counts of the last one", TABLE, "if self.own_counts is not None and self.follows_t:", "if False:", REPORTS),
+    ("tensors beyond the threads of a block left out of the joint norm", "kernels/judge.cuh", "i < count; i += kThreads", "i < count && i < kThreads; i += kThreads", f"{ON_STREAMS}::test_the_joint_norm_of_more_tensors_than_a_block_has_threads"),
+    ("gradients after an overflow scaled by the scale before", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "self.state.array[:-1] = self.verdict[-len(STATE) : -1]", CALLS),
     ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),
 ]  # fmt: skip
 """Others."""

@@ -62,7 +62,7 @@ def halves(cupy, opts, k):
 
 
 def look(cupy, opts, k):
-    for slot in opts[0].state["w"]:
+    for slot in sorted({*opts[0].state["w"]} - {"t"}):
         near(*(opt.state["w"][slot] for opt in opts))
 
 
@@ -213,6 +213,24 @@ def test_staging_memory_is_not_given_away_before_it_is_read(cupy, lasting):
                 upload.put(np.full(3, float(value)))
                 found.append((value, upload.array.copy()))
     assert all((x.get() == value).all() for value, x in found)
+
+
+def test_what_others_read_is_there(cupy):
+    """A monitor, a checkpoint's numbers, another library's state: on another stream than the steps."""
+    for seed in range(6):
+        with standin.any_order(seed):
+            opts = made(cupy, stats=True)
+            monitors = [ao.Monitor(opt) for opt in opts]
+            streams = streams_of(cupy)
+            for k, stream in enumerate(streams):
+                with stream:
+                    step(cupy, opts, k)
+                with streams[k - 2]:
+                    if k % 2:
+                        for x, y in zip(*(monitor.read() for monitor in monitors), strict=True):
+                            near([*x.values()][2:], [*y.values()][2:])
+                    else:
+                        assert [opt._parameters.all[0].t for opt in opts] == [k + 1 - (k == 3)] * 2
 
 
 # ---- what cannot be captured ----------------------------------------------------------------------------------------
