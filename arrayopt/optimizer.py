@@ -220,8 +220,8 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients: only `step` can do that. Or if what a captured step does is no longer
-            what is asked for, since groups, or what is judged, have changed.
+            If the Optimizer accumulates gradients: only `step` can do that. Or if a captured step does something else than
+            what is asked for now, because groups, clipping or scaling have changed.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._parameters.take_up()

@@ -164,7 +164,7 @@ class Fused(ABC):
         threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
         watched = self.batches(bucket, asked) if asked.stats else []
         for batch, rows, _ in [*watched, *work]:
-            batch.allocate(batch.held(rows), threads)
+            batch.allocate(rows, threads)
 
         def steps() -> Iterator[list[Partials]]:
             yield from abreast(batch.passes(rows, given, threads) for batch, rows, given in watched)

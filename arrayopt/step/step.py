@@ -272,10 +272,10 @@ class Step:
                 " are clipped or scaled; a replay would make the old step, so make one by `step`, and capture another"
             )
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
+        for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
+            select(self._engine, bucket)[0].advance(bucket, values)
+        self.judging.advance(coming.known)
         with _Commit(self._team):
-            for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
-                select(self._engine, bucket)[0].advance(bucket, values)
-            self.judging.advance(coming.known)
             self._coming = coming
             self._run.steps += 1
             self._parameters.begin()

@@ -238,6 +238,13 @@ class Table(Batch):
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
+    def allocate(self, rows: Rows, threads: int) -> None:
+        """See `Batch.allocate`."""
+        with on_device(self.access, self.device):
+            if self.plan.reports:
+                uncaptured()
+            self.launching.of(rows)
+
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
         with on_device(self.access, self.device):
@@ -285,7 +292,6 @@ class Table(Batch):
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""
         with on_device(self.access, self.device):
-            uncaptured()
             kept = [x.copy() for x in (self.values_there, self.scalars_there)]
             if self.skip is not NOTHING:
                 flags = self.skip.reshape(-1)

@@ -131,7 +131,8 @@ class _Table(Batch):
             if self.plan.spilled:
                 self._scratch(shared, own)
         self.copies = []
-        chosen = set(rows.full.tolist()) if self.staged else set()
+        here = rows if self.cut is None else self.held(rows)
+        chosen = set(here.full.tolist()) if self.staged else set()
         for row, name in self.staged:
             if row in chosen:
                 copy = np.array(memory(self.stored(row, name)), order="C", copy=True)

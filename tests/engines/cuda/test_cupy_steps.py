@@ -441,7 +441,7 @@ def test_tensors_of_pytorch_are_updated_where_they_lie(cupy, name, monkeypatch):
     if hasattr(cupy, "__standin__"):
         there = "cpu"
         monkeypatch.setitem(engines.FUSED, "torch", ("cupy",))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
     elif not torch.cuda.is_available():
         pytest.skip("this PyTorch knows no CUDA device")
     r = np.random.default_rng(0)
