@@ -213,9 +213,9 @@ class Adafactor(_Factored):
             new = {"v": v}
         else:
             r, c = _averages(xp, q, s["r"], s["c"], beta2)
-            rows = r / xp.maximum(finite(xp, xp.mean(r, axis=-1, keepdims=True)), eps)
+            rows = r / nonzero(xp, xp.maximum(finite(xp, xp.mean(r, axis=-1, keepdims=True)), eps))
             v, new = xp.expand_dims(rows, axis=-1) * xp.expand_dims(c, axis=-2), {"r": r, "c": c}
-        u = g / xp.sqrt(xp.maximum(v, eps * eps))
+        u = g / xp.sqrt(nonzero(xp, xp.maximum(v, eps * eps)))
         u = u / xp.maximum(rms(xp, u) / h.clip_threshold, 1.0)
         step = smaller(h.lr, 1.0 / on_scalar("sqrt", h.t))
         return p - h.lr * h.weight_decay * p - step * xp.maximum(rms(xp, p), h.eps_scale) * u, new

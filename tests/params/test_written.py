@@ -14,13 +14,13 @@ from tests.support import cases
 from tests.support.slow import marked
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-HOST = [name for name, row in ENGINES.items() if "numpy" in row.takes]
+HOST = [name for name, row in ENGINES.items() if "numpy" in row.takes or not row.takes]
 SHAPE = (6, 5)
 
 
 def each_engine(takes, quick):
     """Engines with dtypes: those that compile in each run where it says so."""
-    names = [name for name, row in ENGINES.items() if takes in row.takes]
+    names = [name for name, row in ENGINES.items() if takes in row.takes or not row.takes]
     rows = ((name, dtype) for name in names for dtype in DTYPES)
     return pytest.mark.parametrize(("engine", "dtype"), marked(rows, lambda *row: row[0] != "numba" or row == quick))
 

@@ -104,6 +104,8 @@ def rules(draw, names=RULES):
         given["restart"] = False
     if kind is ao.RMSprop and given.get("centered"):  # else a variance that is a rounding error is divided by
         given |= {"eps": 1e-3, "bias_correction": False, "state_dtype": None}
+    if given.get("variant") == "pytorch":
+        given |= {"relative_step": False, "scale_parameter": True, "beta1": None, "clip_threshold": 1.5}
     if kind in (ao.CAME, ao.Adafactor):
         relative = given.get("relative_step", kind is ao.Adafactor)
         given["lr"] = None if relative else given.get("lr", 0.01)

@@ -35,7 +35,9 @@ DEFAULTS = {
     "Muon": MUON,
     "MuonH": MUON | {"radius": None},
     "NorMuon": MUON | {"beta2": 0.95, "eps2": 1e-10},
-    "Adafactor": FACTORED | {"beta1": None, "decay_rate": 0.8, "factored": True, "lr_in_momentum": False} | RELATIVE_LR,
+    "Adafactor": FACTORED
+    | {"beta1": None, "decay_rate": 0.8, "factored": True, "lr_in_momentum": False, "variant": "paper"}
+    | RELATIVE_LR,
     "SOAP": witness_soap.DEFAULTS,
     **witness_more.DEFAULTS,
 }
@@ -311,7 +313,28 @@ def came(h, shape, p, g, s, t):
     return [p[i] - lr_t * (d[i] + h.weight_decay * p[i]) for i in n], slots
 
 
+def pytorchs_adafactor(h, shape, p, g, s, t):
+    """As ``torch.optim.Adafactor`` has it."""
+    beta2, q = 1 - t ** (-h.decay_rate), [square(x) for x in g]
+    if len(shape) >= 2:
+        *batch, rows, columns = shape
+        r, c = ema(s["r"], row_means(shape, q), beta2), ema(s["c"], column_means(shape, q), beta2)
+        v, slots = [], {"r": r, "c": c}
+        for b in range(math.prod(batch)):
+            own = r[b * rows : (b + 1) * rows]
+            mean = nonzero(max(sum(own) / rows, h.eps1))
+            v += [x / mean * c[b * columns + j] for x in own for j in range(columns)]
+    else:
+        v = ema(s["v"], q, beta2)
+        slots = {"v": v}
+    u = [g[i] / math.sqrt(nonzero(max(v[i], h.eps1**2))) for i in range(len(g))]
+    length = min(h.lr, 1 / math.sqrt(t)) * max(rms(p), h.eps_scale) / max(rms(u) / h.clip_threshold, 1.0)
+    return [p[i] * (1 - h.lr * h.weight_decay) - length * u[i] for i in range(len(p))], slots
+
+
 def adafactor(h, shape, p, g, s, t):
+    if h.variant == "pytorch":
+        return pytorchs_adafactor(h, shape, p, g, s, t)
     n = range(len(p))
     lr_t = step_size(h, p, t)
     u, slots = factored_update(h, shape, g, s, 1 - t ** (-h.decay_rate))

@@ -158,6 +158,21 @@ def test_masters_half_precision_state_averages_and_lookahead(cupy, dtype):
             assert np.abs(there - state[slot]).max(initial=0) < 1e-3
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parameters_that_are_written_to(cupy, dtype):
+    """As on the host: masters follow in the elements that were written, and in no others."""
+    opts = pair(cupy, ao.SGD(lr=2.0**-14), LITTLE, dtype)
+    for k in range(3):
+        step(cupy, opts, LITTLE, dtype, seed=k)
+        for opt in opts:
+            opt.params["w"][3 * k : 3 * k + 5] = 0.75
+            opt.params["b"][...] *= 2
+    step(cupy, opts, LITTLE, dtype, seed=9)
+    for name, state in opts[0].state.items():
+        assert np.array_equal(opts[1].state[name]["master"].get(), state["master"])
+    assert (abs(opts[0].state["w"]["master"][6:11] - 0.75) < 0.01).all()
+
+
 def test_accumulation(cupy):
     opts = pair(cupy, ao.LAMB(), LITTLE, accumulate=3)
     for k in range(7):
