@@ -27,7 +27,7 @@ def groupEnd():
         calls, (stream, *others) = [call for call, _ in begun], {stream for _, stream in begun}
         assert not others
         streams.enqueue(lambda: MPI.Request.Waitall([call() for call in calls]), streams.by_pointer(stream))
-        if streams.by_pointer(stream).recording is None:
+        if not streams.by_pointer(stream).is_capturing():
             streams.by_pointer(stream).synchronize()  # a device works on, whether somebody waits for it or not
 
 

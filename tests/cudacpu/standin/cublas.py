@@ -48,7 +48,7 @@ def _status(function):
             reasons.append(str(refused))
             return refused.status
         except BaseException as error:  # of what was in the stream before; a callback of C must return
-            current_stream().queue.add(functools.partial(_raise, error))
+            current_stream()._queue.add(functools.partial(_raise, error))
             return 0
 
     return call
@@ -148,7 +148,7 @@ def _queued(handle, problems, compute, places):
     found, stream = _of(handle), current_stream()
     if found.stream != stream.ptr:
         raise _Refused("the handle's stream is not the current one")
-    if stream.recording is not None and found.workspace is None:
+    if stream.is_capturing() and found.workspace is None:
         raise _Refused("a stream is captured, and the handle has no workspace of its own")
     if found.math & ~16:
         raise _Refused("operands would be rounded")

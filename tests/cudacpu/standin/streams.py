@@ -43,18 +43,18 @@ class _BaseStream:
     """A queue of work of one device."""
 
     def __init__(self, ptr, device_id, queue=None):
-        self.ptr, self.device_id, self._queue = ptr, device_id, queue
+        self.ptr, self.device_id, self._own = ptr, device_id, queue
 
     @property
-    def queue(self):
+    def _queue(self):
         """Where its work is; the default streams have one on each device."""
         if self.ptr == 2:
             return _thread.defaults.setdefault(current_device(), Queue(current_device(), blocking=True))
-        return self._queue or default_queue(current_device())
+        return self._own or default_queue(current_device())
 
     @property
-    def recording(self):
-        return self.queue.recording
+    def _recording(self):
+        return self._queue.recording
 
     def __eq__(self, other):
         return isinstance(other, _BaseStream) and other.ptr == self.ptr
@@ -91,16 +91,16 @@ class _BaseStream:
     @property
     def done(self):
         go_on()
-        return not self.queue.works
+        return not self._queue.works
 
     def synchronize(self):
         note("sync", "Stream.synchronize")
-        if self.recording is not None:
+        if self._recording is not None:
             raise CUDARuntimeError(UNSUPPORTED)
-        reach(self.queue.add())
+        reach(self._queue.add())
 
     def record(self, event=None):
-        event, queue = event or Event(), self.queue
+        event, queue = event or Event(), self._queue
         event._recording = queue.recording
         if queue.recording is not None:
             event._works = list(queue.recording.last[queue])
@@ -110,7 +110,7 @@ class _BaseStream:
         return event
 
     def wait_event(self, event):
-        queue = self.queue
+        queue = self._queue
         if event._recording is not None:
             if event._recording is not (queue.recording or event._recording) or event._recording.ended:
                 raise CUDARuntimeError("cudaErrorCapturedEvent: the event was recorded in another capture")
@@ -125,20 +125,20 @@ class _BaseStream:
     def begin_capture(self, mode=None):
         if self.ptr in (0, 1, 2):
             raise RuntimeError("cannot capture on the default (legacy) stream")
-        if self.recording is not None:
+        if self._recording is not None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is capturing already")
-        Recording(self.queue).graph = graph = Graph.__new__(Graph)
+        Recording(self._queue).graph = graph = Graph.__new__(Graph)
         graphs.add(graph)
 
     def end_capture(self):
-        made = self.recording
-        if made is None or made.origin is not self.queue:
+        made = self._recording
+        if made is None or made.origin is not self._queue:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream is not capturing")
         made.graph.works = made.end()
         return made.graph
 
     def is_capturing(self):
-        return self.recording is not None
+        return self._recording is not None
 
 
 class Stream(_BaseStream):
@@ -209,7 +209,7 @@ class Event:
 
     def record(self, stream=None):
         stream = stream or current_stream()
-        if stream.queue.device != self.device_id:
+        if stream._queue.device != self.device_id:
             raise CUDARuntimeError("cudaErrorInvalidResourceHandle: an event of another device than the stream's")
         stream.record(self)
 
@@ -252,12 +252,12 @@ def current_stream(device_id=-1):
 
 def capturing():
     """Whether the current stream records what it is given."""
-    return current_stream().recording is not None
+    return current_stream()._recording is not None
 
 
 def recording(stream=None):
     """Whether a stream, the current one by default, records what it is given."""
-    return (stream or current_stream()).recording is not None
+    return (stream or current_stream())._recording is not None
 
 
 def enqueue(work, stream=None, uses=()):
@@ -265,7 +265,7 @@ def enqueue(work, stream=None, uses=()):
 
     Some memory is used by it, which a graph does not keep alive: work that is to be recorded must not, either.
     """
-    queue = (stream or current_stream()).queue
+    queue = (stream or current_stream())._queue
     if queue.recording is not None:
         held = [weakref.ref(memory) for memory in uses]
 
@@ -289,7 +289,7 @@ def _done(work, device, _):
 @contextmanager
 def ordered():
     """For work that is done at once: all that was to come before it in the current stream has been done."""
-    reach(current_stream().queue.add())
+    reach(current_stream()._queue.add())
     yield
 
 

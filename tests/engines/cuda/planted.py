@@ -77,8 +77,7 @@ MORE = [
     ("a part's words read by the whole's columns", TABLE, "if self.windows is None else self.windows[:, STRIDE]", "", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0)", "origin", DRAWN),
     ("PyTorch's stream not taken", DEVICE, "return there if reached.stream is None else", "return there if True else", OF_DEVICES),
-    ("PyTorch's stream of the current device", DEVICE, "torch.cuda.current_stream(device)", "torch.cuda.current_stream()", OF_DEVICES),
-    ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "stream = stream()\n    with there, stream:", OF_DEVICES),
+    ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "with stream(), there:", OF_DEVICES),
     ("PyTorch's streams do not wait for each other", STREAMS, "now.wait_stream(last)", "pass", OF_PYTORCH),
     ("streams do not wait for each other", STREAMS, "now.wait_event(event)", "pass", f"{CALLS}[cupy-1]"),
     ("an event recorded on the stream that waits", STREAMS, "event.record(last)", "event.record(now)", f"{CALLS}[cupy-1]"),
@@ -92,7 +91,7 @@ MORE = [
     ("a report counts the updates themselves", LAUNCHES, "table.counts.array if table.own_counts is None else table.own_counts", "table.counts.array", REPORTS),
     ("a report with the counts of the last one", TABLE, "if self.own_counts is not None and self.follows_t:", "if False:", REPORTS),
     ("tensors beyond the threads of a block left out of the joint norm", "kernels/judge.cuh", "i < count; i += kThreads", "i < count && i < kThreads; i += kThreads", f"{ON_STREAMS}::test_the_joint_norm_of_more_tensors_than_a_block_has_threads"),
-    ("gradients after an overflow scaled by the scale before", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "self.state.array[:-1] = self.verdict[-len(STATE) : -1]", CALLS),
+    ("gradients after an overflow scaled by the scale before", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "self.state.array[:-1] = self.verdict[-len(STATE) : -1]", f"{STEPS}::test_accumulation_with_a_loss_scale"),
     ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),
 ]  # fmt: skip
 """Others."""

@@ -58,10 +58,10 @@ def test_pytorch_s_stream_is_taken_as_either_has_it(cupy, monkeypatch, newer):
     torch = pytest.importorskip("torch")
     device = importlib.import_module("arrayopt.engines.cuda.device")
     mine = cupy.cuda.Stream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("", (), {"cuda_stream": mine.ptr})())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: type("", (), {"cuda_stream": mine.ptr})())
     if newer:
-        assert device._torch().stream() is mine
+        assert device._torch().stream(0) is mine
         return
     monkeypatch.delattr(cupy.cuda.Stream, "from_external")
     with pytest.warns(DeprecationWarning, match="from_external"):  # which 13.6 does not say
-        assert device._torch().stream() is mine
+        assert device._torch().stream(0) is mine

@@ -364,6 +364,12 @@ def pytorch(cupy, monkeypatch):
         yield streams, lambda x, device=0: kind.of(torch.from_numpy(x.copy()), device)
 
 
+def over(cupy, tensor):
+    """A tensor's memory as CuPy's."""
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), 1200, tensor)
+    return cupy.ndarray(300, "f4", cupy.cuda.MemoryPointer(memory, 0))
+
+
 def test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_another(cupy, pytorch):
     """As by ``torch.cuda.graph``; the first step is on a third one."""
     streams, tensor = pytorch
@@ -374,9 +380,7 @@ def test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_an
     for seed in range(6):
         host, param, grad = values[0].copy(), tensor(values[0]), tensor(values[1])
         opts = [ao.Optimizer(host, rule, engine="numpy"), ao.Optimizer(param, rule)]
-        there = cupy.ndarray(
-            300, "f4", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(grad.data_ptr(), 1200, grad), 0)
-        )
+        there = over(cupy, grad)
         with standin.any_order(seed):
             with streams.stream(first):
                 opts[1].step(grad)
@@ -413,15 +417,16 @@ def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_device
             grads = [r.standard_normal(300).astype("f4") for _ in range(2)]
             opts[0].step(grads)
             streams.now = {device: own[r.integers(2)] for device, own in every.items()}
-            held.append([tensor(g, i) for i, g in enumerate(grads)])
+            held.append([tensor(np.zeros_like(g), i) for i, g in enumerate(grads)])
+            for i, (g, x) in enumerate(zip(grads, held[-1], strict=True)):
+                with cupy.cuda.Device(i):  # as a backward pass leaves them: to come, on the current stream
+                    over(cupy, x).set(g, streams.now[i].it)
             opts[1].step(held[-1])
     for x, p in zip(host, params, strict=True):
         near(x, p.detach().numpy())
 
 
-@pytest.mark.parametrize(
-    "options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "clip_norm": 1.0}, {"skip_nonfinite": True}]
-)
+@pytest.mark.parametrize("options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "clip_norm": 1.0}, {"skip_nonfinite": True}])
 def test_one_norm_of_tensors_on_two_devices(cupy, options):
     """The host decides, and waits."""
     host = trees(SHAPES, "float32", 3)
