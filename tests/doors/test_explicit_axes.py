@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import cases
-from tests.support.slow import marked
 
 PROGRAM = """
 import sys
@@ -48,7 +47,7 @@ for name in sys.argv[1:]:
 RULES = ["muon", "adafactor", *cases.MATRICES, *cases.BRANCHED, *cases.CASES]
 
 
-@pytest.mark.parametrize("name", marked([(x,) for x in RULES], lambda x: x == "Muon", str))
+@pytest.mark.parametrize("name", RULES)
 def test_a_sharded_run_is_that_of_one_device(name):
     jax = pytest.importorskip("jax", reason="JAX is not installed: make test installs it")
     pytest.importorskip("optax", reason="optax is not installed: make test installs it")

@@ -127,6 +127,10 @@ OPTAX = {
         lambda: optax.lars(0.5, 0.1, nesterov=True),
         ao.LARS(lr=0.5, weight_decay=0.1, decayed_norm=True, nesterov=True),
     ),
+    "lars, lr inside": (
+        lambda: optax.lars(lambda k: 0.5 / (k + 1), 0.1),
+        ao.LARS(lr=lambda k: 0.5 / (k + 1), weight_decay=0.1, decayed_norm=True, lr_in_momentum=True),
+    ),
     "rmsprop": (lambda: optax.inject_hyperparams(optax.rmsprop)(0.1, decay=0.5), ao.RMSprop(eps_in_sqrt=True)),
     "injected": (lambda: optax.inject_hyperparams(optax.adamw)(0.1, b1=0.8, weight_decay=0.1), ao.AdamW(lr=9.0)),
 }

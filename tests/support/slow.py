@@ -39,6 +39,7 @@ COSTLY = {
         "test_every_rule_learns_from_the_same_start": "",
         "test_float16_with_a_loss_scale_is_as_accurate_as_float32": "",
     },
+    "tests/doors/test_explicit_axes.py": {"test_a_sharded_run_is_that_of_one_device": ""},
     "tests/engines/cuda/test_cuda_compile.py": {
         "test_all_that_a_rule_can_have_around_it_compiles": "",
         "test_every_kernel_compiles": "Adafactor-float32-2|LARS|AdamW|SGD|Adam-",
