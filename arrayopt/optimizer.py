@@ -211,8 +211,8 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients: only `step` can do that. Or if what a captured step does is no longer
-            what is asked for, since groups, or what is judged, have changed.
+            If the Optimizer accumulates gradients: only `step` can do that. Or if a captured step does no longer what is
+            asked for: the structure of groups has changed, or whether gradients are clipped, scaled or checked.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._parameters.take_up()

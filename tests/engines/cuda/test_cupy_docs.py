@@ -16,7 +16,9 @@ def test_the_captured_step_of_the_page_in_any_order(cupy):
     """It has the numbers of the same steps one by one, whichever work CUDA does first."""
     example, rule = EXAMPLES[1].replace("range(100)", "range(3)"), ao.LAMB(lr=lambda s: 0.1 / (1 + s))
     r = np.random.default_rng(0)
-    values = [{"w": r.standard_normal((40, 30)).astype("f4"), "b": r.standard_normal(30).astype("f4")} for _ in range(5)]
+    values = [
+        {"w": r.standard_normal((40, 30)).astype("f4"), "b": r.standard_normal(30).astype("f4")} for _ in range(5)
+    ]
     host = {name: x.copy() for name, x in values[-1].items()}
     opt = ao.Optimizer(host, rule, engine="numpy", clip_norm=1.0)
     for k in (0, 0, 1, 2, 3):
