@@ -220,8 +220,8 @@ class Optimizer(Settings):
         TypeError, ValueError
             As `step`.
         RuntimeError
-            If the Optimizer accumulates gradients: only `step` can do that. Or if a captured step does something else than
-            what is asked for now, because groups, clipping or scaling have changed.
+            If the Optimizer accumulates gradients: only `step` can do that. Or if a captured step does not do what is
+            asked for now: the structure of groups has changed, or whether gradients are clipped, scaled or checked.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._parameters.take_up()

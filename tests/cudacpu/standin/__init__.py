@@ -11,7 +11,8 @@
 It is strict where CuPy is: nothing is converted to NumPy or from it unasked; arguments are packed as CuPy packs them;
 an array belongs to a device. And it is strict where a GPU is merely slow, or wrong now and then: work waits in its
 stream until something waits for it, a copy reads pinned memory no sooner than that, memory starts uninitialised, and
-all launches are checked (`checking`). Within `any_order` a seed chooses when work is done, as CUDA allows. It cannot show that CuPy takes the same calls: test_cupy_names.py looks at that.
+all launches are checked (`checking`). Within `any_order` a seed chooses what is done when, in any way that CUDA allows.
+It cannot show that CuPy takes the same calls: test_cupy_names.py looks at that.
 """
 
 import sys

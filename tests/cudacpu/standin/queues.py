@@ -137,7 +137,7 @@ def forget():
                 work.done = True
             queue.works.clear()
             _busy.discard(queue)
-        for made in _recordings:
+        for made in [*_recordings]:
             with suppress(CUDARuntimeError):
                 made.end()
 

@@ -426,7 +426,9 @@ def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_device
         near(x, p.detach().numpy())
 
 
-@pytest.mark.parametrize("options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "clip_norm": 1.0}, {"skip_nonfinite": True}])
+@pytest.mark.parametrize(
+    "options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "clip_norm": 1.0}, {"skip_nonfinite": True}]
+)
 def test_one_norm_of_tensors_on_two_devices(cupy, options):
     """The host decides, and waits."""
     host = trees(SHAPES, "float32", 3)
