@@ -20,6 +20,7 @@ from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
 from arrayopt.params.heads import dtypes
+from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 
 __all__ = ["Fused", "Prepared"]
@@ -43,6 +44,8 @@ class Fused(ABC):
     """The kind of `Batch` that the engine runs."""
     lean: ClassVar[bool] = False
     """See `arrayopt.fusion.trace.trace`."""
+    calls: ClassVar[bool] = False
+    """See `arrayopt.fusion.plan.plan`."""
     cuts: ClassVar[bool] = False
     """Whether ranks can share a tensor; see `Batch.passes`."""
     parts: ClassVar[bool] = False
@@ -75,7 +78,7 @@ class Fused(ABC):
                 " device counts; engine='array_api' runs it as it is"
             )
         for stats in (False, True):
-            for plan in _plans(bucket, stats=stats, lean=self.lean):
+            for plan in self.plans(bucket, stats=stats):
                 layout(plan)
                 if not self.narrows:
                     plan.check_wide()
@@ -107,7 +110,7 @@ class Fused(ABC):
         """See `Engine.explain`."""
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
-        plans, lines = _plans(bucket, stats=False, lean=self.lean), list[str]()
+        plans, lines = self.plans(bucket, stats=False), list[str]()
         for plan, shapes in plans.items():
             if len(plans) > 1:
                 ranks = list(dict.fromkeys(map(len, shapes)))
@@ -173,6 +176,17 @@ class Fused(ABC):
 
         return steps()
 
+    def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
+        """The engine's plan of a rule; see `plan_for`."""
+        return plan_for(rule, rank, dtype, lean=self.lean, calls=self.calls, **options)
+
+    def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
+        """The plans that a bucket's tensors take, and the shapes that take each."""
+        dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
+        for shape in sorted({tuple(x.shape) for x in bucket.tensors if size(x.array)}, key=lambda x: (len(x), x)):
+            found.setdefault(self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []).append(shape)
+        return found
+
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
         """Note that these tensors of a bucket were updated."""
         if took:
@@ -182,7 +196,7 @@ class Fused(ABC):
         """Whether the engine takes the matrices of a tensor side by side."""
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
         shape = tensor.array.shape
-        plans = [plan_for(bucket.rule, rank, dtype, shape=shape, stats=x, lean=self.lean) for x in (False, True)]
+        plans = [self.plan(bucket.rule, rank, dtype, shape=shape, stats=x) for x in (False, True)]
         return any(self._split(plan, tensor) is not None for plan in plans)
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
@@ -220,9 +234,7 @@ class Fused(ABC):
         for i, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is not None or common is not None:
                 x = tensor.array
-                plan = plan_for(
-                    bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats, lean=self.lean
-                )
+                plan = self.plan(bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats)
                 split = self._split(plan, tensor)
                 grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                 found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
@@ -265,12 +277,3 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
 def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> list[Array | None]:
     """Some of the gradients, and None for the others."""
     return [g if x else None for g, x in zip(grads, which, strict=True)]
-
-
-def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:
-    """The plans that a bucket's tensors take, and the shapes that take each."""
-    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
-    for shape in sorted({tuple(x.shape) for x in bucket.tensors if size(x.array)}, key=lambda x: (len(x), x)):
-        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=lean)
-        found.setdefault(plan, []).append(shape)
-    return found

@@ -1,7 +1,9 @@
 """Stacked tensors: their first axis counts layers, and to engines each layer is a tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from arrayopt.arrays import Array, detached, size, writable
 from arrayopt.engines.bucket import Bucket
@@ -10,7 +12,7 @@ from arrayopt.state.run import Run
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Layers", "layer_name", "split", "stack_of"]
+__all__ = ["Layers", "Split", "layer_name", "split", "stack_of"]
 
 
 def layer_name(name: str, i: int) -> str:
@@ -26,6 +28,35 @@ def stack_of(layer: str) -> str:
 def split(x: Array) -> list[Array]:
     """The layers of a stacked array, as views; what has no elements is one layer."""
     return [x[i, ...] for i in range(x.shape[0])] if size(x) else [x]
+
+
+class Split(Sequence[Array | None]):
+    """The gradients of all layers; a stack is split when a layer is asked for, if it is.
+
+    Attributes
+    ----------
+    stacks : sequence of array or None
+        The gradients of the stacked tensors.
+    """
+
+    def __init__(self, stacks: Sequence[Array | None], counts: list[int]) -> None:
+        self.stacks, self._counts = stacks, counts
+
+    @cached_property
+    def _each(self) -> list[Array | None]:
+        found: list[Array | None] = []
+        for g, count in zip(self.stacks, self._counts, strict=True):
+            found += [None] * count if g is None else split(g)
+        return found
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._each[i]
+
+    def __iter__(self) -> Iterator[Array | None]:
+        return iter(self._each)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -64,10 +95,7 @@ class Layers(Bucket):
         return self.stacks
 
     def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
-        found: list[Array | None] = []
-        for tensor, g in zip(self.stacks.tensors, self.stacks.own(every), strict=True):
-            found += [None] * _count(tensor) if g is None else split(g)
-        return found
+        return Split(self.stacks.own(every), list(map(_count, self.stacks.tensors)))
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         return Layers([group], tensors, [0] * len(tensors), self.places, run, stacks=self.stacks)
