@@ -19,7 +19,6 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Layers, Split
 from arrayopt.engines.numpy.buffers import joined
-from arrayopt.engines.numpy.program import program
 from arrayopt.engines.numpy.stacks import Ragged, Runs, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
@@ -64,16 +63,15 @@ class Chunk:
 class _Blocks(Batch):
     """Tensors that are worked through in stacks of equal ones, block by block."""
 
-    chunk = 1 << 17  # threads hand the interpreter to each other after every call: calls must be long enough
+    chunk = 1 << 18  # threads hand the interpreter to each other after every call: calls must be long enough
 
     def __init__(
         self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
     ) -> None:
         super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        storage, form = tuple(({"g": grad_dtype} | plan.storage).items()), staged(plan)
-        programs = [None if p.multiplies else program(p, storage) for p in form.passes]
-        self.runs = Runs(plan, form, programs, self.real, self.chunk, threading.local())
+        storage = tuple(({"g": grad_dtype} | plan.storage).items())
+        self.runs = Runs(plan, staged(plan), storage, self.real, self.chunk, threading.local())
         self.flat = plan.element == "C" and not plan.small
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)

@@ -3,14 +3,14 @@
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from arrayopt.codecs import CODECS, Codec
-from arrayopt.fusion.graph import Node, Spare, reachable
+from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.stages import Sweep
 
@@ -110,7 +110,7 @@ def _make(steps: Steps, values: list[Any]) -> None:
 
 
 @lru_cache(maxsize=512)
-def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
+def program(p: Sweep, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()) -> Program:
     """The program of a pass.
 
     Parameters
@@ -119,13 +119,16 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
         The pass.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
+    given : tuple of (Node, float)
+        Scalars that are zero or one in this step: what these multiply, and what is added then, takes no call.
     """
+    p = _without(p, dict(given)) if given else p
     stored = {name: CODECS[dtype] for name, dtype in storage}
     read, summed = dict(p.loads), {r: _factors(r, p) for r in p.reductions}
     extras = _extras(p, summed)
     spare = {n for nodes in extras.values() for n in nodes}
     kept = {a for factors in summed.values() for a in factors} | set(p.stores.values())
-    wanted = set(reachable(list(kept)))
+    wanted = _needed(kept, p)
     order = [n for n in p.nodes if n in wanted and n not in spare]
     order += [n for nodes in extras.values() for n in nodes]
     last = {a: i for i, n in enumerate(order) for a in n.args}
@@ -166,9 +169,42 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
     return _placed(p, stored, targets, summed, extras, copies, tuple(buffers))
 
 
+def _without(p: Sweep, given: dict[Node, float]) -> Sweep:
+    """A pass without factors of one, and without terms that have a factor of zero."""
+    now: dict[Node, Node] = {}
+    nothing, made = set[Node](), list[Node]()
+    for n in p.nodes:
+        args = tuple(now.get(a, a) for a in n.args)
+        worth = [given.get(a) for a in args]
+        if n.op in ("add", "sub") and args[1] in nothing:
+            now[n] = args[0]
+        elif n.op == "add" and args[0] in nothing:
+            now[n] = args[1]
+        elif n.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == n.axes:
+            now[n] = args[1 - worth.index(1.0)]
+        else:
+            now[n] = n if args == n.args else replace(n, args=args)
+            made.append(now[n])
+            if n.op == "mul" and 0.0 in worth:
+                nothing.add(now[n])
+    sums = {r: now.get(r.args[0], r.args[0]) for r in p.reductions}
+    return replace(p, nodes=tuple(made), stores={name: now.get(n, n) for name, n in p.stores.items()}, summed=sums)
+
+
+def _needed(roots: Iterable[Node], p: Sweep) -> set[Node]:
+    """What of a pass's own values some are computed from, and these."""
+    found, stack, own = set[Node](), list(roots), set(p.nodes)
+    while stack:
+        n = stack.pop()
+        if n in own and n not in found:
+            found.add(n)
+            stack += n.args
+    return found
+
+
 def _factors(r: Node, p: Sweep) -> tuple[Node, ...]:
     """What a reduction is of: the two factors, where it is a sum of products over a whole tensor."""
-    (x,) = r.args
+    x = p.summed.get(r, r.args[0])
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
     return x.args if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args) else (x,)
 
@@ -189,7 +225,7 @@ def _extras(p: Sweep, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[N
     plain = _plain(p)
     can = [r for r in p.reductions if isinstance(r.data, Spare) and (r.data.plain, r.axes) in plain]
     others = [*p.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
-    found = [set(reachable(x)) for x in (others, *(summed[r] for r in can))]
+    found = [_needed(x, p) for x in (others, *(summed[r] for r in can))]
     needed = Counter(n for some in found for n in some)
     return {r: [n for n in p.nodes if n in some and needed[n] == 1] for r, some in zip(can, found[1:], strict=True)}
 
@@ -236,7 +272,7 @@ def _placed(
         ),
         blank=tuple(n.data if n.op == "const" else None for n in at),
         loads=tuple((name, stored[name].load, at[n]) for name, n in p.loads.items()),
-        small={n: at[n] for n in p.uses},
+        small={n: at[n] for n in p.uses if n in at},
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         buffers=buffers,
         copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),

@@ -19,7 +19,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import BAND, bands
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.program import Program
+from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import OPS, REDUCTIONS
@@ -34,6 +34,9 @@ DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
 
+SHORT = 16
+"""Axes of up to so many values are short."""
+
 DOT = 1024
 """So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double precision."""
 
@@ -46,8 +49,8 @@ class Runs:
     ----------
     plan, form : Plan, Stages
         What is to be done.
-    programs : list of Program or None
-        The program of each pass; None for a product of matrices.
+    storage : tuple of (str, str)
+        Stored arrays, and their dtypes.
     real : dtype
         The dtype of arithmetic.
     chunk : int
@@ -58,7 +61,7 @@ class Runs:
 
     plan: Plan
     form: Stages
-    programs: list[Program | None]
+    storage: tuple[tuple[str, str], ...]
     real: Any
     chunk: int
     scratch: threading.local
@@ -108,8 +111,8 @@ class Stack:
             for n in between.nodes:
                 known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
             if k < len(form.passes):
-                p, prog = form.passes[k], self.of.programs[k]
-                parts = self._multiply(p, arrays) if prog is None else self._pass(p, prog, arrays, known)
+                p = form.passes[k]
+                parts = self._multiply(p, arrays) if p.multiplies else self._pass(p, arrays, known)
         for name, n in form.between[-1].stores.items():
             arrays[name][...] = self._value(n, arrays, known)
 
@@ -119,11 +122,14 @@ class Stack:
     def _small(self, n: Node, args: list[Any]) -> Any:
         """A value over fewer axes than the elements; those per tensor are in float64."""
         if n.reduces:
-            over = tuple(_dims("".join(x for x in n.args[0].axes if x not in n.axes)))
-            made = REDUCTIONS[n.op].ufunc.reduce(args[0], axis=over, keepdims=True)
+            (made,) = args
+            for axis in _dims("".join(x for x in n.args[0].axes if x not in n.axes)):
+                made = _over(n, made, axis)
         else:
-            made = OPS[n.op].numpy(*args)
-        return made.astype(self.of.real, copy=False) if n.axes and n.dtype == "real" else made
+            made = OPS[n.op].numpy(*(map(self._narrow, args) if n.axes else args))
+        if n.axes:
+            return made.astype(self.of.real, copy=False) if n.dtype == "real" else made
+        return made if np.ndim(made) else made.item()
 
     def _shared(self, tasks: list[Callable[[], None]]) -> None:
         """Run tasks, which take about as long as each other, on all threads."""
@@ -153,8 +159,10 @@ class Stack:
         self._shared([partial(band, lo, hi) for lo, hi in (bands(rows) if rows > BAND else [(0, rows)])])
         return {}
 
-    def _pass(self, p: Sweep, prog: Program, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
+    def _pass(self, p: Sweep, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
+        plain = [(n, known[n]) for n in p.using("host") if isinstance(known[n], float) and known[n] in (0.0, 1.0)]
+        prog = program(p, self.of.storage, tuple(plain))
         blocks, real = _blocks(self.shape(p.axes), self.most), self.of.real
         spread = {n: self._spread(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION}
         found: list[dict[Node, Any]] = [{} for _ in blocks]
@@ -174,8 +182,12 @@ class Stack:
         return {r: self._joined(r, kind, [x[r] for x in found], blocks) for r, kind in p.reductions.items()}
 
     def _spread(self, x: Any) -> Any:
-        """A value of fewer axes as passes take it in: an array in the dtype of arithmetic."""
-        return x if isinstance(x, bool) else np.asarray(x) if _is_bool(x) else np.asarray(x, self.of.real)
+        """A value of fewer axes as passes take it in."""
+        return self._narrow(x)
+
+    def _narrow(self, x: Any) -> Any:
+        """A value in the dtype of arithmetic, as an array: NumPy takes in a number later."""
+        return x if isinstance(x, bool) or (np.ndim(x) and x.dtype == bool) else np.asarray(x, self.of.real)
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """The positions of a block's elements."""
@@ -191,8 +203,11 @@ class Stack:
             rows = self._totals(r, x, y)
             return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
         gone = tuple(i for i in range(1, 5) if i not in _dims(r.axes))
-        dtype = np.float64 if kinds[r] == "batch" else None
-        return REDUCTIONS[r.op].ufunc.reduce(x, axis=gone, keepdims=True, dtype=dtype)
+        for axis in gone if kinds[r] != "batch" else ():
+            x = _over(r, x, axis)
+        if kinds[r] == "batch":
+            x = REDUCTIONS[r.op].ufunc.reduce(x, axis=gone, keepdims=True, dtype=np.float64)
+        return x
 
     def _totals(self, r: Node, x: Any, y: Any) -> Any:
         """What each tensor's values are reduced to."""
@@ -261,13 +276,21 @@ def _totals(r: Node, x: Any, y: Any) -> Any:
     return made
 
 
+def _over(r: Node, x: Any, axis: int) -> Any:
+    """A reduction over one axis; over a short one by slices, for NumPy's own calls are as short as the axis."""
+    ufunc, n = REDUCTIONS[r.op].ufunc, x.shape[axis]
+    if n > SHORT:
+        return ufunc.reduce(x, axis=axis, keepdims=True)
+    first, *others = (x[(*(slice(None),) * axis, slice(i, i + 1))] for i in range(n))
+    made = first.copy()
+    for other in others:
+        ufunc(made, other, out=made)
+    return made
+
+
 def _dims(axes: str) -> list[int]:
     """The dimensions that axes are; columns are those of rows where there are no rows."""
     return [3 if x == "C" and "c" in axes else DIMS[x] for x in axes]
-
-
-def _is_bool(x: Any) -> bool:
-    return isinstance(x, np.ndarray | np.generic) and x.dtype == bool
 
 
 def _cut(x: Any, cuts: tuple[slice, ...]) -> Any:
