@@ -1,6 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -18,9 +19,10 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
+from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layer_name, split
+from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
@@ -39,13 +41,16 @@ def apply(
     hypers: dict[str, Any],
     *,
     name: str = "",
+    first: int = 0,
     clip: Any = None,
     stats: bool = False,
+    stacked: bool | None = None,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
-    Under a rule with `stacked`, each layer is updated by itself, and what is reported is of each layer. Random numbers
-    follow from the tensor's `name`.
+    Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by itself, and what is
+    reported is of each layer. All layers are updated at once where `arrayopt.engines.abreast` knows all that the rule
+    does. Random numbers follow from the tensor's `name`, and from the position of its `first` element.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
@@ -58,16 +63,20 @@ def apply(
     def one(p: Array, g: Array, slots: dict[str, Array], first: Any) -> tuple[Array, dict[str, Array], Report]:
         return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
 
-    if not rule.stacked or size(p) == 0:
-        return one(p, g, slots, 0)
+    if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
+        return one(p, g, slots, first)
     if array_api_compat.is_jax_array(p):
         import jax
 
-        firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
+        firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts)
         return mapped
+    try:
+        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats, together=True)
+    except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
+        pass
     each = zip(split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, own, strict=True)), i * size(q)) for i, (q, h, *own) in enumerate(each)]
+    done = [one(q, h, dict(zip(slots, own, strict=True)), first + i * size(q)) for i, (q, h, *own) in enumerate(each)]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -94,20 +103,25 @@ def apply_one(
     origin: tuple[str, Any],
     clip: Any = None,
     stats: bool = False,
+    together: bool = False,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """As `apply`, of a tensor that is not stacked, or of one layer; see `Tensor.origin`."""
+    """As `apply`, of a tensor that is not stacked, or of one layer; or all layers `together`. See `Tensor.origin`."""
     if size(p) == 0:
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
     h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
-    setattr(h, DRAWS, Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1]))
+    drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
+    space, run, norms = rule_namespace(xp), rule, rule.norms
+    if together:
+        space, run, norms = rule_namespace(abreast(xp)), partial(of_layers, rule), partial(of_layers, rule.norms)
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
-        new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
+        new_p, out = run(space, wide_p, wide_g, wide, h)
     lacking = [name for name in slots if name not in out]
     if lacking:
         raise ValueError(f"{type(rule).__name__}.update must return every slot; missing {', '.join(lacking)}")
@@ -127,7 +141,7 @@ def apply_one(
     new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
     report = {name: x for name, x in out.items() if name not in slots}
     if stats:
-        report |= rule.norms(xp, wide.get("master", wide_p), wide_g, new_p)
+        report |= norms(space, wide.get("master", wide_p), wide_g, new_p)
     return kept(new_p, wide_p, p), new_slots, report
 
 
@@ -148,12 +162,19 @@ class ArrayAPI:
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
-        grads, hypers, one = asked.grads, asked.hypers, _layer if isinstance(bucket, Layers) else _whole
-        took = np.flatnonzero([g is not None for g in grads])
+        tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
+        if isinstance(bucket, Layers) and isinstance(grads, Split):
+            tensors, grads, groups, one = bucket.stacks.tensors, grads.stacks, bucket.group_of_stacks, _stack
+        elif isinstance(bucket, Layers):
+            one = _layer
+        elif bucket.rule.stacked:
+            one = _stack
+        took = layers_with(asked.grads)
+        slots = bucket.rule.stacked or not isinstance(bucket, Layers)  # what measures gradients has none
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
-                (tensor, *_update(one, bucket.groups[i].rule, tensor, g, hypers[i], asked.clip, asked.stats))
-                for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
+                (x, *_update(partial(one, x, x.slots if slots else {}), bucket.groups[i].rule, x, g, asked, i))
+                for x, g, i in zip(tensors, grads, groups, strict=True)
                 if g is not None
             ]
 
@@ -163,9 +184,9 @@ class ArrayAPI:
                 if size(p):
                     with on_its_device(p):
                         tensor.put(None, p)
-                        for name in tensor.slots:
+                        for name in slots:
                             tensor.put(name, slots[name])
-                if one is _whole and bucket.rule.stacked:
+                if one is _stack:
                     for i in range(p.shape[0] if report else 0):
                         reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
                 else:
@@ -190,14 +211,28 @@ class ArrayAPI:
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 
-def _whole(tensor: Tensor, *args: Any, **options: Any) -> tuple[Array, dict[str, Array], Report]:
+def _whole(
+    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
     """`apply` to a tensor."""
-    return apply(*args, **options, name=tensor.name)
+    rule, p, g, *others = args
+    name, first = tensor.origin
+    return apply(rule, p, g, slots, *others, **options, name=name, first=first)
 
 
-def _layer(tensor: Tensor, *args: Any, **options: Any) -> tuple[Array, dict[str, Array], Report]:
+def _stack(
+    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
+    """`apply` to the layers of a tensor."""
+    return _whole(tensor, slots, *args, **options, stacked=True)
+
+
+def _layer(
+    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
     """`apply_one` to a layer."""
-    return apply_one(*args, **options, origin=tensor.origin)
+    rule, p, g, *others = args
+    return apply_one(rule, p, g, slots, *others, **options, origin=tensor.origin)
 
 
 def _update(
@@ -205,15 +240,14 @@ def _update(
     rule: Rule,
     tensor: Tensor,
     g: Array,
-    hypers: dict[str, Any],
-    clip: Array | None,
-    stats: bool,
+    asked: Asked,
+    i: int,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
     p, g = detached(tensor.array), detached(g)
     with on_its_device(p):
-        new, slots, report = one(tensor, rule, p, g, tensor.slots, tensor.t + 1, hypers, clip=clip, stats=stats)
-        if stats:  # what a slot held is about to be overwritten
+        new, slots, report = one(rule, p, g, tensor.t + 1, asked.hypers[i], clip=asked.clip, stats=asked.stats)
+        if asked.stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
             report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}
     return tensor.array if new is p else new, slots, report  # the same object is not written

@@ -13,6 +13,7 @@ from arrayopt.engines.base import Asked, Judge, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.layers import Split
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import Lanes, lanes, suits
@@ -207,7 +208,7 @@ class Fused(ABC):
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
         grads, work = asked.grads, []
-        found, complete = dtypes(grads)
+        found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
@@ -274,6 +275,8 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     return lambda: {name: report for launch in ready for name, report in launch().items()}, others
 
 
-def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> list[Array | None]:
+def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
     """Some of the gradients, and None for the others."""
+    if all(which):
+        return grads
     return [g if x else None for g, x in zip(grads, which, strict=True)]

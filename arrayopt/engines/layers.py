@@ -5,14 +5,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from arrayopt.arrays import Array, detached, size, writable
+import numpy as np
+
+from arrayopt.arrays import Array, Ints, detached, size, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Layers", "Split", "layer_name", "split", "stack_of"]
+__all__ = ["Layers", "Split", "layer_name", "layers_with", "split", "stack_of"]
 
 
 def layer_name(name: str, i: int) -> str:
@@ -37,26 +39,35 @@ class Split(Sequence[Array | None]):
     ----------
     stacks : sequence of array or None
         The gradients of the stacked tensors.
+    counts : list of int
+        How many layers each has.
     """
 
     def __init__(self, stacks: Sequence[Array | None], counts: list[int]) -> None:
-        self.stacks, self._counts = stacks, counts
+        self.stacks, self.counts = stacks, counts
 
     @cached_property
     def _each(self) -> list[Array | None]:
         found: list[Array | None] = []
-        for g, count in zip(self.stacks, self._counts, strict=True):
+        for g, count in zip(self.stacks, self.counts, strict=True):
             found += [None] * count if g is None else split(g)
         return found
 
     def __len__(self) -> int:
-        return sum(self._counts)
+        return sum(self.counts)
 
     def __getitem__(self, i: Any) -> Any:
         return self._each[i]
 
     def __iter__(self) -> Iterator[Array | None]:
         return iter(self._each)
+
+
+def layers_with(grads: Sequence[Array | None]) -> Ints:
+    """The places of those that are not None."""
+    if isinstance(grads, Split):
+        return np.flatnonzero(np.repeat([g is not None for g in grads.stacks], grads.counts))
+    return np.flatnonzero([g is not None for g in grads])
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -93,6 +104,12 @@ class Layers(Bucket):
     @property
     def whole(self) -> Bucket:
         return self.stacks
+
+    @property
+    def group_of_stacks(self) -> list[int]:
+        """For each stacked tensor the position of its group in `groups`."""
+        ends = np.cumsum(list(map(_count, self.stacks.tensors)))
+        return [self.group_of[end - 1] for end in ends.tolist()]
 
     def own(self, every: Sequence[Array | None]) -> Sequence[Array | None]:
         return Split(self.stacks.own(every), list(map(_count, self.stacks.tensors)))

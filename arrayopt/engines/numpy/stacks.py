@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -306,6 +306,6 @@ def _blocks(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
     for n in reversed(shape):
         count = -(-n // max(1, most))
         ends = [n * i // count for i in range(count + 1)]
-        cuts.append([slice(lo, hi) for lo, hi in zip(ends[:-1], ends[1:], strict=True)])
+        cuts.append([slice(lo, hi) for lo, hi in pairwise(ends)])
         most = most // n if count == 1 else 1
     return list(product(*reversed(cuts)))
