@@ -26,7 +26,7 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Stages, Sweep
 
-__all__ = ["Ragged", "Runs", "Stack"]
+__all__ = ["Ragged", "Runs", "Stack", "totals"]
 
 DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 """Which dimension an axis is; of a product of a matrix with itself, the second axis is the last dimension."""
@@ -211,7 +211,7 @@ class Stack:
 
     def _totals(self, r: Node, x: Any, y: Any) -> Any:
         """What each tensor's values are reduced to."""
-        return _totals(r, x.reshape(len(x), -1), None if y is None else y.reshape(len(y), -1))
+        return totals(r, x.reshape(len(x), -1), None if y is None else y.reshape(len(y), -1))
 
     def _joined(self, r: Node, kind: str, parts: list[Any], blocks: list[tuple[slice, ...]]) -> Any:
         """A reduction from those of the blocks, in their order."""
@@ -258,13 +258,13 @@ class Ragged(Stack):
         made = np.empty(len(self.sizes))
         for n, row, count in zip(lengths.tolist(), first.tolist(), counts.tolist(), strict=True):
             some = slice(int(self.starts[row]), int(self.starts[row]) + n * count)
-            made[row : row + count] = _totals(
+            made[row : row + count] = totals(
                 r, x[some].reshape(count, n), None if y is None else y[some].reshape(count, n)
             )
         return made
 
 
-def _totals(r: Node, x: Any, y: Any) -> Any:
+def totals(r: Node, x: Any, y: Any) -> Any:
     """What each row of values is reduced to, in double precision; with `y`, the sum of its products with these."""
     if y is None:
         return REDUCTIONS[r.op].ufunc.reduce(x, axis=1).astype(np.float64)
