@@ -104,7 +104,8 @@ class Muon(_Muon):
     The result is near to the orthogonal factor of d, and not equal to it.
 
     As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax adds eps to the norm, and has
-    kernels the other way round: its k is √max(1, columns/rows).
+    kernels the other way round: its k is √max(1, columns/rows). Jordan's code takes k of a convolution from the height
+    and width of the kernel: ``scale="none"`` is that for kernels as high as wide.
 
     References
     ----------
