@@ -293,7 +293,7 @@ def test_every_number_that_a_step_reaches_can_be_loaded(which, engine, tmp_path)
         before = [np.array(x) for x in (one.params["w"], one.state["w"]["buf"])]
         counts = (one.step_count, one.state["w"]["t"], one.loss_scale)
         for _ in range(2):
-            with pytest.raises(ValueError, match="Optimizer.step: numbers of steps and updates must stay below 2"):
+            with pytest.raises(ValueError, match=r"Optimizer.step: numbers of steps and updates must stay below 2"):
                 one.step(grads)
         after = one.params["w"], one.state["w"]["buf"]
         assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))

@@ -21,9 +21,10 @@ from arrayopt.engines.numpy.buffers import joined
 from arrayopt.engines.numpy.stacks import Ragged, Runs, Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import staged
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["NumPy"]
 
@@ -70,7 +71,7 @@ class _Blocks(Batch):
         super().__init__(plan, split, bucket, members)
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         storage = tuple(({"g": grad_dtype} | plan.storage).items())
-        self.runs = Runs(plan, staged(plan), storage, self.real, self.chunk, threading.local())
+        self.runs = Runs(plan, staged(plan), storage, self.real, self.chunk, threading.local(), split)
         self.flat = plan.element == "C" and not plan.small
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)
@@ -117,7 +118,7 @@ class _Blocks(Batch):
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo[members[0], 0])
-            most = max(1, self.chunk // size)
+            most = 1 if self.split else max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
                 if self.flat and len(some) * size <= PACKED and not stack:
@@ -169,7 +170,9 @@ class _Blocks(Batch):
         if chunk.ragged:
             stack: Stack = Ragged(self.runs, self.geo[rows, 0], firsts)
         else:
-            stack = Stack(self.runs, (len(rows), *self.geo[rows[0], 1:5].tolist()), firsts, threads)
+            a, b, r, c = self.geo[rows[0], 1:5].tolist()
+            extents = (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c)
+            stack = Stack(self.runs, extents, firsts, threads)
         element = self.plan.element
         arrays = {"g": self._gradient(chunk, grads).reshape(stack.shape(element))}
         inside = chunk.layers is not None or (len(rows) == 1 and rows[0] not in self.outside)
@@ -213,8 +216,10 @@ class NumPy(Fused):
     name = "numpy"
     batch = _Blocks
     products = _Blocks
-    side_by_side = False
     calls = True
+
+    def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
+        return lanes(plan) if suits(tensor.array.shape) and not plan.multiplies else None
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -59,6 +59,8 @@ class Program:
         What each buffer holds: ``real``, ``complex`` or ``bool``.
     copies : tuple of (str, callable, int, bool)
         Stores that no step writes in place, by what, of which value, and whether that may lie in a stored array.
+    finite : tuple of str
+        Stored arrays of which all values must be finite, for they were left out where zero multiplies them.
     """
 
     steps: Steps
@@ -69,6 +71,7 @@ class Program:
     made: tuple[tuple[int, int | str], ...]
     buffers: tuple[str, ...]
     copies: tuple[tuple[str, Callable[..., Any], int, bool], ...]
+    finite: tuple[str, ...]
 
     def run(
         self,
@@ -122,8 +125,8 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...], given: tuple[tuple[N
     given : tuple of (Node, float)
         Scalars that are zero or one in this step: what these multiply, and what is added then, takes no call.
     """
-    p = _without(p, dict(given)) if given else p
-    stored = {name: CODECS[dtype] for name, dtype in storage}
+    stored, finite = {name: CODECS[dtype] for name, dtype in storage}, set[str]()
+    p = _without(p, dict(given), stored, finite) if given else p
     read, summed = dict(p.loads), {r: _factors(r, p) for r in p.reductions}
     extras = _extras(p, summed)
     spare = {n for nodes in extras.values() for n in nodes}
@@ -166,27 +169,28 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...], given: tuple[tuple[N
         for a in () if over else dying:
             free[a.dtype].append(where.pop(a))
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return _placed(p, stored, targets, summed, extras, copies, tuple(buffers))
+    return replace(_placed(p, stored, targets, summed, extras, copies, tuple(buffers)), finite=tuple(sorted(finite)))
 
 
-def _without(p: Sweep, given: dict[Node, float]) -> Sweep:
-    """A pass without factors of one, and without terms that have a factor of zero."""
+def _without(p: Sweep, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]) -> Sweep:
+    """A pass without factors of one, and without stored arrays that zero multiplies; these are added to `finite`."""
+    names = {n: name for name, n in p.loads.items() if not stored[name].rounds and n.dtype == "real"}
     now: dict[Node, Node] = {}
-    nothing, made = set[Node](), list[Node]()
+    nothing, made = dict[Node, str](), list[Node]()
     for n in p.nodes:
         args = tuple(now.get(a, a) for a in n.args)
         worth = [given.get(a) for a in args]
         if n.op in ("add", "sub") and args[1] in nothing:
-            now[n] = args[0]
+            now[n], _ = args[0], finite.add(nothing[args[1]])
         elif n.op == "add" and args[0] in nothing:
-            now[n] = args[1]
+            now[n], _ = args[1], finite.add(nothing[args[0]])
         elif n.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == n.axes:
             now[n] = args[1 - worth.index(1.0)]
         else:
             now[n] = n if args == n.args else replace(n, args=args)
             made.append(now[n])
-            if n.op == "mul" and 0.0 in worth:
-                nothing.add(now[n])
+            if n.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
+                nothing[now[n]] = names[args[1 - worth.index(0.0)]]
     sums = {r: now.get(r.args[0], r.args[0]) for r in p.reductions}
     return replace(p, nodes=tuple(made), stores={name: now.get(n, n) for name, n in p.stores.items()}, summed=sums)
 
@@ -276,4 +280,5 @@ def _placed(
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         buffers=buffers,
         copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
+        finite=(),
     )

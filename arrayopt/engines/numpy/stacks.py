@@ -22,9 +22,10 @@ from arrayopt.engines.numpy.buffers import buffers_of
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import Stages, Sweep
+from arrayopt.fusion.stages import Between, Stages, Sweep
 
 __all__ = ["Ragged", "Runs", "Stack", "totals"]
 
@@ -57,6 +58,8 @@ class Runs:
         About how many elements a block has.
     scratch : threading.local
         Where each thread keeps the memory of spilled values.
+    split : Lanes, optional
+        The plan in segments, where tensors are many small matrices.
     """
 
     plan: Plan
@@ -65,6 +68,7 @@ class Runs:
     real: Any
     chunk: int
     scratch: threading.local
+    split: Lanes | None = None
 
 
 class Stack:
@@ -105,16 +109,54 @@ class Stack:
         rooms = buffers_of(spilled.values(), self.of.real, max(sizes, default=0), self.of.scratch)
         for name, room, size in zip(spilled, rooms, sizes, strict=True):
             arrays[name] = room[:size].reshape(self.shape(axes[name]))
+        if self.of.split is not None:
+            self._segments(self.of.split, arrays, known)
+            return
         parts: dict[Node, Any] = {}
         for k, between in enumerate(form.between):
-            known |= {r: parts[r] for r in between.combine}
-            for n in between.nodes:
-                known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
+            self._between(between, parts, arrays, known)
             if k < len(form.passes):
                 p = form.passes[k]
                 parts = self._multiply(p, arrays) if p.multiplies else self._pass(p, arrays, known)
-        for name, n in form.between[-1].stores.items():
+
+    def _between(self, b: Between, parts: dict[Node, Any], arrays: dict[str, Any], known: dict[Node, Any]) -> None:
+        """What is computed and stored between passes; sums that these have made come first."""
+        known |= {r: parts[r] for r in b.combine}
+        for n in b.nodes:
+            known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
+        for name, n in b.stores.items():
             arrays[name][...] = self._value(n, arrays, known)
+
+    def _segments(self, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
+        """Passes that follow each other over some small matrices at a time; A counts all matrices here."""
+        count, each = self.extents[1], math.prod(self.extents[3:])
+        carried = {n: np.empty(self.shape(n.axes), self.of.real) for n in split.where.vectors}
+        blocks = _blocks((count,), max(1, self.most // each))
+        local = {name: x for name, x in arrays.items() if x.shape[1] == count and self.of.plan.slots.get(name, "A")}
+
+        def one(s: Segment, found: list[dict[Node, Any]], i: int, some: slice) -> None:
+            here = Stack(self.of, (1, some.stop - some.start, *self.extents[2:]), self.firsts + some.start * each)
+            here.most = self.most + each  # one block
+            mine = arrays | {name: x[:, some] for name, x in local.items()}
+            env = known | {n: mine[name] for name, n in s.reads.items()} | {n: carried[n][:, some] for n in s.carried}
+            for between, k in zip(s.small, (*s.passes, None), strict=True):
+                here._between(between, {}, mine, env)
+                if k is not None:
+                    made = here._pass(self.of.form.passes[k], mine, env)
+                    env |= {r: x for r, x in made.items() if r.axes}
+                    found[i] |= {r: x for r, x in made.items() if not r.axes}
+            for name, n in s.writes.items():
+                mine[name][...] = env[n]
+            for n in set(carried).intersection(env).difference(s.carried):
+                carried[n][:, some] = env[n]
+
+        parts: dict[Node, Any] = {}
+        for s in split.segments:
+            self._between(s.before, parts, arrays, known)
+            found: list[dict[Node, Any]] = [{} for _ in blocks]
+            self._shared([partial(one, s, found, i, some) for i, (some,) in enumerate(blocks)])
+            parts = {r: REDUCTIONS[r.op].ufunc.reduce([x[r] for x in found]).item() for r in found[0]}
+        self._between(split.after, parts, arrays, known)
 
     def _value(self, n: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
         return n.data if n.op == "const" else known[n] if n in known else arrays[n.data]
@@ -161,8 +203,10 @@ class Stack:
 
     def _pass(self, p: Sweep, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
-        plain = [(n, known[n]) for n in p.using("host") if isinstance(known[n], float) and known[n] in (0.0, 1.0)]
-        prog = program(p, self.of.storage, tuple(plain))
+        host = [(n, known[n]) for n in p.using("host") if isinstance(known[n], float)]
+        prog = program(p, self.of.storage, tuple((n, x) for n, x in host if x == 1.0))
+        zeros = tuple((n, x) for n, x in host if x in (0.0, 1.0))
+        bold = program(p, self.of.storage, zeros) if any(x == 0.0 for _, x in zeros) else prog
         blocks, real = _blocks(self.shape(p.axes), self.most), self.of.real
         spread = {n: self._spread(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION}
         found: list[dict[Node, Any]] = [{} for _ in blocks]
@@ -173,10 +217,11 @@ class Stack:
             block = {name: arrays[name] if whole else arrays[name][cuts] for name in p.arrays}
             env = spread if whole else {n: _cut(x, cuts) for n, x in spread.items()}
             env = env | {n: self._positions(cuts) for n in p.using(POSITION)}
+            chosen = bold if all(_finite(block[name]) for name in bold.finite) else prog
             count = math.prod(here)
-            room = [x[:count].reshape(here) for x in buffers_of(prog.buffers, real, count)]
+            room = [x[:count].reshape(here) for x in buffers_of(chosen.buffers, real, count)]
             reduce = partial(self._reduced, kinds=p.reductions, here=here)
-            found[i] = prog.run(block, env, room, real, reduce)
+            found[i] = chosen.run(block, env, room, real, reduce)
 
         self._shared([partial(one, i, cuts) for i, cuts in enumerate(blocks)])
         return {r: self._joined(r, kind, [x[r] for x in found], blocks) for r, kind in p.reductions.items()}
@@ -203,11 +248,10 @@ class Stack:
             rows = self._totals(r, x, y)
             return float(rows[0]) if len(rows) == 1 else rows.reshape(-1, 1, 1, 1, 1)
         gone = tuple(i for i in range(1, 5) if i not in _dims(r.axes))
-        for axis in gone if kinds[r] != "batch" else ():
-            x = _over(r, x, axis)
         if kinds[r] == "batch":
-            x = REDUCTIONS[r.op].ufunc.reduce(x, axis=gone, keepdims=True, dtype=np.float64)
-        return x
+            return REDUCTIONS[r.op].ufunc.reduce(x, axis=gone, keepdims=True, dtype=np.float64)
+        made = functools.reduce(partial(_over, r), gone, x)
+        return made if made.size < x.size else made.copy()
 
     def _totals(self, r: Node, x: Any, y: Any) -> Any:
         """What each tensor's values are reduced to."""
@@ -281,11 +325,18 @@ def _over(r: Node, x: Any, axis: int) -> Any:
     ufunc, n = REDUCTIONS[r.op].ufunc, x.shape[axis]
     if n > SHORT:
         return ufunc.reduce(x, axis=axis, keepdims=True)
-    first, *others = (x[(*(slice(None),) * axis, slice(i, i + 1))] for i in range(n))
-    made = first.copy()
+    if n == 1:
+        return x
+    first, second, *others = (x[(*(slice(None),) * axis, slice(i, i + 1))] for i in range(n))
+    made = ufunc(first, second)
     for other in others:
         ufunc(made, other, out=made)
     return made
+
+
+def _finite(x: Any) -> bool:
+    """Whether all values are finite, and not so large that the sum of their squares is not."""
+    return bool(np.isfinite(np.vecdot(x.reshape(-1), x.reshape(-1))))
 
 
 def _dims(axes: str) -> list[int]:
