@@ -45,8 +45,6 @@ class Fused(ABC):
     """The kind of `Batch` that the engine runs."""
     lean: ClassVar[bool] = False
     """See `arrayopt.fusion.trace.trace`."""
-    calls: ClassVar[bool] = False
-    """See `arrayopt.fusion.plan.plan`."""
     cuts: ClassVar[bool] = False
     """Whether ranks can share a tensor; see `Batch.passes`."""
     parts: ClassVar[bool] = False
@@ -179,7 +177,7 @@ class Fused(ABC):
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`."""
-        return plan_for(rule, rank, dtype, lean=self.lean, calls=self.calls, **options)
+        return plan_for(rule, rank, dtype, lean=self.lean, **options)
 
     def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""

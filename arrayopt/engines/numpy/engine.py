@@ -23,7 +23,9 @@ from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.stages import staged
+from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["NumPy"]
@@ -216,7 +218,11 @@ class NumPy(Fused):
     name = "numpy"
     batch = _Blocks
     products = _Blocks
-    calls = True
+
+    def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
+        """See `Fused.plan`; of small matrices passes are made again, block by block, and nothing is spilled."""
+        calls = not suits(tuple(options.get("shape", ())))
+        return plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options)
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         return lanes(plan) if suits(tensor.array.shape) and not plan.multiplies else None

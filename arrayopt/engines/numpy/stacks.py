@@ -35,6 +35,9 @@ DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
 
+LIVE = 8
+"""A block of small matrices has so many times fewer elements: what is computed for each of them lives on in it."""
+
 SHORT = 16
 """Axes of up to so many values are short."""
 
@@ -131,7 +134,7 @@ class Stack:
         """Passes that follow each other over some small matrices at a time; A counts all matrices here."""
         count, each = self.extents[1], math.prod(self.extents[3:])
         carried = {n: np.empty(self.shape(n.axes), self.of.real) for n in split.where.vectors}
-        blocks = _blocks((count,), max(1, self.most // each))
+        blocks = _blocks((count,), max(1, self.most // (LIVE * each)))
         local = {name: x for name, x in arrays.items() if x.shape[1] == count and self.of.plan.slots.get(name, "A")}
 
         def one(s: Segment, found: list[dict[Node, Any]], i: int, some: slice) -> None:
