@@ -113,9 +113,9 @@ def apply_one(
     h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
     setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
-    space, run, norms = rule_namespace(xp), rule, rule.norms
-    if together:
-        space, run, norms = rule_namespace(abreast(xp)), partial(of_layers, rule), partial(of_layers, rule.norms)
+    space = rule_namespace(abreast(xp) if together else xp)
+    run: Callable[..., Any] = partial(of_layers, rule) if together else rule
+    norms: Callable[..., Any] = partial(of_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)

@@ -144,7 +144,7 @@ class _Blocks(Batch):
         """Which layers of which stacked tensor these are, if they can be worked on where they lie."""
         if not self.layered or self.outside.intersection(rows):
             return None
-        (name, first), (other, last) = (self.tensors[row].layer_of for row in (rows[0], rows[-1]))
+        (name, first), (other, last) = (self.tensors[row].layer_of or ("", 0) for row in (rows[0], rows[-1]))
         size = int(self.geo[rows[0], 0])
         k = next(k for k, x in enumerate(self.bucket.stacks.tensors) if x.name == name)
         found = k, first // size, last // size + 1

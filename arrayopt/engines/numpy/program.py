@@ -91,13 +91,13 @@ class Program:
             values[i] = block[target] if isinstance(target, str) else buffers[target]
         _make(self.steps, values)
         got: dict[Node, Any] = {}
-        for r, i, extra in self.reductions:
+        for r, factors, extra in self.reductions:
             if extra is not None and extra.idle(plain := got[extra.plain]):
                 got[r] = np.zeros_like(plain) if np.ndim(plain) else 0.0
                 continue
             if extra is not None:
                 _make(extra.steps, values)
-            got[r] = reduce(r, *(values[k] for k in i))
+            got[r] = reduce(r, *(values[k] for k in factors))
         copied = [np.array(values[i]) if raw and len(self.copies) > 1 else values[i] for _, _, i, raw in self.copies]
         for (name, store, _, _), x in zip(self.copies, copied, strict=True):
             store(block[name], x)
@@ -181,9 +181,11 @@ def _without(p: Sweep, given: dict[Node, float], stored: dict[str, Codec], finit
         args = tuple(now.get(a, a) for a in n.args)
         worth = [given.get(a) for a in args]
         if n.op in ("add", "sub") and args[1] in nothing:
-            now[n], _ = args[0], finite.add(nothing[args[1]])
+            now[n] = args[0]
+            finite.add(nothing[args[1]])
         elif n.op == "add" and args[0] in nothing:
-            now[n], _ = args[1], finite.add(nothing[args[0]])
+            now[n] = args[1]
+            finite.add(nothing[args[0]])
         elif n.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == n.axes:
             now[n] = args[1 - worth.index(1.0)]
         else:

@@ -35,7 +35,7 @@ DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
 
-LIVE = 8
+LIVE = 6
 """A block of small matrices has so many times fewer elements: what is computed for each of them lives on in it."""
 
 SHORT = 16
@@ -171,7 +171,8 @@ class Stack:
             for axis in _dims("".join(x for x in n.args[0].axes if x not in n.axes)):
                 made = _over(n, made, axis)
         else:
-            made = OPS[n.op].numpy(*(map(self._narrow, args) if n.axes else args))
+            several = n.axes and self.extents[0] > 1  # values per tensor are arrays then, in double precision
+            made = OPS[n.op].numpy(*(map(self._narrow, args) if several else args))
         if n.axes:
             return made.astype(self.of.real, copy=False) if n.dtype == "real" else made
         return made if np.ndim(made) else made.item()
