@@ -200,7 +200,7 @@ def update(
             new.append(p)
             continue
         r, old = rules[name], tensors[name]
-        t = now = old["t"] + 1
+        t = now = _next(old["t"])
         slots = {slot: x for slot, x in old.items() if slot != "t"}
         _check_slots(r, name, p, slots)
         with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
@@ -212,7 +212,7 @@ def update(
             slots = {slot: unless(left[name], x, old[slot]) for slot, x in slots.items()}
         new.append(choose(verdict.skip, p, q))
         tensors[name] = {key: choose(verdict.skip, old[key], x) for key, x in {"t": now, **slots}.items()}
-    leaves, made = iter(new), {**state, "step": state["step"] + 1, "tensors": tensors}
+    leaves, made = iter(new), {**state, "step": _next(state["step"]), "tensors": tensors}
     if isinstance(loss_scale, LossScale):
         made["loss_scale"] = loss_scale.next(state["loss_scale"], verdict.skip)
     new_params = rebuild(params, lambda leaf: leaf if leaf is None else next(leaves))
@@ -280,6 +280,13 @@ def _check_state(state: Any) -> None:
         and all(is_array(y) for x in tensors.values() for slot, y in x.items() if slot != "t")
     ):
         raise TypeError(f"update: `state` must be what init or update returned; got {type(state).__name__}")
+
+
+def _next(n: Any) -> Any:
+    """A number of steps or updates, one on."""
+    if isinstance(n, int) and not is_count(n + 1):
+        raise ValueError(f"update: numbers of steps and updates must stay below 2**53; state has {n}")
+    return n + 1
 
 
 def _check_slots(rule: Rule, name: str, p: Any, slots: dict[str, Any]) -> None:

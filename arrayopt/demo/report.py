@@ -113,7 +113,7 @@ def table(runs: Sequence[Run], *, plain: bool = False) -> Table:
             f"{run.lr:g}",
             f"{run.weight_decay:g}",
             f"[bold]{accuracy}[/bold]" if run.accuracies[-1] == best else accuracy,
-            f"{run.final_loss:.1e}",
+            f"{run.final_loss:.1e}" if run.final_loss >= ROUNDING else f"< {ROUNDING:.0e}",
             f"{run.seconds:.2f}",
             f"{1e6 * run.step_seconds:,.0f}",
         )

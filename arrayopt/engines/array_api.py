@@ -1,6 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -21,9 +22,10 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
+from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, layer_name, split, unless
+from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
@@ -44,13 +46,16 @@ def apply(
     hypers: dict[str, Any],
     *,
     name: str = "",
+    first: int = 0,
     clip: Any = None,
     stats: bool = False,
+    stacked: bool | None = None,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
 
-    Under a rule with `stacked`, each layer is updated by itself, `t` may have a number for each, and what is reported
-    is of each layer. Random numbers follow from the tensor's `name`.
+    Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by itself, and what is
+    reported is of each layer; `t` may have a number for each. All layers are updated at once where
+    `arrayopt.engines.abreast` knows all that the rule does. Random numbers follow from the tensor's `name`, and from the position of its `first` element.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
@@ -60,14 +65,15 @@ def apply(
         If the rule returns other slots, or other shapes, than it was given.
     """
 
+    options: dict[str, Any] = {"name": name, "first": first, "stats": stats, "stacked": stacked}
     if not array_api_compat.is_jax_array(p):
-        return _apply(rule, p, g, slots, t, hypers, name=name, clip=clip, stats=stats)
+        return _apply(rule, p, g, slots, t, hypers, clip=clip, **options)
     numbers = {**hypers, "t": t, "clip": clip}
     arrays = {key: x for key, x in numbers.items() if is_array(x)}
 
     def made(p: Array, g: Array, slots: dict[str, Array], arrays: dict[str, Array]) -> Any:
         h = numbers | arrays
-        return _apply(rule, p, g, slots, h.pop("t"), h, name=name, clip=h.pop("clip"), stats=stats)
+        return _apply(rule, p, g, slots, h.pop("t"), h, clip=h.pop("clip"), **options)
 
     updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), made, p, g, slots, arrays)
     return updated
@@ -82,8 +88,10 @@ def _apply(
     hypers: dict[str, Any],
     *,
     name: str,
+    first: int,
     clip: Any,
     stats: bool,
+    stacked: bool | None,
 ) -> tuple[Array, dict[str, Array], Report]:
     """`apply`, as the libraries' arrays are."""
 
@@ -92,19 +100,24 @@ def _apply(
     ) -> tuple[Array, dict[str, Array], Report]:
         return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
 
-    if not rule.stacked or size(p) == 0:
-        return one(p, g, slots, 0)
+    if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
+        return one(p, g, slots, first)
     differ = getattr(t, "ndim", 0) == 1
     if array_api_compat.is_jax_array(p):
         import jax
 
-        firsts = jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
+        firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
         own = (jax.numpy.asarray(t),) if differ else ()
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
         return mapped
+    if not differ:
+        try:
+            return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats, together=True)
+        except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
+            pass
     ts = [int(x) for x in t] if differ else [t] * p.shape[0]
     each = zip(ts, split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, x, strict=True)), i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
+    done = [one(q, h, dict(zip(slots, x, strict=True)), first + i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -131,14 +144,19 @@ def apply_one(
     origin: tuple[str, Any],
     clip: Any = None,
     stats: bool = False,
+    together: bool = False,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """As `apply`, of a tensor that is not stacked, or of one layer; see `Tensor.origin`."""
+    """As `apply`, of a tensor that is not stacked, or of one layer; or all layers `together`. See `Tensor.origin`."""
     if size(p) == 0:
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
     h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
-    setattr(h, DRAWS, Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1]))
+    drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
+    space = rule_namespace(abreast(xp) if together else xp)
+    run: Callable[..., Any] = partial(of_layers, rule) if together else rule
+    norms: Callable[..., Any] = partial(of_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
@@ -146,7 +164,7 @@ def apply_one(
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         if "master" in wide:
             wide["master"] = current(p, wide["master"])
-        new_p, out = rule(rule_namespace(xp), wide_p, wide_g, wide, h)
+        new_p, out = run(space, wide_p, wide_g, wide, h)
     who = type(rule).__name__
     for what, old, new in [
         ("the parameter", p, new_p),
@@ -168,11 +186,12 @@ def apply_one(
 
     new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
     report = {name: x for name, x in out.items() if name not in slots}
-    many = [name for name, x in report.items() if not is_number(x) and not (is_array(x) and size(x) == 1)]
+    values = p.shape[0] if together else 1
+    many = [name for name, x in report.items() if not is_number(x) and not (is_array(x) and size(x) == values)]
     if many:
         raise ReturnedError(f"{who}.update: only values per tensor can be reported; got {', '.join(many)}")
     if stats:
-        report |= rule.norms(xp, wide.get("master", wide_p), wide_g, new_p)
+        report |= norms(space, wide.get("master", wide_p), wide_g, new_p)
     return kept(new_p, wide_p, p), new_slots, report
 
 
@@ -193,12 +212,19 @@ class ArrayAPI:
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
-        grads, hypers, one = asked.grads, asked.hypers, _layer if isinstance(bucket, Layers) else _whole
-        took = np.flatnonzero([g is not None for g in grads])
+        tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
+        if isinstance(bucket, Layers) and isinstance(grads, Split):
+            tensors, grads, groups, one = bucket.stacks.tensors, grads.stacks, bucket.group_of_stacks, _stack
+        elif isinstance(bucket, Layers):
+            one = _layer
+        elif bucket.rule.stacked:
+            one = _stack
+        took = layers_with(asked.grads)
+        slots = bucket.rule.stacked or not isinstance(bucket, Layers)  # what measures gradients has none
         with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
             done = [
-                (tensor, *_update(one, bucket.groups[i].rule, tensor, g, hypers[i], asked))
-                for tensor, g, i in zip(bucket.tensors, grads, bucket.group_of, strict=True)
+                (x, *_update(partial(one, x, x.slots if slots else {}), bucket.groups[i].rule, x, g, asked, i))
+                for x, g, i in zip(tensors, grads, groups, strict=True)
                 if g is not None
             ]
 
@@ -209,9 +235,9 @@ class ArrayAPI:
                 if size(p):
                     with on_its_device(p):
                         tensor.put(None, p)
-                        for name in tensor.slots:
+                        for name in slots:
                             tensor.put(name, slots[name])
-                if one is _whole and bucket.rule.stacked:
+                if one is _stack:
                     for i in range(p.shape[0] if report else 0):
                         if mask is None or not mask[i]:
                             reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
@@ -237,14 +263,28 @@ class ArrayAPI:
         return "whole arrays, one operation of the rule after the other; each makes a temporary"
 
 
-def _whole(tensor: Tensor, *args: Any, **options: Any) -> tuple[Array, dict[str, Array], Report]:
+def _whole(
+    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
     """`apply` to a tensor."""
-    return apply(*args, **options, name=tensor.name)
+    rule, p, g, *others = args
+    name, first = tensor.origin
+    return apply(rule, p, g, slots, *others, **options, name=name, first=first)
 
 
-def _layer(tensor: Tensor, *args: Any, **options: Any) -> tuple[Array, dict[str, Array], Report]:
+def _stack(
+    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
+    """`apply` to the layers of a tensor."""
+    return _whole(tensor, slots, *args, **options, stacked=True)
+
+
+def _layer(
+    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
     """`apply_one` to a layer."""
-    return apply_one(*args, **options, origin=tensor.origin)
+    rule, p, g, *others = args
+    return apply_one(rule, p, g, slots, *others, **options, origin=tensor.origin)
 
 
 def _update(
@@ -252,15 +292,13 @@ def _update(
     rule: Rule,
     tensor: Tensor,
     g: Array,
-    hypers: dict[str, Any],
     asked: Asked,
+    i: int,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
     p, g, stats, left = detached(tensor.array), detached(g), asked.stats, (asked.left or {}).get(tensor.layers)
     with on_its_device(p):
-        new, slots, report = one(
-            tensor, rule, p, g, tensor.slots, tensor.updates + 1, hypers, clip=asked.clip, stats=stats
-        )
+        new, slots, report = one(rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats)
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
             report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}

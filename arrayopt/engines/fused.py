@@ -13,12 +13,14 @@ from arrayopt.engines.base import Asked, Judge, NoRemedyError, Partials, Report,
 from arrayopt.engines.batch import Batch, Idle, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.layers import Split
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
 from arrayopt.params.heads import dtypes
+from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 
 __all__ = ["Fused", "Prepared"]
@@ -74,7 +76,7 @@ class Fused(ABC):
                 " device counts; engine='array_api' runs it as it is"
             )
         for stats in (False, True):
-            for plan in _plans(bucket, stats=stats, lean=self.lean):
+            for plan in self.plans(bucket, stats=stats):
                 layout(plan)
                 if not self.narrows:
                     plan.check_wide()
@@ -107,7 +109,7 @@ class Fused(ABC):
         if bucket.kind == "none":
             return "their parameters come from other ranks after each step; here they are counted"
         some = any(size(x.array) for x in bucket.tensors)
-        plans, lines = _plans(bucket, stats=False, lean=self.lean) if some else {}, list[str]()
+        plans, lines = self.plans(bucket, stats=False) if some else {}, list[str]()
         for plan, shapes in plans.items():
             if len(plans) > 1:
                 ranks = list(dict.fromkeys(map(len, shapes)))
@@ -177,6 +179,18 @@ class Fused(ABC):
 
         return steps()
 
+    def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
+        """The engine's plan of a rule; see `plan_for`."""
+        return plan_for(rule, rank, dtype, lean=self.lean, **options)
+
+    def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
+        """The plans that a bucket's tensors take, and the shapes that take each."""
+        dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
+        every = [tuple(x.shape) for x in bucket.tensors if size(x.array)] or [tuple(x.shape) for x in bucket.tensors]
+        for shape in sorted(set(every), key=lambda x: (len(x), x)):
+            found.setdefault(self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []).append(shape)
+        return found
+
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
         """Note that these tensors of a bucket were updated."""
         if took:
@@ -186,7 +200,7 @@ class Fused(ABC):
         """Whether the engine takes the matrices of a tensor side by side."""
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
         shape = tensor.array.shape
-        plans = [plan_for(bucket.rule, rank, dtype, shape=shape, stats=x, lean=self.lean) for x in (False, True)]
+        plans = [self.plan(bucket.rule, rank, dtype, shape=shape, stats=x) for x in (False, True)]
         return any(self._split(plan, tensor) is not None for plan in plans)
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
@@ -197,7 +211,7 @@ class Fused(ABC):
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
         """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
         grads, work = asked.grads, []
-        found, complete = dtypes(grads)
+        found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
@@ -224,9 +238,7 @@ class Fused(ABC):
         for i, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is not None or common is not None:
                 x = tensor.array
-                plan = plan_for(
-                    bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats, lean=self.lean
-                )
+                plan = self.plan(bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats)
                 split = self._split(plan, tensor)
                 grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                 found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
@@ -266,16 +278,8 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     return lambda: {name: report for launch in ready for name, report in launch().items()}, others
 
 
-def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> list[Array | None]:
+def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Array | None]:
     """Some of the gradients, and None for the others."""
+    if all(which):
+        return grads
     return [g if x else None for g, x in zip(grads, which, strict=True)]
-
-
-def _plans(bucket: Bucket, *, stats: bool, lean: bool) -> dict[Plan, list[tuple[int, ...]]]:
-    """The plans that a bucket's tensors take, and the shapes that take each."""
-    dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
-    every = [tuple(x.shape) for x in bucket.tensors if size(x.array)] or [tuple(x.shape) for x in bucket.tensors]
-    for shape in sorted(set(every), key=lambda x: (len(x), x)):
-        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=lean)
-        found.setdefault(plan, []).append(shape)
-    return found

@@ -1,19 +1,21 @@
 """Stacked tensors: their first axis counts layers, and to engines each layer is a tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, detached, place, size, writable
+from arrayopt.arrays import Array, Ints, array_namespace, detached, place, size, writable
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["Layers", "layer_name", "split", "stack_of", "unless"]
+__all__ = ["Layers", "Split", "layer_name", "layers_with", "split", "stack_of", "unless"]
 
 
 def layer_name(name: str, i: int) -> str:
@@ -39,6 +41,44 @@ def unless(left: Array, new: Array, old: Array) -> Array:
     xp, device = place(new)
     where = {} if array_api_compat.is_jax_array(new) else {"device": device}
     return xp.where(xp.reshape(xp.asarray(left, **where), (-1, *[1] * (new.ndim - 1))), old, new)
+
+
+class Split(Sequence[Array | None]):
+    """The gradients of all layers; a stack is split when a layer is asked for, if it is.
+
+    Attributes
+    ----------
+    stacks : sequence of array or None
+        The gradients of the stacked tensors.
+    counts : list of int
+        How many layers each has.
+    """
+
+    def __init__(self, stacks: Sequence[Array | None], counts: list[int]) -> None:
+        self.stacks, self.counts = stacks, counts
+
+    @cached_property
+    def _each(self) -> list[Array | None]:
+        found: list[Array | None] = []
+        for g, count in zip(self.stacks, self.counts, strict=True):
+            found += [None] * count if g is None else split(g)
+        return found
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._each[i]
+
+    def __iter__(self) -> Iterator[Array | None]:
+        return iter(self._each)
+
+
+def layers_with(grads: Sequence[Array | None]) -> Ints:
+    """The places of those that are not None."""
+    if isinstance(grads, Split):
+        return np.flatnonzero(np.repeat([g is not None for g in grads.stacks], grads.counts))
+    return np.flatnonzero([g is not None for g in grads])
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -77,14 +117,19 @@ class Layers(Bucket):
     def whole(self) -> Bucket:
         return self.stacks
 
+    @property
+    def group_of_stacks(self) -> list[int]:
+        """For each stacked tensor the position of its group in `groups`."""
+        ends = np.cumsum(list(map(_count, self.stacks.tensors)))
+        return [self.group_of[end - 1] for end in ends.tolist()]
+
     def own(self, every: Sequence[Array | None], left: Left | None = None) -> Sequence[Array | None]:
-        found: list[Array | None] = []
-        for tensor, g in zip(self.stacks.tensors, self.stacks.own(every), strict=True):
-            layers: list[Array | None] = [None] * _count(tensor) if g is None else split(g)
-            for i in np.flatnonzero((left or {}).get(tensor.layers, ())):
-                layers[i] = None
-            found += layers
-        return found
+        layers = Split(self.stacks.own(every), list(map(_count, self.stacks.tensors)))
+        masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
+        if all(mask is None for mask in masks):
+            return layers
+        out = [np.zeros(n, bool) if mask is None else mask for n, mask in zip(layers.counts, masks, strict=True)]
+        return [None if skipped else g for g, skipped in zip(layers, np.concatenate(out).tolist(), strict=True)]
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         return Layers([group], tensors, [0] * len(tensors), self.places, run, stacks=self.stacks)

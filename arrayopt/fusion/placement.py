@@ -70,6 +70,8 @@ class Work:
         What is stored in fewer bits than arithmetic is done in: what was stored is not the value then.
     products : dict of Node to str
         Products of matrices, and the scratch arrays that these are in.
+    calls : bool
+        Whether each operation costs as much as it reads and writes, as one of NumPy does.
 
     Attributes
     ----------
@@ -90,7 +92,10 @@ class Work:
         sums: Sequence[Node],
         narrow: frozenset[str],
         products: dict[Node, str],
+        *,
+        calls: bool = False,
     ) -> None:
+        self.calls = calls
         self.element, self.outputs, self.sums, self.narrow = element, outputs, sums, narrow
         self.products = products
         self.count = 1 + max([0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)])
@@ -146,6 +151,10 @@ class Work:
         return Pass(loads, tuple(nodes), stores, sums, self.element)
 
 
+CALL = 4
+"""What an operation reads and writes as a call, in halves of a real value: about two values, for some are in cache."""
+
+
 class Placement:
     """What is done in which pass.
 
@@ -197,7 +206,8 @@ class Placement:
     @property
     def size(self) -> int:
         """What all passes read and write, in halves of a real value."""
-        return sum(self.work.size(name, n) for p in self.passes for x in (p.loads, p.stores) for name, n in x.items())
+        moved = sum(self.work.size(name, n) for p in self.passes for x in (p.loads, p.stores) for name, n in x.items())
+        return moved + (CALL * sum(len(p.nodes) for p in self.passes) if self.work.calls else 0)
 
     def with_sums(self, alike: list[Node], last: int) -> "Placement":
         """The same with sums of the same values in that pass, up to `last`, in which they make least be read."""
@@ -232,6 +242,7 @@ class Placement:
             made |= {n: j for j in reversed(range(k)) for n in self.passes[j].nodes if n in needed}
             for sharing in range(1, min(work.count, MOST_SHARING) if work.products else work.count):
                 dear = {n: 2 * (sharing + 1) * work.size("", n) + 1 for n in made}  # dearer than what costs as much
+                dear = dict.fromkeys(made, 1) if work.calls else dear  # nearest to what is computed
                 prices = dear | {n: 2 * sharing * price for n, (_, price) in there.items()}
                 offer = {n: made[n] for n in cheapest(roots, work.args.__getitem__, prices.get) if n not in there}
                 if offer:

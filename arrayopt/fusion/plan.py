@@ -149,13 +149,14 @@ class Plan:
         return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
 
 
-def plan(traced: Trace) -> Plan:
+def plan(traced: Trace, *, calls: bool = False) -> Plan:
     """Plan the passes of a trace.
 
     Each value is computed in the first pass that it can be computed in, a sum possibly later, where a pass reads its
     terms anyway. A slot is stored as soon as no later pass needs what it held before. What a later pass needs of an
     earlier one it computes again from what is stored, or reads from scratch memory, where the earlier one has spilled
-    it: whichever moves fewer bytes, and if it is all the same, the former.
+    it: whichever moves fewer bytes, and if it is all the same, the former. With `calls` each operation is a call that
+    reads and writes memory, too, and costs as much.
 
     What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes, which are planned
     for each space of elements by itself, and put in order by their levels.
@@ -182,7 +183,7 @@ def plan(traced: Trace) -> Plan:
         stored = {name: x for name, x in outputs.items() if traced.slots.get(name, element) == space}
         stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
-        placed = _placed(space, stored, own, narrow, made)
+        placed = _placed(Work(space, stored, own, narrow, made, calls=calls))
         order += [(k, p.fed(complex_)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
         scratch |= placed.scratch
     for n in products:
@@ -219,14 +220,13 @@ def plan(traced: Trace) -> Plan:
     )
 
 
-def _placed(
-    space: str, outputs: dict[str, Node], sums: list[Node], narrow: frozenset[str], products: dict[Node, str]
-) -> Placement:
+def _placed(work: Work) -> Placement:
     """The passes over the elements of a space."""
-    placed = Placement(Work(space, outputs, sums, narrow, products), {s: s.args[0].level for s in sums}, {})
+    outputs, sums = work.outputs, work.sums
+    placed = Placement(work, {s: s.args[0].level for s in sums}, {})
     sinks = [(n, frozenset(reachable([n]))) for n in (*outputs.values(), *(s.args[0] for s in sums))]
     for alike in _alike(sums):
-        placed = placed.with_sums(alike, min(_last_chance(s, sinks, placed.work.count) for s in alike))
+        placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
     return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
 
 
@@ -237,7 +237,7 @@ def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:
     return copies.setdefault(n, Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id))
 
 
-def _alike(sums: list[Node]) -> list[list[Node]]:
+def _alike(sums: Iterable[Node]) -> list[list[Node]]:
     """The sums in groups that are made of the same inputs: what reads these for one sum has them for the others."""
     groups: dict[Any, list[Node]] = {}
     for s in sums:

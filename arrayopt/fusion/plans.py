@@ -39,13 +39,13 @@ _LOCK = threading.Lock()
 
 
 @lru_cache(maxsize=KEPT)
-def _made(key: _ByStructure, rank: int, dtype: str, options: _Options) -> Plan | type[Exception]:
+def _made(key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options) -> Plan | type[Exception]:
     """The plan of a structure of rule; or what a trace raised that must know more of the shape.
 
     It is one plan for all that do the same, as for ranks where shape does not matter.
     """
     try:
-        made = plan(trace(key.rule, rank, dtype, **dict(options)))
+        made = plan(trace(key.rule, rank, dtype, **dict(options)), calls=calls)
     except (NotFlat, NotFolded, NotMeasured, NotOriented) as error:
         return type(error)
     with _LOCK:
@@ -61,8 +61,9 @@ def plan_for(
     clip: bool = False,
     stats: bool = False,
     lean: bool = False,
+    calls: bool = False,
 ) -> Plan:
-    """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace`.
+    """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace` and `plan`.
 
     With `stats` it is the plan of what a step reports. It writes nothing, and is run before the update, whose plan is
     the same with and without reports. So watching changes no bit of what is watched, whatever a compiler makes of
@@ -74,7 +75,7 @@ def plan_for(
     """
     key, view = _ByStructure(rule), dict[str, Any](flat=True)
     while True:
-        made = _made(key, rank, dtype, (("clip", clip), ("stats", stats), ("lean", lean), *view.items()))
+        made = _made(key, rank, dtype, calls, (("clip", clip), ("stats", stats), ("lean", lean), *view.items()))
         if isinstance(made, Plan):
             return made
         view.pop("flat", None)

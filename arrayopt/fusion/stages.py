@@ -77,6 +77,8 @@ class Sweep:
     uses : dict of Node to str
         Values of fewer axes that elements are computed from: each is a scalar of the step (``host``), or the same for
         one of `KINDS`. `POSITION` is among them as ``position``, where random numbers are drawn.
+    summed : dict of Node to Node
+        What is reduced in place of a reduction's argument, where an engine has put something simpler in its place.
     """
 
     loads: dict[str, Node]
@@ -86,6 +88,7 @@ class Sweep:
     uses: dict[Node, str]
     axes: str
     multiplies: bool
+    summed: dict[Node, Node] = field(default_factory=dict)
 
     @property
     def arrays(self) -> list[str]:

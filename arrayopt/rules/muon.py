@@ -108,8 +108,9 @@ class Muon(_Muon):
     The iteration does not converge: it brings the singular values of d to between about 0.7 and 1.2, and that quickly.
     The result is near to the orthogonal factor of d, and not equal to it.
 
-    As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax has
-    kernels the other way round: its k is √max(1, columns/rows).
+    As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax has kernels the other way round:
+    its k is √max(1, columns/rows). Jordan's code takes k of a convolution from the height and width of the kernel:
+    ``scale="none"`` is that for kernels as high as wide.
 
     References
     ----------

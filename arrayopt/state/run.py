@@ -50,6 +50,21 @@ class Run:
         self._counts: Ints = np.zeros((2, count), np.int64)  # updates, and steps that layers of stacks have skipped
         self._loss: dict[str, Any] = {"scale": scale, "good": 0, "skipped": 0}
         self._holders: list[Holder] = []
+        self._room: int | None = None
+
+    def begin(self, who: str) -> None:
+        """Before a step: raise ValueError if a number would no longer be one that can be saved and loaded."""
+        if self._room is None or self._room < 1:
+            if self._room is not None:
+                self.take_back()
+            most = max(self._loss["skipped"], int(self._counts.max(initial=0)))
+            self._room = LIMIT - 1 - most  # each step adds one at most
+        if min(self._room, LIMIT - 1 - self.steps) < 1:
+            raise ValueError(
+                f"{who}: numbers of steps and updates must stay below 2**53, and one of them is 2**53 - 1;"
+                " begin with smaller ones, as by a smaller `step_count`"
+            )
+        self._room -= 1
 
     # ---- who holds the numbers --------------------------------------------------------------------------------------
 
@@ -107,6 +122,7 @@ class Run:
         self.take_back()
         self._counts[0, places], self._counts[1, places] = values, skipped
         self.changes += 1
+        self._room = None
 
     def restart(self) -> None:
         """Set all numbers of updates to zero, whoever holds them, without a wait."""
@@ -131,6 +147,8 @@ class Run:
     @loss.setter
     def loss(self, values: dict[str, Any]) -> None:
         self.take_back()
+        if values.get("skipped", 0) > self._loss["skipped"] + 1:  # as by a load
+            self._room = None
         self._loss = {**self._loss, **values}
 
     def peek(self, name: str) -> Any:
@@ -143,14 +161,18 @@ class Run:
         return {**self.__dict__, "_holders": [], "captured": []}
 
 
+LIMIT = 2**53
+"""Numbers of steps and updates are below it: floats of double precision hold them."""
+
+
 def is_count(x: Any) -> bool:
-    """Whether x is a natural number below 2**53: all floats can hold it, and engines can count on from it."""
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**53
+    """Whether x is a natural number below `LIMIT`."""
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < LIMIT
 
 
 def checked_count(where: str, x: Any) -> int:
     """x, if `is_count`; else TypeError or ValueError."""
     if not is_count(x):
         wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
-        raise wrong(f"{where} must be a whole number from 0; got {x!r}")
+        raise wrong(f"{where} must be a whole number from 0{', below 2**53' if wrong is ValueError else ''}; got {x!r}")
     return int(x)

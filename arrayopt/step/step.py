@@ -124,6 +124,7 @@ class Step:
 
     def coming(self, loss_scale: Any, limit: float | None) -> Coming:
         """All that the host knows of the next step before its gradients."""
+        self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)

@@ -309,13 +309,10 @@ def test_an_optimizer_explains_itself(asked, engine, why, monkeypatch):
 def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     params = {"w": np.ones((3, 4)), "b": np.ones(4), "k": np.ones((2, 2, 2))}
     text = ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()
-    assert [line.strip() for line in text.splitlines() if "bytes" in line or "rank" in line] == [
-        "rank 1:",
-        "72 bytes per float64 parameter",
-        "rank 2:",
-        "64 bytes per float64 parameter",
-        "rank 3:",
-        "64 bytes per float64 parameter",
+    moved = {"numba": (72, 64, 64), "numpy": (88, 72, 72)}[engine]  # numpy spills what it would compute again
+    lines = [line.strip().partition(",")[0] for line in text.splitlines() if "bytes" in line or "rank" in line]
+    assert lines == [
+        line for k, n in enumerate(moved, 1) for line in (f"rank {k}:", f"{n} bytes per float64 parameter")
     ]
     params = {"s": np.ones(()), "b": np.ones(4), "w": np.ones((3, 4))}
     assert "\n    ranks 0, 1:\n      pass 0: load" in ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt import rules
+from arrayopt.engines import array_api, layers
+from arrayopt.engines.numpy import engine as blocks
 from arrayopt.fusion.plans import plan_for
+from arrayopt.rules.fields import hypers
 from tests.support.cases import ALL, IDS, make
 from tests.support.optimizing import drawn
 from tests.support.slow import marked
+from tests.support.tracing import made
 
 SHAPES = {"w": (6, 5), "b": (7,), "s": ()}
 N = 3
@@ -65,6 +70,77 @@ def test_as_the_layers_one_by_one(rule, engine):
     same(stacked, single)
     assert stacked.stats.read() == single.stats.read()
     assert stacked.stats.global_norm == single.stats.global_norm
+
+
+def every_rule():
+    """A rule of each class, stacked."""
+    for name in sorted(set(rules.__all__) - {"Rule"}):
+        kind = getattr(ao, name)
+        needs_lr = "lr" in hypers(kind) and name != "Adafactor"
+        yield pytest.param(kind(stacked=True, **({"lr": 0.1} if needs_lr else {})), id=name)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("rule", list(every_rule()))
+def test_array_api_updates_all_layers_at_once(rule, library, monkeypatch):
+    """Of each rule and rank, and with all that is around it; what the layers give one by one."""
+    make = np.asarray if library == "numpy" else torch.asarray
+    rule = replace(rule, clip_tensor_norm=0.5, ema_decay=0.9, lookahead_steps=2)
+    for shape in [(3, 5, 4), (3, 2, 2, 3), (3, 5), (3,)]:
+        p, gs = drawn(shape, 1), [drawn(shape, 2 + k) for k in range(3)]
+        if rule.refuses(np, p[0, ...]):
+            continue
+        found = []
+        for split in (None, array_api.split):
+            monkeypatch.setattr(array_api, "split", split)
+            if split:
+                monkeypatch.setattr(array_api, "apply_one", layers_alone(array_api.apply_one))
+            opt = ao.Optimizer({"w": make(p.copy())}, rule, engine="array_api", stats=True)
+            for g in gs:
+                opt.step({"w": make(g)})
+            state = {slot: np.asarray(x) for slot, x in opt.state["w"].items()}
+            found.append({"w": np.asarray(opt.params["w"]), **state, **flat(opt.stats.read())})
+        monkeypatch.undo()
+        assert found[0].keys() == found[1].keys()
+        for name, x in found[1].items():
+            np.testing.assert_allclose(found[0][name], x, rtol=1e-9, atol=1e-12, err_msg=f"{name} of {shape}")
+
+
+def layers_alone(one):
+    """`apply_one`, which refuses all layers at once."""
+
+    def call(*args, together=False, **options):
+        if together:
+            raise TypeError("not at once")
+        return one(*args, **options)
+
+    return call
+
+
+def flat(stats):
+    return {f"{name} {what}": x for name, each in stats.items() for what, x in each.items()}
+
+
+def test_a_rule_of_which_not_all_is_known_at_once_runs_layer_by_layer():
+    def update(xp, p, g, s, h):
+        first = p[0] if p.ndim else p  # an index, which is of a layer
+        return p - h.lr * g * xp.abs(first), {}
+
+    rule = made(update)(lr=0.1, stacked=True)
+    p, g = drawn((3, 5), 1), drawn((3, 5), 2)
+    found = ao.Optimizer(p.copy(), rule, engine="array_api").step(g)
+    np.testing.assert_allclose(found, p - 0.1 * g * abs(p[:, :1]), rtol=1e-12)
+
+
+def test_numpy_takes_layers_where_they_lie(monkeypatch):
+    """Neither parameter nor slots nor gradients are copied, nor split."""
+    p, g = drawn((40, 6), 1), drawn((40, 6), 2)
+    opt = ao.Optimizer(p, ao.LAMB(lr=0.1, stacked=True), engine="numpy")
+    opt.step(g)
+    for name in ("joined", "setitem"):
+        monkeypatch.setattr(blocks, name, None)
+    monkeypatch.setattr(layers, "split", None)
+    assert opt.step(g) is p
 
 
 def test_with_numba():

@@ -291,3 +291,36 @@ def test_the_radius_does_not_wander():
     for _ in range(300):
         opt.step(rng.standard_normal(p.shape))
     assert abs(np.linalg.norm(p) - start) <= 4 * np.spacing(start)
+
+
+KERNELS = {"square": (64, 3, 3, 3), "depthwise": (512, 1, 3, 3), "large": (16, 8, 7, 7), "wide": (4, 16, 5, 5)}
+
+
+def test_muon_on_kernels_is_jordans_where_the_page_says_so():
+    """His `muon.py`: the kernel as a matrix, and the factor from the kernel's last two axes."""
+    rng, groups = np.random.default_rng(0), {"*": {"scale": "none"}}
+    params = {name: rng.standard_normal(shape) for name, shape in KERNELS.items()}
+    first = {name: p.copy() for name, p in params.items()}
+    opt = ao.Optimizer(params, ao.Muon(lr=0.02, momentum=0.95, weight_decay=0.0), groups=groups, engine="array_api")
+    momenta = {name: np.zeros(shape) for name, shape in KERNELS.items()}
+    for _ in range(3):
+        grads = {name: rng.standard_normal(shape) for name, shape in KERNELS.items()}
+        opt.step(grads)
+        for name, g in grads.items():
+            momenta[name] = m = 0.95 * momenta[name] + 0.05 * g
+            x = (0.95 * m + 0.05 * g).reshape(len(g), -1)
+            x /= np.linalg.norm(x)
+            for _ in range(5):
+                a = x @ x.T
+                x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+            rows, columns = g.shape[-2:]
+            first[name] -= 0.02 * max(1.0, rows / columns) ** 0.5 * x.reshape(g.shape)
+    for name, p in first.items():
+        np.testing.assert_allclose(params[name], p, rtol=1e-9, atol=1e-11)
+    ours = ao.Muon(lr=1.0, weight_decay=0.0)
+    for name, factor in (("square", 1.54), ("depthwise", 7.54)):
+        steps = [
+            ao.Optimizer(np.zeros(KERNELS[name]), rule, engine="array_api").step(grads[name])
+            for rule in (ours, dataclasses.replace(ours, scale="none"))
+        ]
+        assert np.linalg.norm(steps[0]) / np.linalg.norm(steps[1]) == pytest.approx(factor, abs=5e-3)

@@ -67,11 +67,19 @@ def test_explain_tells_the_bytes_of_mixed_precision(engine):
         line.strip()
         for line in ao.Optimizer(np.ones((3, 2), "float16"), ao.LAMB(), engine=engine).explain().splitlines()
     ]
-    assert lines[-3:] == [
-        "pass 0: load p g m v master; store m v; reduce per tensor; 24 B",
-        "pass 1: load p m v master; store p master; reduce -; 20 B",
-        "44 bytes per float16 parameter",
-    ]
+    told = {
+        "numba": [
+            "pass 0: load g m v master; store m v; reduce per tensor; 22 B",
+            "pass 1: load m v master; store p master; reduce -; 18 B",
+            "40 bytes per float16 parameter",
+        ],
+        "numpy": [
+            "pass 0: load g m v master; store m v spill0; reduce per tensor; 26 B",
+            "pass 1: load master spill0; store p master; reduce -; 14 B",
+            "40 bytes per float16 parameter, with scratch memory for spill0",
+        ],
+    }
+    assert lines[-3:] == told[engine]
 
 
 # ---- masters ---------------------------------------------------------------------------------------------------------

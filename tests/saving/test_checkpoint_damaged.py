@@ -262,16 +262,56 @@ def test_numbers_with_which_no_step_could_be_made_are_refused(path, value, words
     assert words in str(caught.value)
 
 
-def test_the_largest_numbers_are_taken_and_counted_on(tmp_path):
-    opt = small(loss_scale=ao.LossScale())
+COUNTS = {
+    "step": ["step"],
+    "t": ["tensors", "w", "t"],
+    "skipped": ["extra", "skipped"],
+}
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", COUNTS)
+def test_every_number_that_a_step_reaches_can_be_loaded(which, engine, tmp_path):
+    """And a step beyond the largest raises, and changes nothing."""
+    made = [small(loss_scale=ao.LossScale(), engine=engine) for _ in "ab"]
+    opt, most, grads = made[0], 2**53 - 1, {"w": np.ones((2, 3)), "b": np.ones(3)}
+    if which == "skipped":
+        grads = {name: g * np.nan for name, g in grads.items()}
     saved = opt.state_dict()
-    most = 2**53 - 1
-    saved["step"] = saved["tensors"]["w"]["t"] = saved["extra"]["skipped"] = saved["extra"]["loss_scale"]["good"] = most
+    node = saved
+    for key in COUNTS[which][:-1]:
+        node = node[key]
+    node[COUNTS[which][-1]] = most - 2
     saved["extra"]["loss_scale"]["scale"] = 2.0**127
     opt.load_state_dict(saved)
-    opt.step({"w": np.ones((2, 3)), "b": np.ones(3)})
-    assert (opt.step_count, opt.state["w"]["t"], opt.loss_scale) == (most + 1, most + 1, 2.0**127)
-    assert all(np.isfinite(x).all() for x in opt.params.values())
+    for _ in range(2):
+        opt.step(grads)
+    made[1].load_state_dict(opt.state_dict())
+    opt.save(tmp_path / "x")
+    made[1].load(tmp_path / "x")
+    for one in made:
+        before = [np.array(x) for x in (one.params["w"], one.state["w"]["buf"])]
+        counts = (one.step_count, one.state["w"]["t"], one.loss_scale)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"Optimizer.step: numbers of steps and updates must stay below 2"):
+                one.step(grads)
+        after = one.params["w"], one.state["w"]["buf"]
+        assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+        assert (one.step_count, one.state["w"]["t"], one.loss_scale) == counts
+    if which == "step":
+        opt.step_count = 7
+        opt.step(grads)
+        assert opt.step_count == 8
+
+
+@pytest.mark.parametrize("which", ["step", "t"])
+def test_the_functional_form_ends_where_the_optimizer_does(which):
+    rule, params, grads = ao.LAMB(), {"w": np.ones(3)}, {"w": np.ones(3)}
+    state = rule.init(params)
+    (state if which == "step" else state["tensors"]["w"])[which] = 2**53 - 2
+    params, state = ao.update(rule, params, grads, state)
+    with pytest.raises(ValueError, match="update: numbers of steps and updates must stay below 2"):
+        ao.update(rule, params, grads, state)
 
 
 FOREIGN = {

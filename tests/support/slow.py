@@ -203,6 +203,7 @@ COSTLY = {
         "test_the_functional_form": "jax",
     },
     "tests/testing/test_diagnose.py": {
+        "test_a_lower_precision_inside_ends_the_search": "",
         "test_matrices_may_follow_another_rule": "",
         "test_nothing_of_the_users_is_written": "",
         "test_planted_faults_are_named": "sgd",

@@ -80,7 +80,9 @@ def lamb(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.05, fault=""):
             g = grads[k] + decay * p if fault == "coupled" else grads[k]
             m[k] = beta1 * m.get(k, 0.0) + (1 - beta1) * g
             v[k] = beta2 * v.get(k, 0.0) + (1 - beta2) * g * g
-            a = m[k] / (1 - beta1 ** t[0]) / (np.sqrt(v[k] / (1 - beta2 ** t[0])) + eps)
+            c1 = 1.0 if fault == "no first correction" else 1 - beta1 ** t[0]
+            c2 = 1.0 if fault == "no second correction" else 1 - beta2 ** t[0]
+            a = m[k] / c1 / (np.sqrt(v[k] / c2) + eps)
             updates[k] = a, a if fault == "coupled" else a + decay * p
         a_all, b_all = (
             np.sqrt(sum(np.sum(x**2) for x in xs)) for xs in (params.values(), [u for _, u in updates.values()])

@@ -49,6 +49,8 @@ FAULTS = [
     (adam, {"decay": 0.1}, "coupled", "Adam", "weight_decay=0.1"),
     (adam, {"decay": 0.1}, "decay without lr", "AdamW", "not be multiplied by lr"),
     (adam, {"decay": 0.1}, "decay uphill", "AdamW", "weight decay has the wrong sign"),
+    (lamb, {}, "no second correction", "LAMB", "the second moment is not corrected"),
+    (lamb, {}, "no first correction", "LAMB", "the first moment is not corrected"),
     (lamb, {}, "decay forgotten in the ratio", "LAMB", "the trust ratio forgets the weight decay"),
     (lamb, {}, "decay beside the ratio", "LAMB", "weight decay is decoupled"),
     (lamb, {}, "coupled", "LAMB", "weight decay is coupled"),
@@ -58,7 +60,7 @@ FAULTS = [
     (lars, {}, "decay forgotten in the ratio", "LARS", "the trust ratio forgets the weight decay"),
     (sgd, {}, "decoupled", "SGD", "weight decay is decoupled"),
 ]
-QUICK = {("adam", "decay without lr"), ("sgd", "decoupled")}
+QUICK = {("adam", "decay without lr"), ("sgd", "decoupled"), ("lamb", "no second correction")}
 
 
 def said(found, kind):
@@ -372,3 +374,12 @@ def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install 'arrayopt\[diagnose\]'"):
         descent.least_squares()
+
+
+def test_a_lower_precision_inside_ends_the_search():
+    """PyTorch's NAdam keeps a product of momenta in float32, whatever the parameters are in."""
+    torch = pytest.importorskip("torch")
+    p = torch.nn.Parameter(torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64))
+    found = diagnose(torch.optim.NAdam([p], lr=0.002), steps=4)
+    assert (found.name, found.explained, found.complete, found.changes) == ("NAdam", False, True, ())
+    assert "something may be computed in a lower precision" in str(found)

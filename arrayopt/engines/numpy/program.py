@@ -3,14 +3,14 @@
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from arrayopt.codecs import CODECS, Codec
-from arrayopt.fusion.graph import Node, Spare, reachable
+from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.stages import Sweep
 
@@ -32,7 +32,7 @@ class Extra(NamedTuple):
 
     def idle(self, x: Any) -> bool:
         """Whether all parts of the sum `plain` are such that nothing looks at this one."""
-        least, most = (x.min(), x.max()) if x.ndim else (x, x)
+        least, most = (x.min(), x.max()) if np.ndim(x) else (x, x)
         return bool(self.low <= least and most <= self.high)
 
 
@@ -45,8 +45,8 @@ class Program:
     steps : tuple of (callable, callable, int)
         What is called; what picks the arguments from the list of values, with where to write last; and where a result
         that is a view of an argument belongs, or -1.
-    reductions : tuple of (Node, int, Extra or None)
-        What is reduced, and where its values are; of a `Spare` one, what it takes more.
+    reductions : tuple of (Node, tuple of int, Extra or None)
+        What is reduced, and where its values are, or the two factors of each; of a `Spare` one, what it takes more.
     blank : tuple
         The list with nothing but constants in it.
     loads : tuple of (str, callable, int)
@@ -59,16 +59,19 @@ class Program:
         What each buffer holds: ``real``, ``complex`` or ``bool``.
     copies : tuple of (str, callable, int, bool)
         Stores that no step writes in place, by what, of which value, and whether that may lie in a stored array.
+    finite : tuple of str
+        Stored arrays of which all values must be finite, for they were left out where zero multiplies them.
     """
 
     steps: Steps
-    reductions: tuple[tuple[Node, int, "Extra | None"], ...]
+    reductions: tuple[tuple[Node, tuple[int, ...], "Extra | None"], ...]
     blank: tuple[Any, ...]
     loads: tuple[tuple[str, Callable[..., Any], int], ...]
     small: dict[Node, int]
     made: tuple[tuple[int, int | str], ...]
     buffers: tuple[str, ...]
     copies: tuple[tuple[str, Callable[..., Any], int, bool], ...]
+    finite: tuple[str, ...]
 
     def run(
         self,
@@ -76,7 +79,7 @@ class Program:
         known: Mapping[Node, Any],
         buffers: Sequence[Any],
         real: Any,
-        reduce: Callable[[Node, Any], Any],
+        reduce: Callable[..., Any],
     ) -> dict[Node, Any]:
         """Make all calls and stores, under an `errstate` of the caller's; what `reduce` makes of the values of each."""
         values = list(self.blank)
@@ -88,13 +91,13 @@ class Program:
             values[i] = block[target] if isinstance(target, str) else buffers[target]
         _make(self.steps, values)
         got: dict[Node, Any] = {}
-        for r, i, extra in self.reductions:
+        for r, factors, extra in self.reductions:
             if extra is not None and extra.idle(plain := got[extra.plain]):
-                got[r] = np.zeros_like(plain) if plain.ndim else 0.0
+                got[r] = np.zeros_like(plain) if np.ndim(plain) else 0.0
                 continue
             if extra is not None:
                 _make(extra.steps, values)
-            got[r] = reduce(r, values[i])
+            got[r] = reduce(r, *(values[k] for k in factors))
         copied = [np.array(values[i]) if raw and len(self.copies) > 1 else values[i] for _, _, i, raw in self.copies]
         for (name, store, _, _), x in zip(self.copies, copied, strict=True):
             store(block[name], x)
@@ -110,7 +113,7 @@ def _make(steps: Steps, values: list[Any]) -> None:
 
 
 @lru_cache(maxsize=512)
-def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
+def program(p: Sweep, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()) -> Program:
     """The program of a pass.
 
     Parameters
@@ -119,14 +122,19 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
         The pass.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
+    given : tuple of (Node, float)
+        Scalars that are zero or one in this step: what these multiply, and what is added then, takes no call.
     """
-    stored = {name: CODECS[dtype] for name, dtype in storage}
-    read = dict(p.loads)
-    extras = _extras(p)
+    stored, finite = {name: CODECS[dtype] for name, dtype in storage}, set[str]()
+    p = _without(p, dict(given), stored, finite) if given else p
+    read, summed = dict(p.loads), {r: _factors(r, p) for r in p.reductions}
+    extras = _extras(p, summed)
     spare = {n for nodes in extras.values() for n in nodes}
-    order = [*(n for n in p.nodes if n not in spare), *(n for nodes in extras.values() for n in nodes)]
+    kept = {a for factors in summed.values() for a in factors} | set(p.stores.values())
+    wanted = _needed(kept, p)
+    order = [n for n in p.nodes if n in wanted and n not in spare]
+    order += [n for nodes in extras.values() for n in nodes]
     last = {a: i for i, n in enumerate(order) for a in n.args}
-    kept = {s.args[0] for s in p.reductions} | set(p.stores.values())
     bases = {n: n.args[0] for n in order if n.op in _VIEWS}
     direct: dict[Node, str] = {}
     for name, node in p.stores.items():
@@ -137,35 +145,93 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...]) -> Program:
                 continue  # a view of what is stored is read later
             if still_read < at or (still_read == at and OPS[node.op].in_place):
                 direct[node] = name
+                first = _first_half(node, old, order, last, kept)
+                if first is not None and first not in direct:
+                    direct[first] = name
     buffers: list[str] = []
     free: dict[str, list[int]] = {"real": [], "complex": [], "bool": []}
     where: dict[Node, int] = {}
     targets: dict[Node, int | str] = {}
     for i, n in enumerate(order):
+        dying = [a for a in dict.fromkeys(n.args) if a in where and last[a] == i and a not in kept]
+        dying = [a for a in dying if not any(bases.get(v) is a for v in bases)]
+        over = OPS[n.op].in_place
+        if over:
+            for a in dying:
+                free[a.dtype].append(where.pop(a))
         target: int | str = direct.get(n, -1)
-        if n in bases:
-            target = -1
-        elif target == -1:
+        if n not in bases and target == -1:
             if not free[n.dtype]:
                 free[n.dtype].append(len(buffers))
                 buffers.append(n.dtype)
             target = where[n] = free[n.dtype].pop()
         targets[n] = target
-        for a in set(n.args):
-            held = a in kept or any(bases.get(v) is a for v in bases)
-            if a in where and last[a] == i and not held:
-                free[a.dtype].append(where.pop(a))
+        for a in () if over else dying:
+            free[a.dtype].append(where.pop(a))
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return _placed(p, stored, targets, extras, copies, tuple(buffers))
+    return replace(_placed(p, stored, targets, summed, extras, copies, tuple(buffers)), finite=tuple(sorted(finite)))
 
 
-def _extras(p: Sweep) -> dict[Node, list[Node]]:
+def _without(p: Sweep, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]) -> Sweep:
+    """A pass without factors of one, and without stored arrays that zero multiplies; these are added to `finite`."""
+    names = {n: name for name, n in p.loads.items() if not stored[name].rounds and n.dtype == "real"}
+    now: dict[Node, Node] = {}
+    nothing, made = dict[Node, str](), list[Node]()
+    for n in p.nodes:
+        args = tuple(now.get(a, a) for a in n.args)
+        worth = [given.get(a) for a in args]
+        if n.op in ("add", "sub") and args[1] in nothing:
+            now[n] = args[0]
+            finite.add(nothing[args[1]])
+        elif n.op == "add" and args[0] in nothing:
+            now[n] = args[1]
+            finite.add(nothing[args[0]])
+        elif n.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == n.axes:
+            now[n] = args[1 - worth.index(1.0)]
+        else:
+            now[n] = n if args == n.args else replace(n, args=args)
+            made.append(now[n])
+            if n.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
+                nothing[now[n]] = names[args[1 - worth.index(0.0)]]
+    sums = {r: now.get(r.args[0], r.args[0]) for r in p.reductions}
+    return replace(p, nodes=tuple(made), stores={name: now.get(n, n) for name, n in p.stores.items()}, summed=sums)
+
+
+def _needed(roots: Iterable[Node], p: Sweep) -> set[Node]:
+    """What of a pass's own values some are computed from, and these."""
+    found, stack, own = set[Node](), list(roots), set(p.nodes)
+    while stack:
+        n = stack.pop()
+        if n in own and n not in found:
+            found.add(n)
+            stack += n.args
+    return found
+
+
+def _factors(r: Node, p: Sweep) -> tuple[Node, ...]:
+    """What a reduction is of: the two factors, where it is a sum of products over a whole tensor."""
+    x = p.summed.get(r, r.args[0])
+    dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
+    return x.args if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args) else (x,)
+
+
+def _first_half(d: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]) -> Node | None:
+    """An operand of what overwrites a stored value that may overwrite it first, for nothing else reads either."""
+    if old is None or not OPS[d.op].in_place:
+        return None
+    for a in d.args:
+        alone = a in order and a not in kept and last[a] == order.index(d) and a.dtype == d.dtype and a.op not in _VIEWS
+        if alone and old in a.args and OPS[a.op].in_place and old not in kept and last[old] == order.index(a):
+            return a
+    return None
+
+
+def _extras(p: Sweep, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
     """The sums that can be spared, for the pass makes what they stand beside; and what is computed for each alone."""
     plain = _plain(p)
     can = [r for r in p.reductions if isinstance(r.data, Spare) and (r.data.plain, r.axes) in plain]
-    roots = {r: [r.args[0]] for r in can}
-    others = [*p.stores.values(), *(r.args[0] for r in p.reductions if r not in roots)]
-    found = [set(reachable(x)) for x in (others, *roots.values())]
+    others = [*p.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
+    found = [_needed(x, p) for x in (others, *(summed[r] for r in can))]
     needed = Counter(n for some in found for n in some)
     return {r: [n for n in p.nodes if n in some and needed[n] == 1] for r, some in zip(can, found[1:], strict=True)}
 
@@ -179,13 +245,14 @@ def _placed(
     p: Sweep,
     stored: dict[str, Codec],
     targets: dict[Node, int | str],
+    summed: dict[Node, tuple[Node, ...]],
     extras: dict[Node, list[Node]],
     copies: dict[str, Node],
     buffers: tuple[str, ...],
 ) -> Program:
     """A program, with a place in one list for each value that it is about."""
     args = [a for n in targets for a in n.args]
-    wanted = [*(r.args[0] for r in p.reductions), *copies.values()]
+    wanted = [*(a for factors in summed.values() for a in factors), *copies.values()]
     at = {n: i for i, n in enumerate(dict.fromkeys([*p.loads.values(), *args, *targets, *wanted]))}
     raw = {*p.loads.values(), *(n for n in p.nodes if n.op in _VIEWS)}
     plain, first = _plain(p), [r for r in p.reductions if r not in extras]
@@ -206,11 +273,14 @@ def _placed(
     spare = {n for nodes in extras.values() for n in nodes}
     return Program(
         steps=steps(n for n in targets if n not in spare),
-        reductions=tuple((r, at[r.args[0]], extra(r) if r in extras else None) for r in [*first, *extras]),
+        reductions=tuple(
+            (r, tuple(at[a] for a in summed[r]), extra(r) if r in extras else None) for r in [*first, *extras]
+        ),
         blank=tuple(n.data if n.op == "const" else None for n in at),
         loads=tuple((name, stored[name].load, at[n]) for name, n in p.loads.items()),
-        small={n: at[n] for n in p.uses},
+        small={n: at[n] for n in p.uses if n in at},
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         buffers=buffers,
         copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),
+        finite=(),
     )

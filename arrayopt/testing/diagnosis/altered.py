@@ -100,22 +100,22 @@ def eps_root_early(h: Numbers, t: Values) -> Numbers:
     return {**h, "eps": h["eps"] / _correction(h["beta2"], t)}
 
 
-def _uncorrected(h: Numbers, divisor: Any, *, adapts: bool) -> Numbers:
+def _uncorrected(h: Numbers, divisor: Any) -> Numbers:
     """The direction times a divisor of the moments, said by the other numbers."""
     decay = h.get("weight_decay")
     h = h if decay is None else {**h, "weight_decay": decay / divisor}
-    return h if adapts else {**h, "lr": h["lr"] * divisor}
+    return {**h, "lr": h["lr"] * divisor}
 
 
-def no_c1(h: Numbers, t: Values, *, adapts: bool) -> Numbers:
+def no_c1(h: Numbers, t: Values) -> Numbers:
     """The first moment is not corrected."""
-    return _uncorrected(h, _correction(h["beta1"], t), adapts=adapts)
+    return _uncorrected(h, _correction(h["beta1"], t))
 
 
-def no_c2(h: Numbers, t: Values, *, adapts: bool) -> Numbers:
+def no_c2(h: Numbers, t: Values) -> Numbers:
     """The second moment is not corrected."""
     root = np.sqrt(_correction(h["beta2"], t))
-    return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root, adapts=adapts)
+    return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root)
 
 
 def without_decay(h: Numbers, t: Values) -> Numbers:

@@ -12,7 +12,7 @@ from arrayopt.testing.diagnosis.diagnosis import Diagnosis, no_rule
 from arrayopt.testing.diagnosis.hypothesis import fields
 from arrayopt.testing.diagnosis.probe import STEPS
 from arrayopt.testing.diagnosis.running import run
-from arrayopt.testing.diagnosis.search import LIMITS
+from arrayopt.testing.diagnosis.search import LIMITS, LOWER
 from arrayopt.testing.diagnosis.strategy import examine
 from arrayopt.testing.diagnosis.subjects import as_subject
 from arrayopt.testing.diagnosis.trajectory import Trajectory
@@ -105,7 +105,7 @@ def diagnose(
                 return no_rule(made, f"two runs of the first step differ in {', '.join(odd)}")
     watch = Watch(on_try, seconds)
     found = examine(made, given, given, depth=depth, watch=watch)
-    if found.name and given and not found.explained and not watch.over:
+    if found.name and given and not found.explained and found.error >= LOWER and not watch.over:
         other = examine(made, {}, given, depth=depth, watch=watch)
         found = other if other.explained or other.error < found.error else found
     return replace(found, complete=not watch.stopped)

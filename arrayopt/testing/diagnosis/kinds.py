@@ -7,7 +7,7 @@ from typing import Any
 
 from arrayopt.rules.base import Rule
 
-__all__ = ["begun", "begun_first", "coupled", "eps_in_root", "forgetful", "inverted", "no_root"]
+__all__ = ["begun", "begun_first", "coupled", "eps_in_root", "forgetful", "inverted", "no_root", "uncorrected"]
 
 TINY = 1e-300
 """An eps that does nothing, where one must be positive."""
@@ -103,3 +103,17 @@ def begun_first(kind: type[Rule]) -> type[Rule]:
         return kind.update(self, xp, p, g, {**s, "m": xp.where(h.t == 1, g, s["m"])}, h)
 
     return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__})
+
+
+@cache
+def uncorrected(kind: type[Rule], which: str) -> type[Rule]:
+    """One of the moments, ``"c1"`` or ``"c2"``, is not corrected for its start, in a rule that has a trust ratio.
+
+    Other numbers cannot say so there: the ratio does away with the size of the direction, but not where it is one.
+    """
+
+    def debiased(self: Any, m: Any, v: Any, h: Any) -> Any:
+        m_hat, v_hat = kind._debiased(self, m, v, h)  # type: ignore[attr-defined]
+        return (m, v_hat) if which == "c1" else (m_hat, v)
+
+    return type(kind.__name__, (kind,), {"_debiased": debiased, "__module__": kind.__module__})

@@ -19,7 +19,7 @@ from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
 from arrayopt.testing.diagnosis.watch import Watch
 
-__all__ = ["LIMITS", "Judged", "attempt", "judge", "search"]
+__all__ = ["LIMITS", "LOWER", "Judged", "attempt", "judge", "search"]
 
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
@@ -35,6 +35,10 @@ GAIN = 0.7
 
 PROMISING = 0.05
 """The root mean square of errors, in units of the updates, below which numbers are brought to short decimals."""
+
+
+LOWER = 1e-6
+"""The cost below which what is left may be the rounding of a lower precision: more changes cannot explain it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +179,7 @@ def search(
     if matches:  # least squares may have missed that another is the same there
         tried |= {h: _with_numbers_of(matches[0], x) for h, x in tried.items() if not x.passes}
         matches = _matches(tried, name)
-    return matches or [min(tried.values(), key=lambda x: (x.fit.cost, x.hypothesis.changes))]
+    return matches or [min(tried.values(), key=lambda x: (max(x.fit.cost, LOWER), x.hypothesis.changes, x.fit.cost))]
 
 
 def _with_numbers_of(match: Judged, other: Judged) -> Judged:

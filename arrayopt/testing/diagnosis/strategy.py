@@ -13,7 +13,7 @@ from arrayopt.testing.diagnosis.hidden import made_up, unseen
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.oddities import untold
-from arrayopt.testing.diagnosis.search import Judged, attempt, search
+from arrayopt.testing.diagnosis.search import LOWER, Judged, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.diagnosis.watch import Watch
 
@@ -58,7 +58,7 @@ def examine(
     mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
     for deep in dict.fromkeys((0, min(depth, 1), depth)):
         best = search(seen, known, made.subject, depth=deep, tried=tried, watch=watch)
-        if best[0].passes or watch.over:
+        if best[0].passes or watch.over or (deep and best[0].fit.cost < LOWER):
             break
         if mixed and (deep == 1 if deep else _is_for_matrices(made, known, watch)):
             found = _from_few(made, known, said, min(depth, 1), watch)  # one rule for matrices, another for the rest

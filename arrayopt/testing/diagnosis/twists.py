@@ -5,6 +5,7 @@ A twist is a row of `TWISTS`. Its functions get numbers as arrays that broadcast
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,16 @@ from arrayopt.testing.diagnosis.altered import (
     uphill_decay,
     without_decay,
 )
-from arrayopt.testing.diagnosis.kinds import begun, begun_first, coupled, eps_in_root, forgetful, inverted, no_root
+from arrayopt.testing.diagnosis.kinds import (
+    begun,
+    begun_first,
+    coupled,
+    eps_in_root,
+    forgetful,
+    inverted,
+    no_root,
+    uncorrected,
+)
 from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
@@ -102,16 +112,17 @@ def _adapts(rule: Rule) -> bool:
 
 
 _DECAY = _has("weight_decay", "lr")
-_WITH_RATIO: dict[str, Twist] = {
-    f"no {c}": Twist(
-        words=f"the {which} moment is not corrected for its start at zero",
-        applies=lambda rule, adapts=adapts: _corrects(rule) and _adapts(rule) == adapts,  # type: ignore[misc]
-        hypers=lambda h, t, change=change, adapts=adapts: change(h, t, adapts=adapts),  # type: ignore[misc]
+_MOMENTS = {"c1": ("first", no_c1), "c2": ("second", no_c2)}
+_UNCORRECTED: dict[str, Twist] = {}
+for _c, (_which, _change) in _MOMENTS.items():
+    _words = f"the {_which} moment is not corrected for its start at zero"
+    _UNCORRECTED[f"no {_c}"] = Twist(
+        words=_words, applies=lambda rule: _corrects(rule) and not _adapts(rule), hypers=_change
     )
-    for c, which, change in (("c1", "first", no_c1), ("c2", "second", no_c2))
-    for adapts in (False, True)
-    for c in [f"{c}{' by ratio' * adapts}"]
-}
+    _UNCORRECTED[f"no {_c} by ratio"] = Twist(
+        words=_words, applies=lambda rule: _corrects(rule) and _adapts(rule), kind=partial(uncorrected, which=_c)
+    )
+_BEGUN = "the first moment begins with the first gradient, and is not corrected"
 
 TWISTS: dict[str, Twist] = {
     # t and the bias correction
@@ -129,16 +140,18 @@ TWISTS: dict[str, Twist] = {
     "t per tensor": Twist(
         words="t moves on with each tensor, and not once in each step", applies=_counts, t=count_per_tensor
     ),
-    **_WITH_RATIO,
-    **{
-        f"m begun{' by ratio' * adapts}": Twist(
-            words="the first moment begins with the first gradient, and is not corrected",
-            applies=lambda rule, adapts=adapts: _corrects(rule) and _adapts(rule) == adapts,  # type: ignore[misc]
-            kind=begun_first,
-            hypers=lambda h, t, adapts=adapts: no_c1(h, t, adapts=adapts),  # type: ignore[misc]
-        )
-        for adapts in (False, True)
-    },
+    **_UNCORRECTED,
+    "m begun": Twist(
+        words=_BEGUN,
+        applies=lambda rule: _corrects(rule) and not _adapts(rule),
+        kind=begun_first,
+        hypers=no_c1,
+    ),
+    "m begun by ratio": Twist(
+        words=_BEGUN,
+        applies=lambda rule: _corrects(rule) and _adapts(rule),
+        kind=lambda kind: begun_first(uncorrected(kind, "c1")),
+    ),
     "begun": Twist(
         words="both moments begin with the first gradient, and are not corrected", applies=_corrects, kind=begun
     ),

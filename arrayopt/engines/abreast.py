@@ -1,0 +1,237 @@
+"""All layers of a stacked tensor at once, as a rule sees one of them: a namespace that leaves the first axis alone."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, is_array, place
+from arrayopt.fusion.ops import OPS
+from arrayopt.rules.draws import Drawn
+
+__all__ = ["Abreast", "DrawnAbreast", "NotAbreastError", "abreast", "of_layers"]
+
+
+class NotAbreastError(Exception):
+    """A rule does what is not known of all layers at once."""
+
+
+ELEMENTWISE = frozenset(name for op in OPS.values() for name in op.api) | {"clip", "square", "reciprocal"}
+"""Functions of each element by itself."""
+
+REDUCING = frozenset({"sum", "mean", "prod", "max", "min", "any", "all", "std", "var"})
+"""Functions over all axes, or some of them."""
+
+ALONG = frozenset({"flip", "cumulative_sum", "sort", "argsort", "take_along_axis", "expand_dims", "squeeze"})
+"""Functions along one axis, which they are given."""
+
+LIKE = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "astype"})
+"""Functions of one array, and of numbers."""
+
+LINEAR = frozenset({"matmul", "matrix_transpose", "qr", "eigh", "svd", "inv", "cholesky", "diagonal"})
+"""Functions of the last two axes."""
+
+ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift")
+COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+class Abreast:
+    """One array of all layers, which a rule takes for that of one layer.
+
+    Attributes
+    ----------
+    x : array
+        The array; its first axis counts layers.
+    """
+
+    __array_ufunc__ = None
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, x: Array) -> None:
+        self.x = x
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        return int(self.x.ndim) - 1
+
+    @property
+    def mT(self) -> "Abreast":  # noqa: N802
+        if self.ndim < 2:
+            raise NotAbreastError
+        return Abreast(self.x.mT)
+
+    @property
+    def dtype(self) -> Any:
+        return self.x.dtype
+
+    @property
+    def device(self) -> Any:
+        return self.x.device
+
+    def __array_namespace__(self, **_: Any) -> Any:
+        return abreast(array_namespace(self.x))
+
+    def __neg__(self) -> "Abreast":
+        return Abreast(-self.x)
+
+    def __invert__(self) -> "Abreast":
+        return Abreast(~self.x)
+
+    def __abs__(self) -> "Abreast":
+        return Abreast(abs(self.x))
+
+    def __bool__(self) -> bool:
+        raise NotAbreastError
+
+    __float__ = __int__ = __index__ = __complex__ = __len__ = __iter__ = __array__ = __bool__
+
+    def __getitem__(self, _: Any) -> Any:
+        raise NotAbreastError
+
+
+@dataclass(frozen=True)
+class DrawnAbreast:
+    """Random numbers for all layers: those of the whole stack."""
+
+    of: Drawn
+
+    @property
+    def stored(self) -> str:
+        """See `Draws.stored`."""
+        return self.of.stored
+
+    def __call__(self, stream: int | str) -> Abreast:
+        return Abreast(self.of(stream))
+
+
+def of_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
+    """What a function of one layer's arrays makes of all layers.
+
+    Parameters
+    ----------
+    function : callable
+        It is called with a namespace that knows `Abreast` arrays, and with the other arguments.
+    xp : namespace
+        That namespace.
+    args : array, dict of str to array, or anything
+        Arrays of all layers.
+
+    Returns
+    -------
+    array, dict, tuple
+        What the function returns, with the arrays of all layers; a number is the same for each.
+    """
+    like = args[0]
+
+    def given(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: given(value) for name, value in x.items()}
+        return Abreast(x) if is_array(x) else x
+
+    def found(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: found(value) for name, value in x.items()}
+        if isinstance(x, tuple):
+            return tuple(map(found, x))
+        if isinstance(x, Abreast):
+            return x.x
+        if not isinstance(x, int | float):
+            raise NotAbreastError
+        library, device = place(like)
+        return library.full((like.shape[0],), float(x), device=device)
+
+    return found(function(xp, *map(given, args)))
+
+
+def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> Callable[[Abreast, Any], Abreast]:
+    def call(self: Abreast, other: Any) -> Abreast:
+        mine, its = _aligned([self, other])
+        return Abreast(function(its, mine) if swapped else function(mine, its))
+
+    return call
+
+
+for _name in (*ARITHMETIC, *COMPARING):
+    setattr(Abreast, f"__{_name.rstrip('_')}__", _operator(getattr(operator, _name)))
+for _name in ARITHMETIC:
+    setattr(Abreast, f"__r{_name.rstrip('_')}__", _operator(getattr(operator, _name), swapped=True))
+
+
+def _aligned(args: list[Any]) -> list[Any]:
+    """The arrays of some values, such that their elements meet as those of one layer would."""
+    rank = max(getattr(a, "ndim", 0) for a in args)
+    made = []
+    for a in args:
+        if isinstance(a, Abreast) and a.ndim < rank:
+            count, xp = a.x.shape[0], array_namespace(a.x)
+            made.append(xp.reshape(a.x, (count, *(1,) * (rank - a.ndim), *a.shape)))
+        else:
+            made.append(a.x if isinstance(a, Abreast) else a)
+    return made
+
+
+@cache
+def abreast(xp: Any) -> "Namespace":
+    """The namespace of `Abreast` arrays of a library, made once for each."""
+    return Namespace(xp)
+
+
+class Namespace:
+    """A library's functions, of all layers at once."""
+
+    def __init__(self, xp: Any) -> None:
+        self._xp, self.__name__ = xp, xp.__name__
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._xp, name)
+        made: Any = found
+        if name == "linalg":
+            made = Namespace(found)
+        elif callable(found) and not isinstance(found, type):
+            made = partial(_call, name, found)
+        setattr(self, name, made)
+        return made
+
+
+def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A function of a library, of all layers."""
+    if not any(isinstance(a, Abreast | list | tuple) for a in (*args, *options.values())):
+        return function(*args, **options)  # of numbers, or of arrays that are the same for all layers
+    if name in ELEMENTWISE:
+        return Abreast(function(*_aligned(list(args)), **options))
+    x, *others = args
+    if not isinstance(x, Abreast):
+        raise NotAbreastError(name)
+    if name in REDUCING and not others:
+        return _reduced(name, function, x, **options)
+    if name == "reshape":
+        return Abreast(function(x.x, (x.x.shape[0], *others[0])))
+    plain = [a.x if isinstance(a, Abreast) else a for a in args]
+    if name in ALONG and isinstance(options.get("axis"), int):
+        axis = _after(options.pop("axis"), x.ndim + (name == "expand_dims"))
+        return Abreast(function(*plain, axis=axis, **options))
+    if name in LIKE:
+        return Abreast(function(*plain, **options))
+    if name in LINEAR and all(a.ndim >= 2 for a in args if isinstance(a, Abreast)):
+        made = function(*plain, **options)
+        return tuple(map(Abreast, made)) if isinstance(made, tuple) else Abreast(made)
+    raise NotAbreastError(name)
+
+
+def _after(axis: int, rank: int) -> int:
+    """Where an axis of a layer is among those of all layers."""
+    return axis % rank + 1
+
+
+def _reduced(name: str, function: Callable[..., Any], x: Abreast, *, axis: Any = None, **options: Any) -> Abreast:
+    """A reduction of each layer."""
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    over = tuple(_after(a, x.ndim) for a in axes)
+    if over:
+        return Abreast(function(x.x, axis=over, **options))
+    return Abreast(function(array_namespace(x.x).expand_dims(x.x, axis=-1), axis=-1))  # of one value
