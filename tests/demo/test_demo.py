@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import array_api_compat.numpy as host
@@ -130,6 +131,7 @@ def test_the_parts_are_disjoint_and_stratified(data):
 def test_lamb_reaches_97_percent(data):
     (run,) = digits.compare(["LAMB"], data=data, backend=open_library("numpy"), steps=300, batch=512, seed=0)
     assert run.accuracies[-1] >= 0.97
+    assert min(run.accuracies[len(run.accuracies) // 3 :]) > 0.93  # nor does it fall back on the way
     assert run.final_loss < 0.05
     assert list(run.trust_ratios) == [f"blocks.{i}.weight" for i in range(len(digits.SIZES) - 2)] + ["head.weight"]
     for ratios in run.trust_ratios.values():
@@ -207,6 +209,15 @@ def test_a_short_run_prints_a_table_and_draws(data, rules, tmp_path, capsys, mon
     assert "\x1b" not in printed
     for word in (*rules, "test accuracy", "µs", "figure"):
         assert word in " ".join(printed.split())
+
+
+def test_a_loss_below_what_float32_holds_is_said_to_be():
+    run = digits.Run("LANS", 0.02, 1.0, [1.0], [1], [0.9], {}, 0.0, 1.0, 1e-3)
+    console = Console(file=io.StringIO(), width=120)
+    for loss, words in ((0.0, "< 1e-07"), (2e-7, "2.0e-07")):
+        console.print(report.table([replace(run, final_loss=loss)]))
+        assert words in console.file.getvalue()
+        assert "0.0e+00" not in console.file.getvalue()
 
 
 def test_on_a_terminal_there_are_bars():
