@@ -110,6 +110,7 @@ class Settings(Saved):
             Steps look for such gradients with `skip_nonfinite`, a loss scale or `clip_norm`; otherwise this raises a
             RuntimeError.
         """
+        self._run.streams.meet("Optimizer.nonfinite")
         return self._step.judging.nonfinite()
 
     def skipped_layers(self) -> dict[str, Ints]:

@@ -97,7 +97,7 @@ def hostless() -> Iterator[None]:
     cupy.cuda.set_allocator(_alloc)
     names = {"zeros": _made, "asarray": _asarray, "RawModule": _Kernel}
     names["zeros_like"] = lambda x, dtype=None, **_: cupy.ndarray(x.shape, x.dtype if dtype is None else dtype)
-    below = {"Device": _Device, "Event": _Event, "get_current_stream": lambda: _STREAM}
+    below = {"Device": _Device, "Event": _Event, "get_current_stream": lambda device=-1: _STREAM}
     below["alloc_pinned_memory"] = bytearray
     own = {"set": _set, "device": property(lambda self: _DEVICE)}
     try:

@@ -94,6 +94,11 @@ def norm(cupy, opts, k):
         near(*(opt.stats.global_norm for opt in opts))
 
 
+def bad(cupy, opts, k):
+    names = [opt.nonfinite() if opt.step_count else [] for opt in opts]
+    assert names[0] == names[1]
+
+
 def read(cupy, opts, k):
     reports = [opt.stats.read() for opt in opts]
     for name, report in reports[0].items():
@@ -112,7 +117,7 @@ def grown(cupy, opts, k):
         opt.groups[0].weight_decay = 0.02 * k
 
 
-CALLS = [step, halves, look, count, saved, loaded, averaged, scale, norm, read, copied, grown]
+CALLS = [step, halves, look, count, saved, loaded, averaged, scale, norm, bad, read, copied, grown]
 
 
 @pytest.mark.parametrize(
