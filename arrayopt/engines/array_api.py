@@ -55,7 +55,8 @@ def apply(
 
     Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by itself, and what is
     reported is of each layer; `t` may have a number for each. All layers are updated at once where
-    `arrayopt.engines.abreast` knows all that the rule does. Random numbers follow from the tensor's `name`, and from the position of its `first` element.
+    `arrayopt.engines.abreast` knows all that the rule does. Random numbers follow from the tensor's `name`, and from
+    the position of its `first` element.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
 
@@ -68,12 +69,12 @@ def apply(
     options: dict[str, Any] = {"name": name, "first": first, "stats": stats, "stacked": stacked}
     if not array_api_compat.is_jax_array(p):
         return _apply(rule, p, g, slots, t, hypers, clip=clip, **options)
-    numbers = {**hypers, "t": t, "clip": clip}
+    numbers = {**hypers, "t": t, "": clip}  # no field has that name
     arrays = {key: x for key, x in numbers.items() if is_array(x)}
 
     def made(p: Array, g: Array, slots: dict[str, Array], arrays: dict[str, Array]) -> Any:
         h = numbers | arrays
-        return _apply(rule, p, g, slots, h.pop("t"), h, clip=h.pop("clip"), **options)
+        return _apply(rule, p, g, slots, h.pop("t"), h, clip=h.pop(""), **options)
 
     updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), made, p, g, slots, arrays)
     return updated

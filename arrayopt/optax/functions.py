@@ -94,6 +94,7 @@ def function(
 
     last = [inspect.Parameter("fields", inspect.Parameter.VAR_KEYWORD)] if more else []
     make.__name__ = make.__qualname__ = who
+    make.__module__ = "arrayopt.optax"
     make.__doc__ = doc
     make.__signature__ = Taken([*parameters, *last])  # type: ignore[attr-defined]
     return make

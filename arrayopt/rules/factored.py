@@ -177,7 +177,9 @@ class Adafactor(_Factored):
     def check(self) -> None:
         super().check()
         if self.variant == "paper" and self.eps1 is None:
-            raise ValueError("Adafactor: `eps1` must be a number, except with variant='pytorch'; got None")
+            raise TypeError(
+                "Adafactor: `eps1` must be a number, or a schedule, except with variant='pytorch'; got None"
+            )
         if self.variant == "pytorch" and not (
             self.lr is not None and self.scale_parameter and self.beta1 is None and self.clip_threshold is not None
         ):

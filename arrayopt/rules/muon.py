@@ -148,8 +148,9 @@ class NorMuon(_Muon):
 
     Parameters
     ----------
-    lr, momentum, nesterov, bias_correction, weight_decay, ns_steps, ns_coefficients, ns_dtype, eps, eps_added, scale,
-    matrix
+    lr, momentum, nesterov, bias_correction, weight_decay, ns_steps, ns_coefficients, ns_dtype
+        As in `Muon`, with the same defaults and ranges.
+    eps, eps_added, scale, matrix
         As in `Muon`, with the same defaults and ranges.
     beta2 : number, schedule or sequence, default 0.95
         Decay β₂ of the mean of squares, in [0, 1).
@@ -210,8 +211,9 @@ class MuonH(_Muon):
 
     Parameters
     ----------
-    lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype, eps, eps_added, matrix,
-    grad_centralization
+    eps, eps_added, matrix, grad_centralization
+        As in `Muon`, with the same defaults and ranges.
+    lr, momentum, nesterov, bias_correction, ns_steps, ns_coefficients, ns_dtype
         As in `Muon`, with the same defaults and ranges. The learning rate is relative to R.
     radius : number, schedule or sequence, optional
         R, in (0, inf). By default it is the norm of each matrix at its first step, which the slot ``radius`` keeps:

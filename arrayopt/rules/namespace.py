@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
+from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, is_array
 from arrayopt.randomness import current_bfloat16, current_float16, round_bfloat16, round_float16
 
 __all__ = ["current", "rule_namespace"]
@@ -57,6 +57,8 @@ def rule_namespace(xp: Any) -> Any:
 def current(p: Array, master: Array) -> Array:
     """The master that a parameter of 16 bits goes on from: the parameter where it is not the master rounded."""
     xp = array_namespace(p)
+    if dtype_name(p) not in NARROW:  # p has been widened
+        return master
     with np.errstate(all="ignore"):
         made: Array = getattr(rule_namespace(xp), f"current_{dtype_name(p)}")(master, xp.astype(p, master.dtype))
     return made

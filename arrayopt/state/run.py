@@ -7,7 +7,7 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.streams import Streams
 
-__all__ = ["Holder", "Run", "checked_count", "is_count"]
+__all__ = ["LIMIT", "Holder", "Run", "checked_count", "is_count"]
 
 
 class Holder(Protocol):

@@ -12,7 +12,7 @@ from arrayopt.engines.table import select
 from arrayopt.params.groups import Group
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.gradients import Accumulate, MeanNorms
-from arrayopt.state.run import Run
+from arrayopt.state.run import LIMIT, Run
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
@@ -73,8 +73,8 @@ class Accumulator:
     def __init__(self, engine: str, every: Any) -> None:
         if not isinstance(every, int) or isinstance(every, bool):
             raise TypeError(f"Optimizer: `accumulate` must be an integer; got {every!r}")
-        if every < 1:
-            raise ValueError(f"Optimizer: `accumulate` must be at least 1; got {every}")
+        if not 1 <= every < LIMIT:
+            raise ValueError(f"Optimizer: `accumulate` must be at least 1, and below 2**53; got {every}")
         self.every, self.done, self.scaled = every, 0, False
         self.tensors: dict[str, Tensor] = {}
         self.begun: set[int] = set()

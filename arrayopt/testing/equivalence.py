@@ -219,9 +219,9 @@ def compare(
 class _Reference:
     """The run that backends are compared with: state in, state out, and nothing in it is ever written."""
 
-    def __init__(self, rule: Rule, params: Any, *, groups: Any = None, clip_norm: Any = None) -> None:
-        self.rule, self.groups, self.clip_norm = rule, groups, clip_norm
-        made = Optimizer(_copies(params), rule, engine="array_api", groups=groups, clip_norm=clip_norm)
+    def __init__(self, rule: Rule, params: Any, *, groups: Any = None, **options: Any) -> None:
+        made = Optimizer(_copies(params), rule, engine="array_api", groups=groups, **options)
+        self.rule, self.groups, self.clip_norm = rule, groups, made.clip_norm
         self.rules = {name: group.rule for group in made.groups for name in group.names}
         self.params = made.params
         self.state = init(rule, self.params, groups=groups)

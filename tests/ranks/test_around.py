@@ -43,6 +43,7 @@ def test_checkpoints_know_no_ranks(rule, tmp_path):
         assert ao.ranks.run(ranks, go_on) == [[]] * ranks
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")  # of a rule that looks at shapes
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("label", OTHER_SLOTS)
 def test_slots_of_any_shape_come_home_whole(label, ranks, tmp_path):

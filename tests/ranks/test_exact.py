@@ -241,6 +241,7 @@ def problems(draw):
     return rule, named, absent, options, draw(st.integers(2, 6))
 
 
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")  # of a rule that looks at shapes
 @settings(max_examples=int(os.environ.get("EXAMPLES", examples(9))), deadline=None)
 @given(problems())
 def test_random_problems(problem):

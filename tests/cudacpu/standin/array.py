@@ -300,7 +300,7 @@ def lifted(function):
 
 def _operators():
     """Give `ndarray` NumPy's operators, reductions and the like."""
-    arithmetic = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+    arithmetic = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
     names = [
         *arithmetic,
         *(f"r{name}" for name in arithmetic),
