@@ -73,6 +73,10 @@ class Abreast:
     def device(self) -> Any:
         return self.x.device
 
+    def new_tensor(self, value: float, dtype: Any) -> Any:
+        """A number as PyTorch's array, the same for all layers."""
+        return self.x.new_tensor(value, dtype=dtype)
+
     def __array_namespace__(self, **_: Any) -> Any:
         return abreast(array_namespace(self.x))
 

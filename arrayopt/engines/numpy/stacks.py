@@ -172,7 +172,11 @@ class Stack:
                 made = _over(n, made, axis)
         else:
             several = n.axes and self.extents[0] > 1  # values per tensor are arrays then, in double precision
-            made = OPS[n.op].numpy(*(map(self._narrow, args) if several else args))
+            if several:
+                args = list(map(self._narrow, args))
+            elif not n.axes:
+                args = list(map(_wide, args))
+            made = OPS[n.op].numpy(*args)
         if n.axes:
             return made.astype(self.of.real, copy=False) if n.dtype == "real" else made
         return made if np.ndim(made) else made.item()
@@ -273,6 +277,11 @@ class Stack:
             if kind == "tensor" and made.size == 1:
                 return made.item()
         return made.astype(self.of.real, copy=False) if kind == "batch" else made
+
+
+def _wide(x: Any) -> Any:
+    """A value per tensor in double precision, as those are that several tensors do not have in common."""
+    return x.astype(np.result_type(x, np.float64)) if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
 
 
 class Ragged(Stack):
