@@ -414,7 +414,7 @@ ROWS = [
     refusals.row(
         "None",
         lambda: door.Adafactor(one(), relative_step=True, eps=(None, 1e-3)),
-        ValueError,
+        TypeError,
         "with variant='pytorch'",
     ),
     refusals.row("patterns", lambda: door.LAMB(one(), groups={}), TypeError, "give group dicts: [{"),

@@ -69,10 +69,11 @@ def test_reports_allocate_little(engine):
 
 
 def test_narrow_parameters_allocate_little(monkeypatch):
-    """Each thread widens a block of the parameter and of the gradient, however large the tensors are."""
+    """Each thread widens a block of the parameter and of the gradient; and two values of its largest tensor are kept."""
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "1")
     opt, grads, total = made("numpy", RULES["LAMB"], "float16")
-    assert peak_of_a_step(opt, grads) < 0.1 * total
+    largest = max(p.size for p in opt.params.values()) * 4
+    assert peak_of_a_step(opt, grads) < 0.05 * total + 2 * largest
 
 
 @pytest.mark.parametrize("engine", ["numpy", "numba"])

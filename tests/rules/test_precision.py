@@ -69,14 +69,14 @@ def test_explain_tells_the_bytes_of_mixed_precision(engine):
     ]
     told = {
         "numba": [
-            "pass 0: load g m v master; store m v; reduce per tensor; 22 B",
-            "pass 1: load m v master; store p master; reduce -; 18 B",
-            "40 bytes per float16 parameter",
+            "pass 0: load p g m v master; store m v; reduce per tensor; 24 B",
+            "pass 1: load p m v master; store p master; reduce -; 20 B",
+            "44 bytes per float16 parameter",
         ],
         "numpy": [
-            "pass 0: load g m v master; store m v spill0; reduce per tensor; 26 B",
-            "pass 1: load master spill0; store p master; reduce -; 14 B",
-            "40 bytes per float16 parameter, with scratch memory for spill0",
+            "pass 0: load p g m v master; store m v spill0 spill1; reduce per tensor; 32 B",
+            "pass 1: load spill0 spill1; store p master; reduce -; 14 B",
+            "46 bytes per float16 parameter, with scratch memory for spill0 spill1",
         ],
     }
     assert lines[-3:] == told[engine]
