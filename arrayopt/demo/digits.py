@@ -51,13 +51,13 @@ class Contender:
     rest_lr: float = 0.0
 
 
-# Chosen on the validation part, `load(validation=True)`, by the lowest accuracy in the last two thirds of the run, of
-# seeds 0 to 2, with 300 steps of 512 images; the test images had no say. By the accuracy at the end alone, LAMB and
-# LANS had learning rates with which they fall back on the way. Learning rates tried: 0.003, 0.01, 0.02, 0.03, 0.06
-# for LAMB and LANS; 0.001, 0.003, 0.01, 0.02 for CAME; 0.001, 0.003, 0.01, 0.03 for AdamW; 0.03, 0.1, 0.3 for SGD;
-# 0.003, 0.01, 0.03 for Muon. Each with weight decay 0.01, 0.1, 1 (0.0001, 0.001, 0.01 for SGD, whose decay is part of
-# the gradient). The chosen ones were never below 97.0 % (Muon), 96.7 % (LAMB, LANS, CAME, AdamW) and 96.4 % (SGD)
-# there. Of two that were the same, the one with the higher mean was taken.
+# Chosen on the validation part, `load(validation=True)`, by the lowest accuracy in the last two thirds of the run,
+# of seeds 0 to 2, with 300 steps of 512 images; the test images had no say. By the accuracy at the end alone, LAMB
+# and LANS had learning rates with which they fall back on the way. Learning rates tried: 0.003, 0.01, 0.02, 0.03,
+# 0.06 for LAMB and LANS; 0.001, 0.003, 0.01, 0.02 for CAME; 0.001, 0.003, 0.01, 0.03 for AdamW; 0.03, 0.1, 0.3 for
+# SGD; 0.003, 0.01, 0.03 for Muon. Each with weight decay 0.01, 0.1, 1 (0.0001, 0.001, 0.01 for SGD, whose decay is
+# part of the gradient). The chosen ones were never below 97.0 % (Muon), 96.7 % (LAMB, LANS, CAME, AdamW) and 96.4 %
+# (SGD) there. Of two that were the same, the one with the higher mean was taken.
 CONTENDERS = {
     "LAMB": Contender(ao.LAMB, lr=0.01, weight_decay=1.0),
     "LANS": Contender(ao.LANS, lr=0.01, weight_decay=1.0),

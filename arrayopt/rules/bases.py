@@ -33,7 +33,10 @@ def next_basis(xp: Any, a: Array, q: Array) -> tuple[Array, Array]:
     size = xp.sum(q * s, axis=-2)
     order = xp.argsort(xp.where(_seen(xp, size), size, 0.0), axis=-1, descending=True, stable=True)
     s = _taken(xp, s, order)
-    seen = _seen(xp, xp.abs(xp.linalg.diagonal(xp.linalg.qr(s)[1])))
+    q, r = xp.linalg.qr(s)
+    seen = _seen(xp, xp.abs(xp.linalg.diagonal(r)))
+    if isinstance(s, np.ndarray) and seen.all():  # what is below would make the same again
+        return _signed(xp, q), order
     last = xp.argsort(xp.where(seen, 0.0, 1.0 + 0.0 * size), axis=-1, stable=True)
     s = _taken(xp, _where(xp, seen, s), last)
     return _basis(xp, s), xp.take_along_axis(order, last, axis=-1)
@@ -62,6 +65,10 @@ def _basis(xp: Any, x: Array) -> Array:
     others, of a unit vector: the same in every library, whatever the signs of the others. Signs are chosen such that
     Σ qᵢ/i is not negative for each column q.
     """
-    q, _ = xp.linalg.qr(x)
+    return _signed(xp, xp.linalg.qr(x)[0])
+
+
+def _signed(xp: Any, q: Array) -> Array:
+    """The columns of q with the signs that `_basis` has."""
     total = xp.sum(q / xp.cumulative_sum(xp.ones_like(q), axis=-2), axis=-2, keepdims=True)
     return xp.where(total < 0, -q, q)
