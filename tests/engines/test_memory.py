@@ -69,7 +69,7 @@ def test_reports_allocate_little(engine):
 
 
 def test_narrow_parameters_allocate_little(monkeypatch):
-    """Each thread widens a block of the parameter and of the gradient; and two values of its largest tensor are kept."""
+    """Each thread widens a block of parameter and gradient; and two values of its largest tensor are kept."""
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "1")
     opt, grads, total = made("numpy", RULES["LAMB"], "float16")
     largest = max(p.size for p in opt.params.values()) * 4
