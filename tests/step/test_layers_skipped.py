@@ -149,7 +149,6 @@ def test_cupy(cupy):
     assert int(opt.stats.skipped) == host.stats.skipped == 1
 
 
-@pytest.mark.slow
 def test_cupy_says_of_mixed_trees_what_the_host_says(cupy):
     shapes = {"a": (4, 3), "h": (4, 2), "c": (3, 2), "x": (5,)}
     options = {"groups": {"x": {"stacked": False}}, "skip_nonfinite": True, "clip_norm": 1.0, "stats": True}

@@ -199,6 +199,7 @@ COSTLY = {
     "tests/step/test_layers_skipped.py": {
         "test_a_scan": "",
         "test_arrays_that_are_replaced": "",
+        "test_cupy_says_of_mixed_trees_what_the_host_says": "",
         "test_over_ranks_of_arrays_that_are_replaced": "",
         "test_the_functional_form": "jax",
     },
