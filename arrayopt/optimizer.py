@@ -185,10 +185,10 @@ class Optimizer(Settings):
             except BaseException as error:
                 self._team.warn("Optimizer.step", error)
                 raise
-            self._team.hooked = bool(self._after)
+            self._team.hooked = bool(self._after) or self._stats.requested
             if self._step.make(coming, begun, stats=stats, record=self._record):
-                self._stats.deliver()
                 with self._team.after("Optimizer.step"):
+                    self._stats.deliver()
                     for after in list(self._after):
                         after(self)
             return self.params

@@ -90,16 +90,15 @@ def _apply(
     *,
     name: str,
     first: int,
-    clip: Any,
-    stats: bool,
     stacked: bool | None,
+    **options: Any,
 ) -> tuple[Array, dict[str, Array], Report]:
     """`apply`, as the libraries' arrays are."""
 
     def one(
         p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t
     ) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
+        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options)
 
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
         return one(p, g, slots, first)
@@ -113,7 +112,7 @@ def _apply(
         return mapped
     if not differ:
         try:
-            return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats, together=True)
+            return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True)
         except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
             pass
     ts = [int(x) for x in t] if differ else [t] * p.shape[0]

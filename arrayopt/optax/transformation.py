@@ -226,8 +226,6 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
                 x = each[slot][i] if slot in each else None
                 if x is not None:
                     tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
-            if "master" in tensors[name]:
-                tensors[name]["master"] = _current(tensors[name]["master"], viewed[name])
         old = {"step": state.count, "tensors": tensors}
         new, made = functional.update(rule, viewed, given, old, groups=_groups(rule, leaves))
         difference = []
@@ -289,15 +287,6 @@ def _trees(
             values.append(x)
         made[slot] = tree.unflatten(values)
     return made
-
-
-def _current(master: Any, p: Any) -> Any:
-    """A master that begins anew, as the parameter, in each element where the parameter is not the master rounded.
-
-    Bits are compared: a compiler may leave out the rounding of numbers that it compares.
-    """
-    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (master.astype(p.dtype), jnp.asarray(p))]
-    return jnp.where(bits[0] == bits[1], master, p.astype(master.dtype))
 
 
 def _named(params: Any) -> tuple[dict[str, Any], Any]:

@@ -133,6 +133,7 @@ class Judging:
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
+            self._norms = self._norms and _overwritten  # they lie where those of this step are going to be
             found = known.judge(
                 measures(),
                 self.scaling,
@@ -157,10 +158,9 @@ class Judging:
     def end(self, verdict: Verdict, known: Known) -> None:
         """The step is made, or skipped."""
         self._norms = self._judged
-        if not known.check:
-            return
-        if known.judge is not None:
+        if known.judge is not None and (known.check or known.limit is not None):
             known.judge.commit()
+        if known.judge is not None or not known.check:
             return
         loss = self._run.loss
         scaled = {} if self.scaling is None else self.scaling.next(loss, verdict.skip)
@@ -174,3 +174,10 @@ class Judging:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_norms": None, "_judged": None, "_judge": (-1, None)}
+
+
+def _overwritten() -> dict[str, Any]:
+    """The norms of the last step, if a later one has failed since."""
+    raise RuntimeError(
+        "Optimizer: a later step failed after it had measured its gradients, so the norms of the last step are gone"
+    )

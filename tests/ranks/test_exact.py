@@ -1,11 +1,9 @@
 """Any number of ranks computes what one process does, to the last bit."""
 
-import os
-
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
@@ -13,7 +11,7 @@ from arrayopt.engines.numba.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
-from tests.support.slow import PROFILE, examples, marked
+from tests.support.slow import PROFILE, marked, settled
 
 RULES = {
     "LAMB": (ao.LAMB(lr=0.01), {}),
@@ -242,7 +240,7 @@ def problems(draw):
 
 
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")  # of a rule that looks at shapes
-@settings(max_examples=int(os.environ.get("EXAMPLES", examples(9))), deadline=None)
+@settled(9)
 @given(problems())
 def test_random_problems(problem):
     rule, shapes, absent, options, ranks = problem
