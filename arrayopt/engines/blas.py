@@ -3,6 +3,7 @@
 A product that a library shares out to threads of its own may differ in its last bits with their number.
 """
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["BAND", "bands", "controlled", "look_again", "one_thread"]
+__all__ = ["BAND", "bands", "blas_address", "controlled", "lacking", "one_thread"]
 
 BAND = 64
 """A product of more rows is made in bands of so many rows, which threads share; so their number changes no bit."""
@@ -41,9 +42,31 @@ def _libraries() -> list[Any]:
     return [x for x in ThreadpoolController().lib_controllers if x.user_api == "blas"]
 
 
-def look_again() -> None:
-    """Note that a library may have been loaded."""
-    _libraries.cache_clear()
+def lacking() -> str:
+    """What is not installed that compiled code needs to multiply matrices, in words; empty where all is."""
+    missing = [name for name, there in (("SciPy", find_spec("scipy")), ("threadpoolctl", controlled())) if not there]
+    return " and ".join(missing)
+
+
+@cache
+def blas_address(real: str) -> int:
+    """Where `gemm` of a dtype lies in this process, in the BLAS that SciPy brings.
+
+    Raises
+    ------
+    ValueError
+        If SciPy's function is of another form than is known.
+    """
+    from scipy.linalg import cython_blas
+
+    _libraries.cache_clear()  # it may have loaded one
+    capsule = cython_blas.__pyx_capi__[{"float32": "sgemm", "float64": "dgemm"}[real]]
+    if str(capsule).count(", int *") != 6:
+        raise ValueError("SciPy's BLAS has integers of another size than 32 bits")
+    name, pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return int(pointer(capsule, name(capsule)))
 
 
 @contextmanager

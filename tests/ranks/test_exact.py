@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
-from arrayopt.engines.numba.cut import Cut
+from arrayopt.engines.native.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train

@@ -1,6 +1,6 @@
 """Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where partial results lie.
 
-As in `arrayopt.engines.numba.cut`, addresses are put back by what lies before this rank's elements, a matrix that the
+As in `arrayopt.engines.native.cut`, addresses are put back by what lies before this rank's elements, a matrix that the
 user has cut is a window, and what is between passes is computed on each rank that has some.
 """
 

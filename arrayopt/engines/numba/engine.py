@@ -1,291 +1,50 @@
-"""The Numba engine: a plan as fused loops in machine code, over tables of tensors, on all cores."""
+"""The Numba engine: a plan as fused loops that Numba compiles."""
 
-import contextlib
-import functools
-import heapq
-import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable
+from types import ModuleType
 
-import numpy as np
 from numba.core.errors import NumbaError
 
-from arrayopt.arrays import Array, Ints, dtype_name, memory, size
-from arrayopt.engines.base import Asked, NoRemedyError, Partials
-from arrayopt.engines.batch import Batch, Rows, plain
-from arrayopt.engines.blas import one_thread
-from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.fused import Fused
+from arrayopt.arrays import dtype_name
+from arrayopt.engines.base import Asked, NoRemedyError
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.native.engine import Native
+from arrayopt.engines.native.table import Table
 from arrayopt.engines.numba.ahead import ahead
 from arrayopt.engines.numba.compiled import converts_float16, load, ready
-from arrayopt.engines.numba.cut import Cut, windows_of
 from arrayopt.engines.numba.emit import emit
-from arrayopt.engines.numba.products import blas_address, lacking
-from arrayopt.engines.threads import run, thread_count
-from arrayopt.fusion.lanes import Lanes
-from arrayopt.fusion.layout import GEOMETRY, extent, flops
-from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.windows import WINDOW
-from arrayopt.params.known import located
 
 __all__ = ["Numba"]
 
-SHARED = 1 << 18
-"""All threads work on a tensor together if each gets at least this many elements; one thread does smaller ones."""
 
-FEW = 8
-"""Up to so many gradients, Python asks each where it lies; of more, machine code does."""
+class _Table(Table):
+    """A table, and a module of Numba."""
 
-FLOPS = 32
-"""So many operations of a product take about as long as an element of the passes."""
-
-ALONE = 1 << 15
-"""Up to so many elements in all, one thread is quicker than several."""
-
-
-class _Table(Batch):
-    """Tensors as a table of sizes, addresses and offsets, and the compiled module that works through it."""
-
-    def __init__(
-        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
-    ) -> None:
-        super().__init__(plan, split, bucket, members)
-        self.module = load(*_text(plan, split, dtype, grad_dtype, bucket))
-        windows, every = windows_of(self)
-        names = ["p", "g", *plan.slots, *plan.spilled]
-        lengths = self.where.lengths(plan, self.geo)
-        self.at = {name: len(GEOMETRY) + i for i, name in enumerate(names)}
-        columns = len(GEOMETRY) + len(names) + lengths.shape[1] + len(WINDOW) + 3 + plan.multiplies + plan.draws
-        self.table: Ints = np.zeros((len(members), columns), np.int64)
-        self.table[:, : len(GEOMETRY)] = self.geo
-        last = columns - 3 - plan.multiplies - plan.draws
-        self.table[:, last - len(WINDOW) : last] = windows
-        self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
-        first = len(GEOMETRY) + len(names)
-        kinds = [*("row" for _ in self.where.vectors), *self.where.partials.values()]
-        self.offsets = [(first + j, "work" if kind in ("row", "column") else "part") for j, kind in enumerate(kinds)]
-        for j, (column, room) in enumerate(self.offsets):
-            self.table[:, column] = self.room[room]
-            self.room[room] += lengths[:, j]
-        if plan.multiplies:
-            self.table[:, -4] = blas_address(self.module.W.__name__)
-        if plan.draws:
-            self.start = -4 - plan.multiplies
-            self.table[:, self.start] = self.firsts
-        self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
-        self.table[:, -3], self.table[:, -1] = self.room["work"], self.geo[:, GEOMETRY.index("UNITS")]
-        self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
-        self.cut = Cut(self, every) if bucket.kind == "cut" else None
-        self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
-        if split is not None:
-            extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
-            self.own += extents["G"] * self.module.planes(extents["R"], extents["C"])
-        self.scratch: dict[str, Any] = {}
-        self.staged: list[tuple[int, str]] = []
-        self.copies: list[tuple[int, str, Any]] = []
-        count = len(plan.passes if split is None else split.segments)
-        self.stages = list(range(2 * count + 1))
-        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
-        self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
+    def compile(self, dtype: str, grad_dtype: str) -> ModuleType:
+        """See `Table.compile`."""
+        rule = self.bucket.rule
+        module = load(emit(self.plan, dtype, grad_dtype, split=self.split), _about(rule, dtype))
         try:
-            ready(self.module)
+            ready(module)
         except NumbaError as error:
-            raise ValueError(
-                f"engine 'numba' cannot compile {type(bucket.rule).__name__}; use another: {error}"
-            ) from error
-
-    def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
-        """Room for the values between the passes of any one of these tensors, and for partial sums."""
-        need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
-        return np.empty(need[0], self.module.W), np.empty(need[1])
-
-    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """See `Batch.prepare`."""
-        super().prepare(rows, grads, asked)
-        full = rows.full if self.cut is None else self.held(rows).full
-        self.alive = self._bind_grads(full, grads) if len(full) else []
-        if self.cut is not None:
-            self.cut.shift_grads(full, grads)
-
-    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
-        """See `Batch.launch`."""
-        if not len(rows.full):
-            return
-        with one_thread() if self.plan.multiplies else contextlib.nullcontext():
-            self._loop(rows, threads)
-        self.write_back()
-        self.alive = []
-
-    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
-        """See `Batch.passes`."""
-        assert self.cut is not None
-        if len(rows.full):
-            yield from self.cut.passes(rows, threads)
-        self.alive = []
-
-    def allocate(self, rows: Rows, threads: int) -> None:
-        """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
-        if self.cut is None and len(rows.full):
-            shared, own, _ = self._share(rows, threads)
-            if self.plan.spilled:
-                self._scratch(shared, own)
-        self.copies = []
-        here = rows if self.cut is None else self.held(rows)
-        chosen = set(here.full.tolist()) if self.staged else set()
-        for row, name in self.staged:
-            if row in chosen:
-                copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
-                self.copies.append((row, name, copy))
-                before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
-                self.table[row, self.at[name]] = copy.ctypes.data - before
-
-    def write_back(self) -> None:
-        """Write what was computed in copies to where it belongs."""
-        copies, self.copies = self.copies, []
-        for row, name, copy in copies:
-            if name in self.plan.written:
-                self.replace(row, name, copy)
-
-    def bind(self) -> None:
-        """See `Batch.bind`."""
-        self.staged = []
-        for name in self.plan.touched:
-            for row in range(len(self.tensors)):
-                x = self.stored(row, name)
-                if not isinstance(x, np.generic) and plain(memory(x)):  # memory of a scalar is a copy
-                    self.table[row, self.at[name]] = memory(x).ctypes.data
-                else:
-                    self.staged.append((row, name))
-        if self.cut is not None:
-            self.cut.shift()
-
-    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
-        """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, given = self.at["g"], list(chosen(grads, rows))
-        if all(hasattr(kind, "data_ptr") for kind in set(map(type, given))):
-            return self._bind_tensors(rows, given, located(grads, len(given)))
-        if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
-            given = list(map(memory, given))
-        if len(given) <= FEW:
-            given = [x if x.flags.carray else np.require(x, requirements=["C", "A"]) for x in given]
-            self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
-            return given
-        self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
-        self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
-        if self.table[rows[0], column] not in (0, given[0].ctypes.data):
-            raise RuntimeError(
-                "engine 'numba': NumPy's arrays are not laid out in memory as it knows them; use another"
-            )
-        for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
-            given[i] = np.require(given[i], requirements=["C", "A"])
-            self.table[rows[i], column] = given[i].ctypes.data
-        return given
-
-    def _bind_tensors(self, rows: Ints, given: list[Array], known: tuple[Ints, bool] | None) -> list[Array]:
-        """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
-        tensor = sys.modules["torch"].Tensor
-        if known is not None and known[1]:
-            at = known[0].copy()
-        elif all(map(tensor.is_contiguous, given)):
-            at = np.fromiter(map(tensor.data_ptr, given), np.int64, len(given))
-        else:
-            at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
-        at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
-        for i in np.flatnonzero(at == 0).tolist():
-            given[i] = np.require(memory(given[i]), requirements=["C", "A"])
-            at[i] = given[i].ctypes.data
-        self.table[rows, self.at["g"]] = at
-        return given
-
-    def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
-        """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
-        if rows.kept is None or rows.kept[0] != threads:
-            full, asked = rows.full, threads
-            sizes = self.loads[full]
-            total = int(sizes.sum())
-            if total <= ALONE:
-                threads = 1
-            least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
-            big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
-            own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
-            rooms = [self._rooms(full[big], threads), *(self._rooms(x, 1) for x in own_rows)]
-            rows.kept = asked, full[big], own_rows, rooms
-        return rows.kept[1:]  # type: ignore[no-any-return]
-
-    def _scratch(self, shared: Ints, own: list[Ints]) -> None:
-        """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
-        for name, kind in self.plan.spilled.items():
-            sizes = extent(self.plan.extents[name], self.geo)
-            largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
-            need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
-            if name not in self.scratch or self.scratch[name].size < need:
-                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
-                self.scratch[name] = np.empty(need, wide)
-            room = self.scratch[name]
-            self.table[shared, self.at[name]] = room.ctypes.data
-            for i, rows in enumerate(own):
-                self.table[rows, self.at[name]] = room.ctypes.data + i * largest * room.itemsize
-
-    def _loop(self, rows: Rows, threads: int) -> None:
-        """All passes: over what threads share, meeting after each, then over what is each one's own."""
-        shared, own, rooms = self._share(rows, threads)
-        rest = (self.table, self.scalars, self.values)
-        for row in shared:
-            for stage in self.stages:
-                n, alone = threads if stage % 2 else 1, np.array([row])
-                args = (*rest, *rooms[0])
-                run([functools.partial(self.module.run, alone, stage, stage + 1, i, n, *args) for i in range(n)])
-        stages = self.stages[-1] + 1
-        tasks = [
-            functools.partial(self.module.run, x, 0, stages, 0, 1, *rest, *room)
-            for x, room in zip(own, rooms[1:], strict=True)
-        ]
-        if tasks:
-            run(tasks)
+            raise ValueError(f"engine 'numba' cannot compile {type(rule).__name__}; use another: {error}") from error
+        return module
 
 
-def _text(plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket) -> tuple[str, str]:
-    """The text of a module, and what it is of."""
-    return emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}"
-
-
-def _longest(bucket: Bucket) -> int:
-    """The most rows or columns of a tensor, however it is seen."""
-    shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
-    return max(max(shape[0], *shape[-2:], math.prod(shape[1:])) for shape in shapes)
-
-
-def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
-    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
-
-    What lies side by side is best worked through by the same thread, for its processor fetches ahead.
-    """
-    small = loads <= loads.sum() // (64 * parts)
-    large: list[list[int]] = [[] for _ in range(parts)]
-    heap = [(0, i) for i in range(parts)]
-    for row, n in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
-        least, i = heapq.heappop(heap)
-        large[i].append(row)
-        heapq.heappush(heap, (least + n, i))
-    taken = np.array([n for n, _ in sorted(heap, key=lambda x: x[1])])
-    room = np.maximum(loads.sum() / parts - taken, 0.0)
-    cuts = np.searchsorted(np.cumsum(loads[small]), np.cumsum(room)[:-1])
-    runs = np.split(rows[small], cuts)
-    return [np.array(sorted([*some, *run]), np.int64) for some, run in zip(large, runs, strict=True)]
-
-
-class Numba(Fused):
-    """Fused loops in machine code; results do not depend on the number of threads."""
+class Numba(Native):
+    """See `Native`."""
 
     name = "numba"
     batch = products = _Table
-    cuts = parts = True
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """See `Fused.foresee`."""
-        kinds = ((kind, bucket) for bucket, asked in coming for kind in self.kinds(bucket, asked))
-        ahead(list(dict.fromkeys(_text(*kind, bucket) for kind, bucket in kinds if not kind[0].idle)))
+        texts: dict[tuple[str, str], None] = {}
+        for bucket, asked in coming:
+            for plan, split, dtype, grad_dtype in self.kinds(bucket, asked):
+                if not plan.idle:
+                    texts[emit(plan, dtype, grad_dtype, split=split), _about(bucket.rule, dtype)] = None
+        ahead(list(texts))
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
@@ -293,14 +52,7 @@ class Numba(Fused):
         if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
             raise NoRemedyError("it needs a processor that converts float16 (F16C)")
 
-    def check_products(self, bucket: Bucket) -> None:
-        """See `Fused.check_products`."""
-        super().check_products(bucket)
-        if lacking():
-            raise ValueError(f"to multiply matrices it needs {lacking()}; pip install 'arrayopt[cpu]'")
-        if max(size(x.array) for x in bucket.tensors) >= 1 << 31 and _longest(bucket) >= 1 << 31:
-            raise ValueError("BLAS takes matrices of less than 2**31 rows and columns")
 
-    def describe(self) -> str:
-        """See `Fused.describe`."""
-        return f"fused loops, {thread_count()} threads"
+def _about(rule: object, dtype: str) -> str:
+    """What a text is of, for a line that says that it is being compiled."""
+    return f"{type(rule).__name__} for {dtype}"

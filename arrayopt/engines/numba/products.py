@@ -5,18 +5,13 @@ number of threads. Of a symmetric product the band ends at the diagonal, and wha
 """
 
 import re
-from functools import cache
-from importlib.util import find_spec
 
-from arrayopt.engines.blas import BAND, controlled, look_again
+from arrayopt.engines.blas import BAND
 from arrayopt.engines.numba.text import REST, Text
 from arrayopt.fusion.layout import CHUNK
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["BLAS", "PRODUCT", "blas_address", "emit_product", "emit_square", "header", "lacking", "shared"]
-
-BLAS = "BLAS"
-"""The column of the table that has the address of BLAS's `gemm`."""
+__all__ = ["PRODUCT", "emit_product", "emit_square", "header", "shared"]
 
 TILE = 32
 """A band is mirrored in squares of so many rows and columns, which stay in cache."""
@@ -117,7 +112,7 @@ def emit_product(m: Text, k: int, p: Sweep) -> None:
     at = [f"table[row, AT_{x}] + ab * {size} * SIZE" for x, size in zip((a, b, *p.stores), sizes, strict=True)]
     m.put(2, f"i0 = band * {BAND}", f"i1 = min({rows}, i0 + {BAND})")
     flags = ", ".join(str(int(x)) for x in (ta, tb, symmetric))
-    m.put(2, f"multiply(table[row, {BLAS}], {', '.join(at)}, i0, i1, {rows}, {columns}, {between}, {flags})")
+    m.put(2, f"multiply(table[row, BLAS], {', '.join(at)}, i0, i1, {rows}, {columns}, {between}, {flags})")
 
 
 def emit_square(m: Text, k: int, p: Sweep) -> None:
@@ -139,28 +134,3 @@ def emit_square(m: Text, k: int, p: Sweep) -> None:
     m.put(2, f"o = ab * size + unit % units * {CHUNK}", f"e = min((ab + 1) * size, o + {CHUNK})")
     scalars = [m.bare(n) for n in p.using("host", "tensor", "batch")]
     m.put(2, f"pass_{k}({', '.join([*(f'at_{x}[o:e]' for x in p.arrays), *scalars])})")
-
-
-def lacking() -> str:
-    """What is not installed that products need, in words; empty where all is."""
-    missing = [name for name, there in (("SciPy", find_spec("scipy")), ("threadpoolctl", controlled())) if not there]
-    return " and ".join(missing)
-
-
-@cache
-def blas_address(real: str) -> int:
-    """Where `gemm` of a dtype lies in this process.
-
-    Raises
-    ------
-    ValueError
-        If SciPy's function is of another form than is known.
-    """
-    from numba.extending import get_cython_function_address
-    from scipy.linalg import cython_blas
-
-    look_again()
-    name = {"float32": "sgemm", "float64": "dgemm"}[real]
-    if str(cython_blas.__pyx_capi__[name]).count(", int *") != 6:
-        raise ValueError("SciPy's BLAS has integers of another size than 32 bits")
-    return int(get_cython_function_address("scipy.linalg.cython_blas", name))

@@ -3,12 +3,12 @@
 import math
 
 from arrayopt.codecs import CODECS
+from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.windows import WINDOW
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 
 __all__ = ["DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
@@ -202,14 +202,7 @@ class Text(Written):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
-        self.columns += [
-            *(f"IN_{x}" for x in WINDOW),
-            *(["START"] if plan.draws else []),
-            *(["BLAS"] if plan.multiplies else []),
-            "OWN",
-            "FIRST",
-            "LAST",
-        ]
+        self.columns = columns(plan, where)
         self.seen: dict[Node, None] | None = None
         self.position = "(start + i)"
 

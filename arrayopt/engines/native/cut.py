@@ -63,10 +63,12 @@ class Cut:
         self.shares, self.windows = [tensor.share for tensor in table.tensors], every
         self.units: Ints = np.array([self._units(row) for row in range(len(self.shares))])
         rank = self.shares[0].rank
-        table.table[:, -2], table.table[:, -1] = self.units[:, rank], self.units[:, rank + 1]
+        table.put("FIRST", self.units[:, rank])
+        table.put("LAST", self.units[:, rank + 1])
         for row, share in enumerate(self.shares):
             if isinstance(share, Shards):
-                table.table[row, -2:] = self._own_units(row)
+                for name, unit in zip(("FIRST", "LAST"), self._own_units(row), strict=True):
+                    table.put(name, unit, row)
                 if table.plan.draws:
                     self._start(row)
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
@@ -75,6 +77,7 @@ class Cut:
         self.work, self.parts = np.empty(ends["work"][-1], table.module.W), np.empty(ends["part"][-1])
         self.scratch: list[Any] = []
         self.form = staged(table.plan)
+        self.numbers = {reduction: i for i, reduction in enumerate(table.where.partials)}
 
     def _units(self, row: int) -> list[int]:
         """The units of a tensor at which the ranks' parts begin, and the end of the last one."""
@@ -96,10 +99,11 @@ class Cut:
 
     def _start(self, row: int) -> None:
         """Have random numbers drawn by positions in the whole tensor: a window's units know these."""
+        start = self.of.column["START"]
         if row in self.windows:
-            self.of.table[row, self.of.start] = 0
+            self.of.table[row, start] = 0
         else:  # units have the numbers of parts that lie end to end
-            self.of.table[row, self.of.start] -= part_start(self.of.tensors[row])
+            self.of.table[row, start] -= part_start(self.of.tensors[row])
 
     # ---- addresses --------------------------------------------------------------------------------------------------
 
@@ -108,14 +112,14 @@ class Cut:
         for row in range(len(self.shares)):
             for name in self.of.plan.touched:
                 x = memory(self.of.stored(row, name))
-                self.of.table[row, self.of.at[name]] = x.ctypes.data - self.before(row, name, x.itemsize)
+                self.of.put(f"AT_{name}", x.ctypes.data - self.before(row, name, x.itemsize), row)
         self.scratch = []
         for name, kind in self.of.plan.spilled.items():
             wide = np.result_type(self.of.module.W, np.complex64) if kind == "complex" else self.of.module.W
             for row, share in enumerate(self.shares):
                 self.scratch.append(np.empty(share.last - share.first, wide))
                 address = self.scratch[-1].ctypes.data - self._first(row) * self.scratch[-1].itemsize
-                self.of.table[row, self.of.at[name]] = address
+                self.of.put(f"AT_{name}", address, row)
 
     def before(self, row: int, name: str, itemsize: int) -> int:
         """The bytes that lie before this rank's elements of a stored array in the whole tensor, and are not there."""
@@ -131,7 +135,7 @@ class Cut:
         """Put the addresses of gradients back that are of this rank's elements alone."""
         for row in rows.tolist():
             if isinstance(self.shares[row], Shards) or size(grads[row]) != self.of.geo[row, SIZE]:
-                self.of.table[row, self.of.at["g"]] -= self._first(row) * memory(grads[row]).itemsize
+                self.of.table[row, self.of.column["AT_g"]] -= self._first(row) * memory(grads[row]).itemsize
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +163,7 @@ class Cut:
     def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:
         """The partial results of a reduction, by rank."""
         geo, share = self.of.geo[row], self.shares[row]
-        begin = int(self.of.table[row, self.of.part[reduction]])
+        begin = int(self.of.table[row, self.of.column[f"PART{self.numbers[reduction]}"]])
         room = self.work if kind in ("row", "column") else self.parts
         if row in self.windows:
             return tiled(room, begin, geo, self.windows[row], share, kind)

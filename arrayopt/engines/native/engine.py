@@ -1,0 +1,38 @@
+"""An engine that compiles plans for CPUs: what such engines have in common."""
+
+import math
+from typing import ClassVar
+
+from arrayopt.arrays import size
+from arrayopt.engines.blas import lacking
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.fused import Fused
+from arrayopt.engines.native.table import Table
+from arrayopt.engines.threads import thread_count
+
+__all__ = ["Native"]
+
+
+class Native(Fused):
+    """Fused loops in machine code; results do not depend on the number of threads."""
+
+    batch: ClassVar[type[Table]]
+    cuts = parts = True
+
+    def check_products(self, bucket: Bucket) -> None:
+        """See `Fused.check_products`."""
+        super().check_products(bucket)
+        if lacking():
+            raise ValueError(f"to multiply matrices it needs {lacking()}; pip install 'arrayopt[cpu]'")
+        if max(size(x.array) for x in bucket.tensors) >= 1 << 31 and _longest(bucket) >= 1 << 31:
+            raise ValueError("BLAS takes matrices of less than 2**31 rows and columns")
+
+    def describe(self) -> str:
+        """See `Fused.describe`."""
+        return f"fused loops, {thread_count()} threads"
+
+
+def _longest(bucket: Bucket) -> int:
+    """The most rows or columns of a tensor, however it is seen."""
+    shapes = [tuple(map(int, x.array.shape)) for x in bucket.tensors if size(x.array)]
+    return max(max(shape[0], *shape[-2:], math.prod(shape[1:])) for shape in shapes)

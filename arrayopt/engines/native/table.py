@@ -1,0 +1,279 @@
+"""Tensors as a table, which compiled code works through on all cores."""
+
+import contextlib
+import functools
+import heapq
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, Ints, memory, size
+from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.batch import Batch, Rows, plain
+from arrayopt.engines.blas import blas_address, one_thread
+from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.native.columns import columns
+from arrayopt.engines.native.cut import Cut, windows_of
+from arrayopt.engines.threads import run
+from arrayopt.fusion.lanes import Lanes
+from arrayopt.fusion.layout import GEOMETRY, extent, flops
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.windows import WINDOW
+from arrayopt.params.known import located
+
+__all__ = ["Table", "divide"]
+
+SHARED = 1 << 18
+"""All threads work on a tensor together if each gets at least this many elements; one thread does smaller ones."""
+
+FEW = 8
+"""Up to so many gradients, Python asks each where it lies; of more, machine code does."""
+
+FLOPS = 32
+"""So many operations of a product take about as long as an element of the passes."""
+
+ALONE = 1 << 15
+"""Up to so many elements in all, one thread is quicker than several."""
+
+
+class Table(Batch):
+    """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through it.
+
+    Attributes
+    ----------
+    code : Code
+        The code.
+    column : dict of str to int
+        Where a column of the table is; see `arrayopt.engines.native.columns`.
+    """
+
+    def __init__(
+        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
+    ) -> None:
+        super().__init__(plan, split, bucket, members)
+        windows, every = windows_of(self)
+        self.module = self.compile(dtype, grad_dtype)
+        names = columns(plan, self.where)
+        self.column = {name: i for i, name in enumerate(names)}
+        self.table: Ints = np.zeros((len(members), len(names)), np.int64)
+        for group, values in ((GEOMETRY, self.geo), (WINDOW, windows)):
+            for name, column in zip(group, values.T, strict=True):
+                self.put(f"IN_{name}", column)
+        self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
+        self.offsets: list[tuple[int, str]] = []
+        lengths = self.where.lengths(plan, self.geo)
+        for (name, room), length in zip(self._vectors().items(), lengths.T, strict=True):
+            self.offsets.append((self.column[name], room))
+            self.put(name, self.room[room])
+            self.room[room] += length
+        if plan.multiplies:
+            self.put("BLAS", blas_address(self.module.W.__name__))
+        if plan.draws:
+            self.put("START", self.firsts)
+        self.put("OWN", self.room["work"])
+        self.put("LAST", self.geo[:, GEOMETRY.index("UNITS")])
+        self.loads = self.geo[:, 0] + flops(plan, self.geo) // FLOPS
+        self.cut = Cut(self, every) if bucket.kind == "cut" else None
+        self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
+        if split is not None:
+            extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
+            self.own += extents["G"] * self.module.planes(extents["R"], extents["C"])
+        self.scratch: dict[str, Any] = {}
+        self.staged: list[tuple[int, str]] = []
+        self.copies: list[tuple[int, str, Any]] = []
+        count = len(plan.passes if split is None else split.segments)
+        self.stages = list(range(2 * count + 1))
+        self.nothing = self._rooms(np.zeros(0, np.int64), 1)
+        self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
+
+    @abstractmethod
+    def compile(self, dtype: str, grad_dtype: str) -> Any:
+        """The compiled code of the plan, for parameters and gradients of these dtypes.
+
+        Returns
+        -------
+        module
+            `run`, whose arguments are those of the header of the code; `W`, the type of arithmetic; for plans in
+            segments `planes`, how many planes of matrices of some rows and columns a thread needs.
+        """
+
+    def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
+        """Fill in a column, for some rows."""
+        self.table[rows, self.column[name]] = values
+
+    def _vectors(self) -> dict[str, str]:
+        """In which room each vector and each reduction's partial results lie, by the column that says where."""
+        vectors = {f"VEC{i}": "work" for i in range(len(self.where.vectors))}
+        kinds = self.where.partials.values()
+        return vectors | {f"PART{i}": "work" if x in ("row", "column") else "part" for i, x in enumerate(kinds)}
+
+    def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
+        """Room for the values between the passes of any one of these tensors, and for partial sums."""
+        need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
+        return np.empty(need[0], self.module.W), np.empty(need[1])
+
+    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+        """See `Batch.prepare`."""
+        super().prepare(rows, grads, asked)
+        full = rows.full if self.cut is None else self.held(rows).full
+        self.alive = self._bind_grads(full, grads) if len(full) else []
+        if self.cut is not None:
+            self.cut.shift_grads(full, grads)
+
+    def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
+        """See `Batch.launch`."""
+        if not len(rows.full):
+            return
+        with one_thread() if self.plan.multiplies else contextlib.nullcontext():
+            self._loop(rows, threads)
+        self.write_back()
+        self.alive = []
+
+    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+        """See `Batch.passes`."""
+        assert self.cut is not None
+        if len(rows.full):
+            yield from self.cut.passes(rows, threads)
+        self.alive = []
+
+    def allocate(self, rows: Rows, threads: int) -> None:
+        """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
+        if self.cut is None and len(rows.full):
+            shared, own, _ = self._share(rows, threads)
+            if self.plan.spilled:
+                self._scratch(shared, own)
+        self.copies = []
+        here = rows if self.cut is None else self.held(rows)
+        chosen = set(here.full.tolist()) if self.staged else set()
+        for row, name in self.staged:
+            if row in chosen:
+                copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
+                self.copies.append((row, name, copy))
+                before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
+                self.put(f"AT_{name}", copy.ctypes.data - before, row)
+
+    def write_back(self) -> None:
+        """Write what was computed in copies to where it belongs."""
+        copies, self.copies = self.copies, []
+        for row, name, copy in copies:
+            if name in self.plan.written:
+                self.replace(row, name, copy)
+
+    def bind(self) -> None:
+        """See `Batch.bind`."""
+        self.staged = []
+        for name in self.plan.touched:
+            for row in range(len(self.tensors)):
+                x = self.stored(row, name)
+                if not isinstance(x, np.generic) and plain(memory(x)):  # memory of a scalar is a copy
+                    self.put(f"AT_{name}", memory(x).ctypes.data, row)
+                else:
+                    self.staged.append((row, name))
+        if self.cut is not None:
+            self.cut.shift()
+
+    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
+        """Put the gradients' addresses into the table; what is returned must live until they have been used."""
+        column, given = self.column["AT_g"], list(chosen(grads, rows))
+        if all(hasattr(kind, "data_ptr") for kind in set(map(type, given))):
+            return self._bind_tensors(rows, given, located(grads, len(given)))
+        if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
+            given = list(map(memory, given))
+        if len(given) <= FEW:
+            given = [x if x.flags.carray else np.require(x, requirements=["C", "A"]) for x in given]
+            self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
+            return given
+        self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
+        self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+        if self.table[rows[0], column] not in (0, given[0].ctypes.data):
+            raise RuntimeError(
+                "engine 'numba': NumPy's arrays are not laid out in memory as it knows them; use another"
+            )
+        for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
+            given[i] = np.require(given[i], requirements=["C", "A"])
+            self.table[rows[i], column] = given[i].ctypes.data
+        return given
+
+    def _bind_tensors(self, rows: Ints, given: list[Array], known: tuple[Ints, bool] | None) -> list[Array]:
+        """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
+        tensor = sys.modules["torch"].Tensor
+        if known is not None and known[1]:
+            at = known[0].copy()
+        elif all(map(tensor.is_contiguous, given)):
+            at = np.fromiter(map(tensor.data_ptr, given), np.int64, len(given))
+        else:
+            at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
+        at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
+        for i in np.flatnonzero(at == 0).tolist():
+            given[i] = np.require(memory(given[i]), requirements=["C", "A"])
+            at[i] = given[i].ctypes.data
+        self.put("AT_g", at, rows)
+        return given
+
+    def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
+        """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
+        if rows.kept is None or rows.kept[0] != threads:
+            full, asked = rows.full, threads
+            sizes = self.loads[full]
+            total = int(sizes.sum())
+            if total <= ALONE:
+                threads = 1
+            least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
+            big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
+            own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
+            rooms = [self._rooms(full[big], threads), *(self._rooms(x, 1) for x in own_rows)]
+            rows.kept = asked, full[big], own_rows, rooms
+        return rows.kept[1:]  # type: ignore[no-any-return]
+
+    def _scratch(self, shared: Ints, own: list[Ints]) -> None:
+        """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
+        for name, kind in self.plan.spilled.items():
+            sizes = extent(self.plan.extents[name], self.geo)
+            largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
+            need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
+            if name not in self.scratch or self.scratch[name].size < need:
+                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
+                self.scratch[name] = np.empty(need, wide)
+            room = self.scratch[name]
+            self.put(f"AT_{name}", room.ctypes.data, shared)
+            for i, rows in enumerate(own):
+                self.put(f"AT_{name}", room.ctypes.data + i * largest * room.itemsize, rows)
+
+    def _loop(self, rows: Rows, threads: int) -> None:
+        """All passes: over what threads share, meeting after each, then over what is each one's own."""
+        shared, own, rooms = self._share(rows, threads)
+        rest = (self.table, self.scalars, self.values)
+        for row in shared:
+            for stage in self.stages:
+                n, alone = threads if stage % 2 else 1, np.array([row])
+                args = (*rest, *rooms[0])
+                run([functools.partial(self.module.run, alone, stage, stage + 1, i, n, *args) for i in range(n)])
+        stages = self.stages[-1] + 1
+        tasks = [
+            functools.partial(self.module.run, x, 0, stages, 0, 1, *rest, *room)
+            for x, room in zip(own, rooms[1:], strict=True)
+        ]
+        if tasks:
+            run(tasks)
+
+
+def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
+    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
+
+    What lies side by side is best worked through by the same thread, for its processor fetches ahead.
+    """
+    small = loads <= loads.sum() // (64 * parts)
+    large: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0, i) for i in range(parts)]
+    for row, n in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
+        least, i = heapq.heappop(heap)
+        large[i].append(row)
+        heapq.heappush(heap, (least + n, i))
+    taken = np.array([n for n, _ in sorted(heap, key=lambda x: x[1])])
+    room = np.maximum(loads.sum() / parts - taken, 0.0)
+    cuts = np.searchsorted(np.cumsum(loads[small]), np.cumsum(room)[:-1])
+    runs = np.split(rows[small], cuts)
+    return [np.array(sorted([*some, *run]), np.int64) for some, run in zip(large, runs, strict=True)]
