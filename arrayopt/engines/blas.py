@@ -11,10 +11,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["BAND", "bands", "blas_address", "controlled", "lacking", "one_thread"]
+from arrayopt.fusion.layout import BAND
 
-BAND = 64
-"""A product of more rows is made in bands of so many rows, which threads share; so their number changes no bit."""
+__all__ = ["bands", "blas_address", "controlled", "lacking", "one_thread"]
 
 _lock = threading.Lock()
 _before: list[tuple[Any, int]] = []

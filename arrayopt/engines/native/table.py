@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, memory, size
+from arrayopt.arrays import Array, Ints, memory
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
@@ -20,7 +20,9 @@ from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.threads import run
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
+from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.params.known import located
 
@@ -80,7 +82,8 @@ class Table(Batch):
         self.own = np.zeros(len(members), np.int64)  # what each thread needs for itself
         if split is not None:
             extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
-            self.own += extents["G"] * self.module.planes(extents["R"], extents["C"])
+            planes = [evaluated(x, extents) for x in lowered(plan, split).planes]
+            self.own += extents["G"] * functools.reduce(np.maximum, planes)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
@@ -96,8 +99,7 @@ class Table(Batch):
         Returns
         -------
         module
-            `run`, whose arguments are those of the header of the code; `W`, the type of arithmetic; for plans in
-            segments `planes`, how many planes of matrices of some rows and columns a thread needs.
+            `run`, whose arguments are those of the header of the code; and `W`, the type of arithmetic.
         """
 
     def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:

@@ -6,12 +6,10 @@ number of threads. Of a symmetric product the band ends at the diagonal, and wha
 
 import re
 
-from arrayopt.engines.blas import BAND
 from arrayopt.engines.numba.text import REST, Text
-from arrayopt.fusion.layout import CHUNK
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["PRODUCT", "emit_product", "emit_square", "header", "shared"]
+__all__ = ["PRODUCT", "header", "shared"]
 
 TILE = 32
 """A band is mirrored in squares of so many rows and columns, which stay in cache."""
@@ -92,45 +90,3 @@ def shared(m: Text, k: int, p: Sweep, begin: int, seen: dict[str, int]) -> str:
     if seen.setdefault(text, k) != k:
         del m.lines[begin:]
     return f"units_{seen[text]}({units}, {REST}{columns})"
-
-
-def emit_product(m: Text, k: int, p: Sweep) -> None:
-    """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
-    (n,), names = p.nodes, list(p.loads)
-    ta, tb, symmetric, _ = n.data
-    a, b = names[0], names[-1]
-    rows, columns = (x.upper() for x in p.axes[-2:])
-    left = n.args[0].axes[-2:].upper()
-    between = left[0] if ta else left[1]
-    sizes = [" * ".join(x.axes[-2:].upper()) for x in (n.args[0], n.args[1], n)]
-    m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, {REST}):")
-    m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
-    m.put(1, f"bands = ({rows} + {BAND - 1}) // {BAND}", "total = A * B * bands")
-    m.put(1, "for unit in range(total * thread // threads, total * (thread + 1) // threads):")
-    m.put(2, "ab, band = unit // bands, unit % bands")
-    m.put(2, "band = band // 2 if band % 2 == 0 else bands - 1 - band // 2")
-    at = [f"table[row, AT_{x}] + ab * {size} * SIZE" for x, size in zip((a, b, *p.stores), sizes, strict=True)]
-    m.put(2, f"i0 = band * {BAND}", f"i1 = min({rows}, i0 + {BAND})")
-    flags = ", ".join(str(int(x)) for x in (ta, tb, symmetric))
-    m.put(2, f"multiply(table[row, BLAS], {', '.join(at)}, i0, i1, {rows}, {columns}, {between}, {flags})")
-
-
-def emit_square(m: Text, k: int, p: Sweep) -> None:
-    """Pass k over the elements of products of matrices with their own transposes: this thread's share of them."""
-    side = p.axes[-1].upper()
-    m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, {REST}):")
-    m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
-    m.put(1, f"size = {side} * {side}", f"units = (size + {CHUNK - 1}) // {CHUNK}", "total = A * B * units")
-    for name in p.arrays:
-        m.array(1, name, "A * B * size")
-    for name, n in {n.data: n for n in p.using("batch", "tensor") if n.op == "input"}.items():
-        m.array(1, name, " * ".join(n.axes) or "1")
-    for n in p.using("host"):
-        m.put(1, f"h{m.scalar[n]} = W(scalars[row, {m.scalar[n]}])")
-    m.put(1, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("tensor")))
-    m.put(1, "for unit in range(total * thread // threads, total * (thread + 1) // threads):")
-    m.put(2, "ab = unit // units", "a, b = ab // B, ab % B")
-    m.put(2, *(f"{m.name(n)} = {m.typed(n, m.value(n))}" for n in p.using("batch")))
-    m.put(2, f"o = ab * size + unit % units * {CHUNK}", f"e = min((ab + 1) * size, o + {CHUNK})")
-    scalars = [m.bare(n) for n in p.using("host", "tensor", "batch")]
-    m.put(2, f"pass_{k}({', '.join([*(f'at_{x}[o:e]' for x in p.arrays), *scalars])})")

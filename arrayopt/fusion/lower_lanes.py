@@ -1,0 +1,212 @@
+"""Lowering plans over small matrices side by side: see `arrayopt.fusion.lanes`.
+
+A segment copies some matrices into planes, one for each element of a matrix, in which the matrices lie side by side;
+runs its passes, each a loop over the lanes of a plane, for all planes; and copies back what has changed. Planes are in
+the part of ``work`` that is the thread's own.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.lanes import Segment
+from arrayopt.fusion.layout import outliving
+from arrayopt.fusion.lower_passes import Lowering, loops_over, number, position_of
+from arrayopt.fusion.program import (
+    Array,
+    Elements,
+    Fill,
+    Function,
+    Index,
+    Let,
+    Loop,
+    Place,
+    Read,
+    Spread,
+    Start,
+    Statement,
+    Take,
+    View,
+    Write,
+    column,
+    least,
+    name,
+    product,
+)
+from arrayopt.fusion.stages import Loop as Small
+from arrayopt.fusion.stages import Sweep
+
+__all__ = ["LoweredSegment"]
+
+
+def _inside(axes: str) -> str:
+    """The axes along which a matrix has several values."""
+    return "".join(x for x in axes if x in "RC")
+
+
+class LoweredSegment:
+    """One segment, which is being made.
+
+    Attributes
+    ----------
+    counts : dict of str to str
+        The views of planes, and the axes along which there is a plane for each position.
+    carried : dict of str to str
+        The same of what is kept from segment to segment.
+    where : dict of Node to str
+        In which of them a value lies.
+    """
+
+    def __init__(self, m: Lowering, s: Segment) -> None:
+        self.m, self.s = m, s
+        self.passes = [m.form.passes[i] for i in s.passes]
+        sums = [x for p in self.passes for x in p.reductions if x.axes]
+        self.kept = [n for n in m.where.vectors if n in s.carried or n in sums]
+        self.carried = {f"c{n.id}": _inside(n.axes) for n in self.kept}
+        self.where = {n: f"q_{x}" for x, n in s.reads.items()} | {n: f"c{n.id}" for n in self.kept}
+        self.elements = list(dict.fromkeys(x for p in self.passes for x in p.arrays))
+        self.counts = {f"q_{x}": _inside(n.axes) for x, n in s.reads.items()}
+        self.counts |= {f"q_{x}": _inside(m.plan.element) for x in self.elements}
+        outlive = outliving(self.passes, s.small) | set(s.writes.values())
+        small = [n for b in s.small for n in b.nodes if n in outlive and n.op != "input"]
+        for n in [*small, *sums]:
+            if n not in self.where:
+                self.where[n] = f"v{n.id}"
+                self.counts[f"v{n.id}"] = _inside(n.axes)
+        self.scalars: dict[Node, None] = {}
+
+    @property
+    def planes(self) -> Index:
+        """How many planes a thread needs."""
+        return _total(list(self.counts.values()))
+
+    def _size(self, array: str) -> Index:
+        """How many numbers a matrix has in a stored array."""
+        return product(_inside(self.m.plan.slots.get(array, self.m.plan.element)))
+
+    # ---- loops over lanes -------------------------------------------------------------------------------------------
+
+    def _body(self, k: int) -> Iterator[Statement]:
+        """All passes, and what is between them."""
+        for j, b in enumerate(self.s.small):
+            for i, loop in enumerate(b.after):
+                yield from self._small(f"small_{k}_{j}_{i}", loop)
+            if j < len(self.passes):
+                yield from self._pass(f"pass_{self.s.passes[j]}", self.passes[j])
+
+    def _small(self, function: str, loop: Small) -> Iterator[Statement]:
+        """Values per row, column or matrix: over lanes, for each place."""
+        first = loop.nodes[0]
+        if loop.reduces:
+            (x,) = first.args
+            yield Fill(self.where[first], first)
+            yield from self._over(function, x.axes, {}, (), {}, {first: x})
+        else:
+            stores = {self.where[n]: n for n in loop.nodes if n in self.where}
+            yield from self._over(function, loop.axes, {}, loop.nodes, stores, {})
+
+    def _pass(self, function: str, p: Sweep) -> Iterator[Statement]:
+        """A pass over the elements: over lanes, for each place."""
+        yield from (Fill(self.where[x], x) for x in p.reductions if x.axes)
+        loads = {f"q_{x}": n for x, n in p.loads.items()}
+        stores = {f"q_{x}": n for x, n in p.stores.items()}
+        yield from self._over(
+            function, self.m.plan.element, loads, p.nodes, stores, {x: x.args[0] for x in p.reductions}
+        )
+
+    def _over(
+        self,
+        function: str,
+        axes: str,
+        loads: dict[str, Node],
+        nodes: Sequence[Node],
+        stores: dict[str, Node],
+        sums: dict[Node, Node],
+    ) -> list[Statement]:
+        """A loop over the lanes of a plane, for all planes."""
+        used = [*(a for n in nodes for a in n.args), *stores.values(), *sums.values()]
+        known = {*nodes, *loads.values()}
+        outer = [n for n in dict.fromkeys(used) if n not in known and n.op not in ("const", POSITION)]
+        reads = loads | {self.where[n]: n for n in outer if n in self.where}
+        scalars = tuple(n for n in outer if n not in self.where)
+        self.scalars |= dict.fromkeys(scalars)
+        into = {s: self.where[s] for s in sums if s.axes}
+        slices = {}
+        for planes in dict.fromkeys([*reads, *stores, *into.values()]):
+            first = position_of((self.counts | self.carried)[planes]) * name("n")
+            slices[planes] = planes, first, first + name("n")
+        position = None
+        if any(n.op == POSITION for n in used):
+            position = name("start") + name("r") * name("C") + name("c")
+        each = Elements(
+            function,
+            slices,
+            scalars,
+            reads,
+            tuple(nodes),
+            stores,
+            sums,
+            into,
+            position=position,
+            stride=product("RC"),
+        )
+        totals = [s for s in sums if s not in into]
+        takes = [Take(s, f"t{s.id}", Place("got", number(i))) for i, s in enumerate(totals)]
+        return loops_over(_inside(axes), [each, *takes])
+
+    # ---- all of it --------------------------------------------------------------------------------------------------
+
+    def units(self, k: int) -> Function:
+        """The segment over units lo to hi of one tensor."""
+        m, s = self.m, self.s
+        inside = list(self._unit(k))
+        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "G")]
+        body.append(Let("count", name("A") * name("B")))
+        slots = list(dict.fromkeys([*s.reads, *s.writes]))
+        body += [Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
+        body += [Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
+        for n in self.scalars:
+            body += m.scalars([n]) if n.on_host else [Read(n, m.place(n))]
+        body.append(Let("own", column("OWN") + name("thread") * name("G") * self.planes))
+        # every other segment runs backwards, so that it begins with what the one before has left in the cache
+        body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), k % 2 == 1))
+        return Function(f"units_{k}", "units", tuple(body))
+
+    def _unit(self, k: int) -> Iterator[Statement]:
+        """Some matrices."""
+        m, s, ab = self.m, self.s, name("ab")
+        loops = list(self._body(k))
+        yield Let("ab", name("unit") * name("G"))
+        yield Let("n", least(name("count"), ab + name("G")) - ab)
+        if m.plan.draws:
+            yield Let("start", column("START") + ab * name("R") * name("C"))
+        for i, (planes, axes) in enumerate(self.counts.items()):
+            first = name("own") + name("G") * _total(list(self.counts.values())[:i])
+            yield View(planes, "work", first, name("n") * product(axes))
+        for n in self.kept:
+            each = product(_inside(n.axes))
+            yield View(f"c{n.id}", "work", column(f"VEC{m.vector[n]}") + ab * each, name("n") * each)
+        written: set[str] = set()
+        for p in self.passes:
+            yield from (self._spread(x, f"q_{x}") for x in p.loads if x not in written)
+            written |= {*p.loads, *p.stores}
+        yield from (self._spread(x, f"q_{x}") for x in s.reads)
+        totals = [x for p in self.passes for x in p.reducing("tensor")]
+        yield from (Start(f"t{x.id}", x) for x in totals)
+        yield from loops
+        yield from (Write(Place("part", m.part(x) + name("unit")), f"t{x.id}") for x in totals)
+        stored = dict.fromkeys(x for p in self.passes for x in p.stores)
+        yield from (self._spread(x, f"q_{x}", back=True) for x in stored)
+        yield from (self._spread(x, self.where[n], back=True) for x, n in s.writes.items())
+
+    def _spread(self, array: str, planes: str, *, back: bool = False) -> Spread:
+        """Copy some matrices' part of a stored array to planes, or back."""
+        each = self._size(array)
+        return Spread(back, array, name("ab") * each, (name("ab") + name("n")) * each, planes, each)
+
+
+def _total(counts: list[str]) -> Index:
+    """The sum of some numbers of planes."""
+    made = number(0)
+    for axes in dict.fromkeys(counts):
+        made = made + number(counts.count(axes)) * product(axes)
+    return made

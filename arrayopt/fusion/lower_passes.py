@@ -1,0 +1,336 @@
+"""Lowering a plan to a program: loops over units, rows and columns, in which every place is an explicit index."""
+
+from collections.abc import Iterator, Sequence
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.layout import BAND, CHUNK, Layout
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import (
+    Array,
+    Compute,
+    Elements,
+    Fill,
+    Function,
+    Index,
+    Let,
+    Loop,
+    Multiply,
+    Place,
+    Read,
+    Start,
+    Statement,
+    Take,
+    View,
+    When,
+    Write,
+    column,
+    least,
+    name,
+    product,
+)
+from arrayopt.fusion.stages import KINDS, Between, Sweep, staged
+from arrayopt.fusion.stages import Loop as Small
+from arrayopt.fusion.windows import WINDOW
+
+__all__ = ["INDEX", "Lowering", "loops_over", "number", "position_of"]
+
+INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
+"""What the position along an axis is called."""
+
+
+def number(x: int) -> Index:
+    """A number."""
+    return Index("number", (x,))
+
+
+ZERO, ONE = number(0), number(1)
+
+
+def position_of(axes: str) -> Index:
+    """The number of a value over some axes, as it lies in memory, at the positions along these."""
+    found = None
+    for x in axes:
+        found = name(INDEX[x]) if found is None else found * name(x) + name(INDEX[x])
+    return found or ZERO
+
+
+class Lowering:
+    """A plan, where its values lie, and its program, which is being made.
+
+    Attributes
+    ----------
+    seen : dict of Node
+        Vectors that the function that is being made has looked at, by a view.
+    """
+
+    def __init__(self, plan: Plan, where: Layout) -> None:
+        self.plan, self.where, self.form = plan, where, staged(plan)
+        self.vector = {n: i for i, n in enumerate(where.vectors)}
+        self.partial = {n: i for i, n in enumerate(where.partials)}
+        self.seen: dict[Node, None] | None = None
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def part(self, reduction: Node) -> Index:
+        """Where the partial results of a reduction begin."""
+        return column(f"PART{self.partial[reduction]}")
+
+    def place(self, n: Node, at: Index | None = None) -> Place:
+        """Where a value over fewer axes lies, where the positions along its axes are known."""
+        kind = self.where.place(n)
+        if kind == "tensor":
+            return Place("values", number(self.where.tensor[n]))
+        at = position_of(n.axes) if at is None else at
+        if n.op == "input":
+            return Place(f"at_{n.data}", at)
+        if self.seen is None:
+            return Place("work", column(f"VEC{self.vector[n]}") + at)
+        self.seen[n] = None
+        return Place(f"w{self.vector[n]}", at)
+
+    def scalars(self, nodes: Sequence[Node], *, wide: bool = False) -> list[Statement]:
+        """Scalars of the step."""
+        found = [n for n in nodes if n.on_host and n.op != "const"]
+        return [Read(n, Place("scalars", number(self.where.scalars[n])), wide) for n in found]
+
+    # ---- passes -----------------------------------------------------------------------------------------------------
+
+    def units(self, k: int, p: Sweep) -> Function:
+        """Pass k over units lo to hi of one tensor."""
+        if p.multiplies:
+            return self._product(k, p)
+        if p.axes != self.plan.element:
+            return self._square(k, p)
+        matrices = self.plan.element != "C"
+        body: list[Statement] = [Let("size", column("IN_SIZE")), Let("TC", column("IN_TC"))]
+        if matrices:
+            body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
+        body += [Array(x, name("size")) for x in p.arrays]
+        inputs = {n.data: n for kind in KINDS for n in p.using(kind) if n.op == "input"}
+        body += [Array(x, product(n.axes)) for x, n in inputs.items()]
+        body += self.scalars(p.using("host"))
+        body += [Read(n, self.place(n)) for n in p.using("tensor")]
+        if matrices:
+            body += [Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
+            for x in "RC":
+                tile = name(f"T{x}")
+                body.append(Let(f"M{x}", (name(f"{x}_1") - name(f"{x}_0") + tile - 1) // tile))
+        # every other pass runs backwards, so that it begins with what the one before has left in the cache
+        turned = k % 2 == 1 and not self.plan.multiplies  # in turns it would be one loop more to compile
+        inside = self._tile(k, p) if matrices else self._stretch(k, p)
+        body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
+        return Function(f"units_{k}", "units", tuple(body))
+
+    def _elements(self, k: int, p: Sweep, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
+        """The loop over the elements of a stretch."""
+        columns = {f"v{n.id}": n for n in p.using("column")}
+        sums = {s: s.args[0] for s in [*p.reducing("tensor", "row", "batch"), *p.reducing("column")]}
+        return Elements(
+            f"pass_{k}",
+            slices,
+            tuple(n for kind in ("host", "tensor", "row", "batch") for n in p.using(kind)),
+            {f"at_{x}": n for x, n in p.loads.items()} | columns,
+            p.nodes,
+            {f"at_{x}": n for x, n in p.stores.items()},
+            sums,
+            {s: f"s{s.id}" for s in p.reducing("column")},
+            {f"at_{x}": x for x in p.arrays},
+            column("START") + at if p.draws else None,
+            ONE,
+        )
+
+    def _stretch(self, k: int, p: Sweep) -> Iterator[Statement]:
+        """A unit of a tensor that is seen as one row of elements."""
+        o, e = name("o"), name("e")
+        yield Let("o", name("unit") * name("TC"))
+        yield Let("e", least(name("size"), o + name("TC")))
+        yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
+        for i, s in enumerate(p.reductions):
+            yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
+
+    def _tile(self, k: int, p: Sweep) -> Iterator[Statement]:
+        """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
+        unit, at, rt, ct, ab = map(name, ("unit", "at", "rt", "ct", "ab"))
+        rows, columns = name("MR"), name("MC")
+        yield Let("ct", unit % columns)
+        yield Let("rt", unit // columns % rows)
+        yield Let("at", unit // columns // rows)
+        for x, tile, first in (("A", "G", "ab"), ("R", "TR", "r"), ("C", "TC", "c")):
+            number = {"A": at, "R": rt, "C": ct}[x]
+            yield Let(f"{first}0", name(f"{x}_0") + number * name(tile))
+        for x, tile, first in (("A", "G", "ab"), ("R", "TR", "r"), ("C", "TC", "c")):
+            yield Let(f"{first}1", least(name(f"{x}_1"), name(f"{first}0") + name(tile)))
+        for x, number in (("C", "ct"), ("R", "rt"), ("A", "at")):
+            yield Let(number, name(number) + name(f"{x}_T"))
+        sums = {kind: p.reducing(kind) for kind in KINDS}
+        yield from (Start(f"t{s.id}", s) for s in sums["tensor"])
+        yield Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(k, p)))
+        for s in sums["tensor"]:
+            here = self.part(s) + (at * name("NR") + rt) * name("NC") + ct
+            yield Write(Place("part", here), f"t{s.id}")
+
+    def _batch(self, k: int, p: Sweep) -> Iterator[Statement]:
+        """The rows of one matrix in a unit."""
+        ab, rt, ct, c0, c1 = map(name, ("ab", "rt", "ct", "c0", "c1"))
+        yield Let("a", ab // name("B"))
+        yield Let("b", ab % name("B"))
+        yield from (Read(n, self.place(n)) for n in p.using("batch"))
+        for n in p.using("column"):
+            axes = n.axes.replace("C", "")
+            first = position_of(axes) * name("C") + c0 if axes else c0
+            room = f"at_{n.data}" if n.op == "input" else "work"
+            first = first if n.op == "input" else column(f"VEC{self.vector[n]}") + first
+            yield View(f"v{n.id}", room, first, c1 - c0)
+        for s in p.reducing("column"):
+            yield View(f"s{s.id}", "work", self.part(s) + (ab * name("NR") + rt) * name("C") + c0, c1 - c0)
+            yield Fill(f"s{s.id}", s)
+        yield from (Start(f"y{s.id}", s) for s in p.reducing("batch"))
+        yield Loop("r", name("r0"), name("r1"), tuple(self._row(k, p)))
+        for s in p.reducing("batch"):
+            here = self.part(s) + (ab * name("NR") + rt) * name("NC") + ct
+            yield Write(Place("part", here), f"y{s.id}")
+
+    def _row(self, k: int, p: Sweep) -> Iterator[Statement]:
+        """A row of a matrix in a unit."""
+        ab, r, o, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
+        rows, columns = name("R_1") - name("R_0"), name("C_1") - name("C_0")
+        yield Let("o", ((ab - name("A_0")) * rows + r - name("R_0")) * columns + c0 - name("C_0"))
+        yield Let("e", o + c1 - c0)
+        yield from (Read(n, self.place(n)) for n in p.using("row"))
+        slices = {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}
+        views = [*(f"v{n.id}" for n in p.using("column")), *(f"s{s.id}" for s in p.reducing("column"))]
+        slices |= {x: (x, ZERO, c1 - c0) for x in views}
+        yield self._elements(k, p, slices, (ab * name("R") + r) * name("C") + c0)
+        for i, s in enumerate(p.reducing("tensor", "row", "batch")):
+            got, kind = Place("got", number(i)), p.reductions[s]
+            if kind == "row":
+                yield Write(Place("work", self.part(s) + (ab * name("R") + r) * name("NC") + name("ct")), got)
+            else:
+                yield Take(s, f"{'t' if kind == 'tensor' else 'y'}{s.id}", got)
+
+    # ---- products of matrices ---------------------------------------------------------------------------------------
+
+    def _product(self, k: int, p: Sweep) -> Function:
+        """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
+        (n,), names = p.nodes, list(p.loads)
+        turned_left, turned_right, symmetric, _ = n.data
+        rows, columns = (x.upper() for x in p.axes[-2:])
+        left = n.args[0].axes[-2:].upper()
+        length = left[0] if turned_left else left[1]
+        ab, band, bands = name("ab"), name("band"), name("bands")
+        operands = [(names[0], n.args[0]), (names[-1], n.args[1]), (next(iter(p.stores)), n)]
+        at = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
+        body.append(Let("bands", (name(rows) + (BAND - 1)) // BAND))
+        body.append(Let("total", name("A") * name("B") * bands))
+        here: list[Statement] = [Let("ab", name("unit") // bands), Let("turn", name("unit") % bands)]
+        half, odd = name("turn") // 2, name("turn") % 2
+        here.append(Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
+        here += [Let("i0", band * BAND), Let("i1", least(name(rows), name("i0") + BAND))]
+        sides = name(rows), name(columns), name(length)
+        here.append(Multiply(*at, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
+        return Function(f"units_{k}", "threads", (*body, self._shared(here)))
+
+    def _shared(self, body: Sequence[Statement]) -> Loop:
+        """This thread's share of ``total`` units."""
+        total, thread, threads = map(name, ("total", "thread", "threads"))
+        return Loop("unit", total * thread // threads, total * (thread + 1) // threads, tuple(body))
+
+    def _square(self, k: int, p: Sweep) -> Function:
+        """Pass k over the elements of products of matrices with their own transposes: this thread's share of them."""
+        side, size, units, unit, ab, o = map(name, (p.axes[-1].upper(), "size", "units", "unit", "ab", "o"))
+        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
+        body += [Let("size", side * side), Let("units", (size + (CHUNK - 1)) // CHUNK)]
+        body.append(Let("total", name("A") * name("B") * units))
+        body += [Array(x, name("A") * name("B") * size) for x in p.arrays]
+        inputs = {n.data: n for n in p.using("batch", "tensor") if n.op == "input"}
+        body += [Array(x, product(n.axes)) for x, n in inputs.items()]
+        body += self.scalars(p.using("host"))
+        body += [Read(n, self.place(n)) for n in p.using("tensor")]
+        here: list[Statement] = [Let("ab", unit // units), Let("a", ab // name("B")), Let("b", ab % name("B"))]
+        here += [Read(n, self.place(n)) for n in p.using("batch")]
+        here.append(Let("o", ab * size + unit % units * CHUNK))
+        here.append(Let("e", least((ab + 1) * size, o + CHUNK)))
+        here.append(self._elements(k, p, {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}, ZERO))
+        return Function(f"units_{k}", "threads", (*body, self._shared(here)))
+
+    # ---- between passes ---------------------------------------------------------------------------------------------
+
+    def between(self, k: int, b: Between) -> Function:
+        """What comes before pass k: partial results are combined, then values computed and slots written."""
+        body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
+        reads = list(dict.fromkeys([*(a for n in b.nodes for a in n.args), *b.stores.values()]))
+        arrays = {n.data: n.axes for n in reads if n.op == "input"}
+        arrays |= {x: self.plan.slots[x] for x in b.stores}
+        body += [Array(x, product(axes)) for x, axes in arrays.items()]
+        body += self.scalars(reads, wide=True)
+        self.seen = {}
+        rest: list[Statement] = []
+        for s in b.combine:
+            rest += self._combine(s)
+        for loop in b.after:
+            rest += self._reduce(loop) if loop.reduces else self._small(loop)
+        for x, n in b.stores.items():
+            axes = self.plan.slots[x]
+            value = n if self.where.place(n) in ("const", "scalar") else self.place(n)
+            rest += loops_over(axes, [Write(Place(f"at_{x}", position_of(axes)), value)])
+        for n in self.seen:
+            i = self.vector[n]
+            body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(n.axes)))
+        self.seen = None
+        return Function(f"between_{k}", "", (*body, *rest))
+
+    def _combine(self, s: Node) -> list[Statement]:
+        """Put a reduction over elements together from its partial results, in their order."""
+        base, kind, element = self.part(s), self.where.partials[s], self.plan.element
+        if kind == "tensor":
+            each = Take(s, "acc", Place("part", base + name("unit")))
+            loop = Loop("unit", ZERO, column("IN_UNITS"), (each,))
+            return [Start("acc", s), loop, Write(self.place(s), "acc")]
+        outer = "".join(x for x in "AB" if x not in s.axes and x in element)
+        ab = ZERO if element == "RC" else name("a") if element == "ARC" else name("a") * name("B") + name("b")
+        rows, columns = name("NR"), name("NC")
+        if kind == "row":
+            along, count = "ct", columns
+            here = Place("work", base + (ab * name("R") + name("r")) * columns + name("ct"))
+        elif kind == "column":
+            along, count = "rt", rows
+            here = Place("work", base + (ab * rows + name("rt")) * name("C") + name("c"))
+        else:
+            along, count = "unit", rows * columns
+            here = Place("part", base + ab * rows * columns + name("unit"))
+        inside = loops_over(outer, [Loop(along, ZERO, count, (Take(s, "acc", here),))])
+        combined = loops_over(s.axes, [Start("acc", s), *inside, Write(self.place(s), "acc")])
+        if kind not in ("row", "column") or outer:
+            return combined
+        each = Loop("i", ZERO, product(s.axes), (Write(self.place(s, name("i")), Place("one", name("i"))),))
+        copied = (View("one", "work", base, product(s.axes)), each)
+        return [When(count, ONE, copied, tuple(combined))]
+
+    def _small(self, loop: Small) -> list[Statement]:
+        """Operations over the same axes."""
+        made, wide = set(loop.nodes), not loop.axes
+        read = dict.fromkeys(a for x in loop.nodes for a in x.args if a not in made)
+        read = {n: None for n in read if self.where.place(n) not in ("const", "scalar")}
+        before: list[Statement] = [Read(n, self.place(n), wide) for n in read if not n.axes]
+        inside: list[Statement] = [Read(n, self.place(n), wide) for n in read if n.axes]
+        for n in loop.nodes:
+            inside.append(Compute(n))
+            if n in self.where.tensor or n in self.vector:
+                inside.append(Write(self.place(n), n))
+        return [*before, *loops_over(loop.axes, inside)]
+
+    def _reduce(self, loop: Small) -> list[Statement]:
+        """A reduction over some of the axes of a value that goes over few."""
+        (n,) = loop.nodes
+        (x,) = n.args
+        inside = loops_over("".join(a for a in x.axes if a not in n.axes), [Take(n, "acc", self.place(x))])
+        return loops_over(n.axes, [Start("acc", n), *inside, Write(self.place(n), "acc")])
+
+
+def loops_over(axes: str, body: Sequence[Statement]) -> list[Statement]:
+    """Statements in a loop for each axis."""
+    made = list(body)
+    for x in reversed(axes):
+        made = [Loop(INDEX[x], ZERO, name(x), tuple(made))]
+    return made
