@@ -89,6 +89,7 @@ ENGINES: dict[str, EngineRow] = {
         "Numba, which is not installed; pip install 'arrayopt[cpu]'",
         "arrayopt.engines.numba.emit",
     ),
+    "cpp": EngineRow(("arrayopt.engines.cpp.engine", "Cpp"), ("numpy", "torch"), emits="arrayopt.engines.cpp.emit"),
     "cupy": EngineRow(
         ("arrayopt.engines.cuda.engine", "CuPy"),
         ("cupy", "torch on cuda"),

@@ -98,15 +98,20 @@ class LoweredSegment:
         first = loop.nodes[0]
         if loop.reduces:
             (x,) = first.args
-            yield Fill(self.where[first], first)
+            yield self._fill(first)
             yield from self._over(function, x.axes, {}, (), {}, {first: x})
         else:
             stores = {self.where[n]: n for n in loop.nodes if n in self.where}
             yield from self._over(function, loop.axes, {}, loop.nodes, stores, {})
 
+    def _fill(self, reduction: Node) -> Fill:
+        """All planes of a reduction begin anew."""
+        planes = self.where[reduction]
+        return Fill(planes, name("n") * product((self.counts | self.carried)[planes]), reduction)
+
     def _pass(self, function: str, p: Sweep) -> Iterator[Statement]:
         """A pass over the elements: over lanes, for each place."""
-        yield from (Fill(self.where[x], x) for x in p.reductions if x.axes)
+        yield from (self._fill(x) for x in p.reductions if x.axes)
         loads = {f"q_{x}": n for x, n in p.loads.items()}
         stores = {f"q_{x}": n for x, n in p.stores.items()}
         yield from self._over(

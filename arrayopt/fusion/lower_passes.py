@@ -183,7 +183,7 @@ class Lowering:
             yield View(f"v{n.id}", room, first, c1 - c0)
         for s in p.reducing("column"):
             yield View(f"s{s.id}", "work", self.part(s) + (ab * name("NR") + rt) * name("C") + c0, c1 - c0)
-            yield Fill(f"s{s.id}", s)
+            yield Fill(f"s{s.id}", c1 - c0, s)
         yield from (Start(f"y{s.id}", s) for s in p.reducing("batch"))
         yield Loop("r", name("r0"), name("r1"), tuple(self._row(k, p)))
         for s in p.reducing("batch"):

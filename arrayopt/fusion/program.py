@@ -5,7 +5,7 @@ the table: see `arrayopt.engines.native.columns`. Values of the plan are called 
 """
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -34,6 +34,7 @@ __all__ = [
     "When",
     "Write",
     "column",
+    "elements_of",
     "evaluated",
     "least",
     "name",
@@ -194,6 +195,7 @@ class Fill:
     """All of a view is what a reduction begins with."""
 
     view: str
+    size: Index
     reduction: Node
 
 
@@ -274,6 +276,17 @@ class Elements:
     storage: dict[str, str] = field(default_factory=dict)
     position: Index | None = None
     stride: Index | None = None
+
+    @property
+    def count(self) -> Index:
+        """How many elements there are."""
+        _, first, end = next(iter(self.slices.values()))
+        return end - first
+
+    @property
+    def totals(self) -> list[Node]:
+        """What is reduced to one value for all elements."""
+        return [s for s in self.sums if s not in self.into]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,3 +380,12 @@ class Program:
 
     stages: tuple[Function | None, ...]
     planes: tuple[Index, ...] = ()
+
+
+def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:
+    """The loops over elements among statements."""
+    for x in body:
+        if isinstance(x, Elements):
+            yield x
+        elif isinstance(x, Loop):
+            yield from elements_of(x.body)

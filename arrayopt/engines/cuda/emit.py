@@ -9,7 +9,8 @@ a struct.
 from arrayopt.engines.cuda.alike import bare, scratch
 from arrayopt.engines.cuda.between import between, hypers, scalars
 from arrayopt.engines.cuda.stages import SQUARE, stages
-from arrayopt.engines.cuda.text import CudaText, header
+from arrayopt.engines.cuda.text import CudaText
+from arrayopt.engines.headers import header
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
@@ -42,7 +43,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         m.put(0, f"constexpr int kChunk = {SQUARE};", "")
     drawn = ("random",) if plan.draws else ()
     last = ("flat",) if flat else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
-    for name in ("storage", "arithmetic", *drawn, "sums", "prepare", "queue", *last):
+    for name in ("storage", "packs", "arithmetic", *drawn, "sums", "prepare", "queue", *last):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     alike: dict[str, list[int]] = {}

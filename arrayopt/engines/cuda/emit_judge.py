@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.engines.cuda.text import CudaWords, header
+from arrayopt.engines.cuda.text import CudaWords
+from arrayopt.engines.headers import header
 from arrayopt.fusion.graph import Graph
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.words import SMALL, choose, root_of_squares

@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 
 from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS, stages
@@ -14,27 +12,13 @@ from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.stages import Sweep
 
-__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "header", "keys"]
+__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "keys"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
 
 WINDOW = ("A_FROM", "R_FROM", "C_FROM", "A_END", "R_END", "C_END", "STRIDE", "MATRIX", "BEFORE")
 """What it ends with where matrices are cut: see ``Tile`` in ``matrix.cuh``."""
-
-
-@cache
-def _folder() -> Path:
-    """Where the headers lie: beside the package in a source tree, in it where it is installed."""
-    package = Path(__file__).resolve().parents[2]
-    beside = package.parent / "kernels"
-    return beside if (package.parent / "pyproject.toml").exists() and beside.is_dir() else package / "_kernels"
-
-
-@cache
-def header(name: str) -> str:
-    """The text of a header of ``kernels/``."""
-    return (_folder() / name).read_text()
 
 
 class CudaWords(Lines):

@@ -24,6 +24,7 @@ from arrayopt.fusion.program import (
     View,
     When,
     Write,
+    elements_of,
 )
 
 __all__ = ["print_copies", "print_function"]
@@ -83,7 +84,7 @@ def print_copies(m: Text) -> None:
 
 def print_function(m: Text, function: Function) -> None:
     """Print a function, after the loops over elements that it calls."""
-    for elements in _loops(function.body):
+    for elements in elements_of(function.body):
         _elements(m, elements)
     arguments = {"units": f"{UNITS}, {REST}", "threads": f"row, thread, threads, {REST}"}.get(
         function.shared, f"row, {REST}"
@@ -91,17 +92,6 @@ def print_function(m: Text, function: Function) -> None:
     m.put(0, "", "", "@inner", f"def {function.name}({arguments}):")
     _statements(m, 1, function.body)
     m.put(1, "return")
-
-
-def _loops(body: Sequence[Statement]) -> list[Elements]:
-    """The loops over elements among statements."""
-    found: list[Elements] = []
-    for x in body:
-        if isinstance(x, Elements):
-            found.append(x)
-        elif isinstance(x, Loop):
-            found += _loops(x.body)
-    return found
 
 
 def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
@@ -120,7 +110,7 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 m.put(depth, f"{m.name(node)} = {m.expression(node)}")
             case Start(name, reduction):
                 m.put(depth, f"{name} = {m.start(reduction)}")
-            case Fill(view, reduction):
+            case Fill(view, _, reduction):
                 m.put(depth, f"{view}[:] = W({m.start(reduction)})")
             case Take(reduction, into, value):
                 m.put(depth, m.take(reduction, into, _place(value)))
@@ -171,7 +161,7 @@ def _read(m: Text, depth: int, node: Node, place: Place, cast: str) -> None:
 
 def _elements(m: Text, x: Elements) -> None:
     """Print a loop over elements as a function."""
-    totals = [s for s in x.sums if s not in x.into]
+    totals = x.totals
     each = x.position is not None and x.stride != number(1)
     given = [*x.slices, *map(m.bare, x.scalars), *(["start"] if x.position else []), *(["each"] if each else [])]
     m.position = "(start + i * each)" if each else "(start + i)"
@@ -200,5 +190,5 @@ def _call(m: Text, depth: int, x: Elements) -> None:
     given += map(m.bare, x.scalars)
     if x.position is not None and x.stride is not None:
         given += [index(x.position), *([index(x.stride)] if x.stride != number(1) else [])]
-    kept = "got = " if any(s not in x.into for s in x.sums) else ""
+    kept = "got = " if x.totals else ""
     m.put(depth, f"{kept}{x.function}({', '.join(given)})")

@@ -1,0 +1,56 @@
+// What compiled loops for CPUs call.
+
+template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
+static __forceinline__ double maximum(A a, B b) { return maximum((double)a, (double)b); }
+template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
+static __forceinline__ double minimum(A a, B b) { return minimum((double)a, (double)b); }
+
+#pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
+#pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
+
+// Where the elements of the NumPy array at an address lie; 0 if not one after the other, or not aligned.
+static int64_t look(int64_t array) {
+    const int64_t* head = (const int64_t*)array;  // count, type, data, ndim, shape, strides, base, dtype, flags
+    return (head[8] & 0x101) == 0x101 ? head[2] : 0;
+}
+
+// Some 16 KB are copied at a time: they stay in the first cache while each plane in turn takes its own.
+static int64_t block_of(int64_t count) { return 4096 / count > 16 ? 4096 / count : 16; }
+
+// Copies matrices of `count` elements into planes, one for each element, in which `lanes` matrices lie side by side.
+template <class T>
+static void take(const T* __restrict source, W* __restrict planes, int64_t lanes, int64_t count) {
+    const int64_t block = block_of(count);
+    for (int64_t first = 0; first < lanes; first += block) {
+        const int64_t n = least(block, lanes - first);
+        for (int64_t j = 0; j < count; ++j)
+            for (int64_t i = 0; i < n; ++i) planes[j * lanes + first + i] = widen(source[(first + i) * count + j]);
+    }
+}
+
+template <class T>
+static void give(T* __restrict target, const W* __restrict planes, int64_t lanes, int64_t count) {
+    const int64_t block = block_of(count);
+    for (int64_t first = 0; first < lanes; first += block) {
+        const int64_t n = least(block, lanes - first);
+        for (int64_t j = 0; j < count; ++j)
+            for (int64_t i = 0; i < n; ++i) narrow(planes[j * lanes + first + i], target[(first + i) * count + j]);
+    }
+}
+
+// Rows i0 to i1 of the product of i x k and k x j values, which lie row by row, by BLAS, which has columns.
+static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64_t i, int64_t j, int64_t k, int ta, int tb,
+                     int symmetric) {
+    typedef void (*Gemm)(char*, char*, int*, int*, int*, W*, W*, int*, W*, int*, W*, W*, int*);
+    char first = tb ? 'T' : 'N', second = ta ? 'T' : 'N';
+    int rows = (int)(symmetric ? i1 : j), columns = (int)(i1 - i0), length = (int)k;
+    int lda = (int)(tb ? k : j), ldb = (int)(ta ? i : k), ldc = (int)j;
+    W one = 1, zero = 0;
+    ((Gemm)gemm)(&first, &second, &rows, &columns, &length, &one, b, &lda, a + (ta ? i0 : i0 * k), &ldb, &zero, c + i0 * j,
+                 &ldc);
+    const int64_t tile = 32;
+    for (int64_t c0 = 0; symmetric && c0 < i0; c0 += tile)
+        for (int64_t r0 = i0; r0 < i1; r0 += tile)
+            for (int64_t column = c0; column < least(c0 + tile, i0); ++column)
+                for (int64_t r = r0; r < least(r0 + tile, i1); ++r) c[column * j + r] = c[r * j + column];
+}
