@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.blas import BAND, bands
+from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.buffers import buffers_of
 from arrayopt.engines.numpy.program import program
 from arrayopt.engines.threads import run
@@ -206,7 +206,7 @@ class Stack:
                 out[..., :lo, lo:hi] = out[..., lo:hi, :lo].mT
 
         rows = out.shape[-2]
-        self._shared([partial(band, lo, hi) for lo, hi in (bands(rows) if rows > BAND else [(0, rows)])])
+        self._shared([partial(band, lo, hi) for lo, hi in bands(rows)])
         return {}
 
     def _pass(self, p: Sweep, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
