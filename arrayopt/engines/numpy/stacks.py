@@ -19,12 +19,13 @@ import numpy as np
 from arrayopt.arrays import Ints
 from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.program import program
+from arrayopt.engines.numpy.program import Program, program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.scalars import straight
 from arrayopt.fusion.stages import Between, Stages, Sweep
 
 __all__ = ["Ragged", "Runs", "Stack", "totals"]
@@ -35,13 +36,10 @@ DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
 
-LIVE = 6
-"""A block of small matrices has so many times fewer elements: what is computed for each of them lives on in it."""
-
 SHORT = 16
 """Axes of up to so many values are short."""
 
-DOT = 1024
+DOT = 256
 """So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double precision."""
 
 
@@ -125,16 +123,34 @@ class Stack:
     def _between(self, b: Between, parts: dict[Node, Any], arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """What is computed and stored between passes; sums that these have made come first."""
         known |= {r: parts[r] for r in b.combine}
-        for n in b.nodes:
-            known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
+        for loop in b.after:
+            if not loop.axes and not loop.reduces and self.extents[0] == 1 and self._scalars(loop.nodes, known):
+                continue
+            for n in loop.nodes:
+                known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
         for name, n in b.stores.items():
             arrays[name][...] = self._value(n, arrays, known)
+
+    def _scalars(self, nodes: tuple[Node, ...], known: dict[Node, Any]) -> bool:
+        """Compute values per tensor of one tensor in Python's numbers; whether that was possible."""
+        outer, function = straight(nodes)
+        if not all(isinstance(known.get(n), float | bool) for n in outer):
+            return False
+        try:
+            made = function(*(known[n] for n in outer))
+        except (ZeroDivisionError, OverflowError):
+            return False
+        known |= {
+            n: x if isinstance(x, bool) else x.item() if isinstance(x, np.generic) else x
+            for n, x in zip(nodes, made, strict=True)
+        }
+        return True
 
     def _segments(self, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """Passes that follow each other over some small matrices at a time; A counts all matrices here."""
         count, each = self.extents[1], math.prod(self.extents[3:])
         carried = {n: np.empty(self.shape(n.axes), self.of.real) for n in split.where.vectors}
-        blocks = _blocks((count,), max(1, self.most // (LIVE * each)))
+        blocks = _blocks((count,), max(1, self.most // each))
         local = {name: x for name, x in arrays.items() if x.shape[1] == count and self.of.plan.slots.get(name, "A")}
 
         def one(s: Segment, found: list[dict[Node, Any]], i: int, some: slice) -> None:
@@ -217,19 +233,21 @@ class Stack:
         bold = program(p, self.of.storage, zeros) if any(x == 0.0 for _, x in zeros) else prog
         blocks, real = _blocks(self.shape(p.axes), self.most), self.of.real
         spread = {n: self._spread(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION}
+        begun = {x: _begun(x, spread) for x in (prog, bold)}
         found: list[dict[Node, Any]] = [{} for _ in blocks]
 
         def one(i: int, cuts: tuple[slice, ...]) -> None:
             here = tuple(cut.stop - cut.start for cut in cuts)
-            whole = len(blocks) == 1
-            block = {name: arrays[name] if whole else arrays[name][cuts] for name in p.arrays}
-            env = spread if whole else {n: _cut(x, cuts) for n, x in spread.items()}
-            env = env | {n: self._positions(cuts) for n in p.using(POSITION)}
+            block = {name: arrays[name][cuts] for name in p.arrays} if len(blocks) > 1 else arrays
             chosen = bold if all(_finite(block[name]) for name in bold.finite) else prog
+            values, varying = begun[chosen]
+            values = values.copy()
+            for at, x in varying:
+                values[at] = self._positions(cuts) if x is None else _cut(x, cuts) if len(blocks) > 1 else x
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(chosen.buffers, real, count)]
             reduce = partial(self._reduced, kinds=p.reductions, here=here)
-            found[i] = chosen.run(block, env, room, real, reduce)
+            found[i] = chosen.run(values, block, room, real, reduce)
 
         self._shared([partial(one, i, cuts) for i, cuts in enumerate(blocks)])
         return {r: self._joined(r, kind, [x[r] for x in found], blocks) for r, kind in p.reductions.items()}
@@ -347,9 +365,19 @@ def _over(r: Node, x: Any, axis: int) -> Any:
     return made
 
 
+def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tuple[int, Any]]]:
+    """The values of a program that all blocks have in common, and by their places those that vary; None: positions."""
+    values, varying = list(prog.blank), list[tuple[int, Any]]()
+    for n, at in prog.small.items():
+        values[at] = spread.get(n)
+        if np.ndim(values[at]) or n.op == POSITION:
+            varying.append((at, values[at]))
+    return values, varying
+
+
 def _finite(x: Any) -> bool:
-    """Whether all values are finite, and not so large that the sum of their squares is not."""
-    return bool(np.isfinite(np.vecdot(x.reshape(-1), x.reshape(-1))))
+    """Whether all values are finite, and not so large that their sum is not."""
+    return bool(np.isfinite(np.add.reduce(x.reshape(-1))))
 
 
 def _dims(axes: str) -> list[int]:
