@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
@@ -35,6 +35,9 @@ DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
+
+LIVE = 2
+"""A block of small matrices has so many times fewer elements: what is computed for each of them lives on in it."""
 
 SHORT = 16
 """Axes of up to so many values are short."""
@@ -150,7 +153,7 @@ class Stack:
         """Passes that follow each other over some small matrices at a time; A counts all matrices here."""
         count, each = self.extents[1], math.prod(self.extents[3:])
         carried = {n: np.empty(self.shape(n.axes), self.of.real) for n in split.where.vectors}
-        blocks = _blocks((count,), max(1, self.most // each))
+        blocks = _blocks((count,), max(1, self.most // (LIVE * each)))
         local = {name: x for name, x in arrays.items() if x.shape[1] == count and self.of.plan.slots.get(name, "A")}
 
         def one(s: Segment, found: list[dict[Node, Any]], i: int, some: slice) -> None:
@@ -158,8 +161,11 @@ class Stack:
             here.most = self.most + each  # one block
             mine = arrays | {name: x[:, some] for name, x in local.items()}
             env = known | {n: mine[name] for name, n in s.reads.items()} | {n: carried[n][:, some] for n in s.carried}
-            for between, k in zip(s.small, (*s.passes, None), strict=True):
-                here._between(between, {}, mine, env)
+            for part, k in zip(later[s], (*s.passes, None), strict=True):
+                for n, gone in part:
+                    env[n] = here._small(n, [here._value(a, mine, env) for a in n.args])
+                    for a in gone:
+                        env.pop(a, None)
                 if k is not None:
                     made = here._pass(self.of.form.passes[k], mine, env)
                     env |= {r: x for r, x in made.items() if r.axes}
@@ -170,6 +176,7 @@ class Stack:
                 carried[n][:, some] = env[n]
 
         parts: dict[Node, Any] = {}
+        later = {s: _in_order(s, self.of.form, carried) for s in split.segments}
         for s in split.segments:
             self._between(s.before, parts, arrays, known)
             found: list[dict[Node, Any]] = [{} for _ in blocks]
@@ -378,6 +385,19 @@ def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tupl
 def _finite(x: Any) -> bool:
     """Whether all values are finite, and not so large that their sum is not."""
     return bool(np.isfinite(np.add.reduce(x.reshape(-1))))
+
+
+def _in_order(s: Segment, form: Stages, carried: Iterable[Node]) -> list[list[tuple[Node, list[Node]]]]:
+    """What a segment computes before each pass, and after the last, each with what nothing looks at after it."""
+    wanted, parts = {*s.writes.values(), *carried}, list[list[tuple[Node, list[Node]]]]()
+    for between, k in zip(reversed(s.small), (None, *reversed(s.passes)), strict=True):
+        wanted |= set() if k is None else {*form.passes[k].uses}
+        part = list[tuple[Node, list[Node]]]()
+        for n in reversed(between.nodes):
+            part.append((n, [a for a in dict.fromkeys(n.args) if a.axes and a not in wanted]))
+            wanted |= {*n.args}
+        parts.append(part[::-1])
+    return parts[::-1]
 
 
 def _dims(axes: str) -> list[int]:
