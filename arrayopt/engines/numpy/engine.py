@@ -186,6 +186,8 @@ class _Blocks(Batch):
             else:
                 found = joined(name, [self.lying[name][row] for row in rows])
             arrays[name] = found.reshape(stack.shape(axes))
+        if inside and "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
+            arrays["g"] = arrays["g"].copy()  # a gradient may be its own parameter, which calls write before they read
         known: dict[Node, Any] = {}
         for i, n in enumerate(self.plan.scalars):
             column = self.scalars[rows, i]
