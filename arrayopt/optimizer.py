@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from arrayopt.engines.base import Report
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper, evaluate
 from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups
@@ -278,12 +279,11 @@ class Optimizer(Settings):
             As `Optimizer`; also if a name is taken, or the parameters are neither a dict nor a list.
         """
         with self._guard("Optimizer.add_group"), self._team.warned("Optimizer.add_group"):
-            return self._parameters.add(
-                params,
-                self._rule,
-                overrides,
-                lambda group: self._team.agree("Optimizer.add_group", partial(alike, [group], {})),
-            )
+            group, put = self._parameters.add(params, self._rule, overrides)
+            self._team.agree("Optimizer.add_group", partial(alike, [group], {}))
+            with uninterrupted():
+                put()
+            return group
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from arrayopt.arrays import Ints, array_namespace, detached, place, size, working_dtype
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import OPTIMIZER, check_options, unknown
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
@@ -183,10 +184,11 @@ class Settings(Saved):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "params":
-            with self._guard("Optimizer.params"):
+            with self._guard("Optimizer.params"), uninterrupted():
                 self._parameters.exchange(value, "Optimizer.params")
         elif name in fields_of(type(self._rule)):
-            self._rule = self._parameters.follow(self._rule, {name: value})
+            with uninterrupted():
+                self._rule = self._parameters.follow(self._rule, {name: value})
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
         elif name == "step_count":

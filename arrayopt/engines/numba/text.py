@@ -223,7 +223,7 @@ class Text(Written):
             return self.position
         if n.on_host:
             return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
-        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
 
     def bare(self, n: Node) -> str:
         """By what name a loop takes a value; a truth value comes as the float that it lies as."""

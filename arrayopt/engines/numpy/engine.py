@@ -181,6 +181,8 @@ class _Blocks(Batch):
         stack.threads = threads
         arrays = {"g": self._gradient(chunk, grads).reshape(stack.shape(self.plan.element)), **chunk.views}
         inside = bool(chunk.views)
+        if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
+            arrays["g"] = arrays["g"].copy()  # a gradient may be its own parameter, which calls write before they read
         for name, axes in self.axes.items() if not inside else ():
             arrays[name] = joined(name, [self.lying[name][row] for row in rows]).reshape(stack.shape(axes))
         known = self._known(rows, stack)
