@@ -45,7 +45,7 @@ def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 def _measured(tensor: Tensor) -> Tensor:
     """The tensor that stands for a parameter where its gradient is measured."""
-    return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block)
+    return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block, layer_of=tensor.layer_of)
 
 
 def _layers(tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:

@@ -143,6 +143,20 @@ def test_numpy_takes_layers_where_they_lie(monkeypatch):
     assert opt.step(g) is p
 
 
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"skip_nonfinite": True}, {"loss_scale": 8.0}], ids=str)
+def test_large_stacks_are_measured(engine, options):
+    """Of more elements than `numpy` takes end to end."""
+    x = np.linspace(-1.0, 1.0, blocks.PACKED + 64).reshape(-1, 64)
+    stacked, whole = (
+        ao.Optimizer({"w": x.copy()}, ao.SGD(lr=0.5, stacked=y), engine=engine, **options) for y in (True, False)
+    )
+    for opt in (stacked, whole):
+        opt.step({"w": x})
+    np.testing.assert_allclose(stacked.params["w"], whole.params["w"], rtol=1e-12)
+    assert stacked.stats.global_norm == pytest.approx(whole.stats.global_norm, rel=1e-12)
+
+
 def test_with_numba():
     stacked, single = both("LAMB", {"lr": 0.1}, "float32", engine="numba")
     same(run(stacked), run(single, of=apart))
