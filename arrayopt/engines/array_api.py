@@ -25,7 +25,7 @@ from arrayopt.arrays import (
 from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
+from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
@@ -116,9 +116,10 @@ def _apply(
             return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats, together=True)
         except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
             pass
-    ts = [int(x) for x in t] if differ else [t] * p.shape[0]
-    each = zip(ts, split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, x, strict=True)), first + i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
+    done = []
+    for i in range(p.shape[0]):
+        q, own = p[i, ...], {name: x[i, ...] for name, x in slots.items()}
+        done.append(one(q, g[i, ...], own, first + i * size(q), int(t[i]) if differ else t))
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
