@@ -212,6 +212,22 @@ def test_layers_that_are_not_finite_on_one_rank():
     assert ao.ranks.run(2, rank) == [{"w": [0, 1, 0], "v": [0, 1]}] * 2
 
 
+@pytest.mark.parametrize("stacked", [True, False])
+def test_norms_have_one_order_on_all_ranks(stacked):
+    """Ranks that have nothing have one bucket, in the order of its groups; others have several."""
+
+    def rank(comm=None):
+        params, grads = ({n: np.ones((4, 30)) for n in "abcde"} for _ in range(2))
+        grads["d"][1, 3] = np.nan
+        groups = {"d": {"lr": 0.2}, "b": {"lr": 0.3}}
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1, stacked=stacked), groups=groups, skip_nonfinite=True, comm=comm)
+        opt.step(grads)
+        return opt.nonfinite(), opt.stats.global_norm, contents(opt)
+
+    one = repr(rank())
+    assert [repr(x) == one for x in ao.ranks.run(6, rank)] == [True] * 6
+
+
 def test_the_sums_of_micro_steps_are_looked_at():
     def rank(comm):
         there = ao.Ranks(comm, check=0)
