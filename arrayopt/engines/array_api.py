@@ -118,8 +118,8 @@ def _apply(
             pass
     done = []
     for i in range(p.shape[0]):
-        q, own = p[i, ...], {name: x[i, ...] for name, x in slots.items()}
-        done.append(one(q, g[i, ...], own, first + i * size(q), int(t[i]) if differ else t))
+        q, of_layer = p[i, ...], {name: x[i, ...] for name, x in slots.items()}
+        done.append(one(q, g[i, ...], of_layer, first + i * size(q), int(t[i]) if differ else t))
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (

@@ -148,16 +148,18 @@ class Team(Swaps):
     @contextmanager
     def after(self, what: str) -> Iterator[None]:
         error = None
+        self._inside += 1
         try:
-            yield
-        except BaseException as caught:
-            if not self._met or isinstance(caught, RankError):
-                raise
-            error = caught
-        try:
+            try:
+                yield
+            except BaseException as caught:
+                if not self._met or caught is self._told or isinstance(caught, RankError):
+                    raise
+                error = caught
             if self._met:
                 self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
         finally:
+            self._inside -= 1
             self._told = self._told if self._inside else None
 
     @contextmanager

@@ -424,6 +424,47 @@ def test_hooks_that_fail_within_calls_of_all_ranks(tmp_path):
     assert ao.ranks.run(3, rank) == [2] * 3
 
 
+@pytest.mark.parametrize("hooks", [(), (0,), (1,), (0, 1)])
+def test_who_asked_for_reports_fails_on_one_rank(hooks):
+    def rank(comm):
+        def receive(reports):
+            raise ValueError("the disk is full")
+
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20))
+        if comm.rank in hooks:
+            opt.after_step(lambda opt: None)
+        if comm.rank == 1:
+            opt.stats.request(receive)
+        said = refused(partial(opt.step, gradients(0, SHAPES)))
+        opt.step(gradients(1, SHAPES))
+        return said, opt.step_count
+
+    every = ao.ranks.run(2, rank)
+    assert every[1] == ("ValueError: the disk is full", 2)
+    assert "the step was made, but rank 1 failed in a hook after it: ValueError: the disk is full" in every[0][0]
+    assert every[0][1] == 2
+
+
+@pytest.mark.parametrize("when", ["before_step", "after_step"])
+@pytest.mark.parametrize("path", [3, "no/such/folder/x"])
+def test_calls_of_all_ranks_that_fail_within_hooks(when, path, tmp_path):
+    """All know of the error then: it is not told once more, to ranks that are elsewhere."""
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20))
+        remove = getattr(opt, when)(lambda opt, *_: opt.save(tmp_path / "x" if comm.rank else path))
+        with pytest.raises((OSError, TypeError, ao.RankError)) as error:
+            opt.step(gradients(0, SHAPES))
+        remove()
+        for k in range(2):
+            opt.step(gradients(k, SHAPES))
+        return str(error.value), opt.step_count
+
+    every = ao.ranks.run(3, rank)
+    assert [count for _, count in every] == [2 + (when == "after_step")] * 3
+    assert all("rank 0 failed" in said and every[0][0] in said for said, _ in every[1:])
+
+
 @pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"skip_nonfinite": True}, {"loss_scale": 2.0}])
 def test_steps_without_any_gradient(options):
     def rank(comm):
