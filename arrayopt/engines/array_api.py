@@ -25,7 +25,7 @@ from arrayopt.arrays import (
 from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, unless
+from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
@@ -117,9 +117,9 @@ def _apply(
         except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
             pass
     done = []
-    for i in range(p.shape[0]):
-        q, of_layer = p[i, ...], {name: x[i, ...] for name, x in slots.items()}
-        done.append(one(q, g[i, ...], of_layer, first + i * size(q), int(t[i]) if differ else t))
+    for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
+        of_layer = {name: x[i, ...] for name, x in slots.items()}
+        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
