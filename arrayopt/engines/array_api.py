@@ -235,10 +235,9 @@ class ArrayAPI:
             for tensor, p, slots, report in done:
                 mask = (asked.left or {}).get(tensor.layers)
                 if size(p):
-                    with on_its_device(p):
-                        tensor.put(None, p)
-                        for name in slots:
-                            tensor.put(name, slots[name])
+                    tensor.put(None, p)
+                    for name in slots:
+                        tensor.put(name, slots[name])
                 if one is _stack:
                     for i in range(p.shape[0] if report else 0):
                         if mask is None or not mask[i]:
