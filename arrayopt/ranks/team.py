@@ -1,5 +1,6 @@
 """What the ranks of one Optimizer do together: agree, swap partial results, add up gradients, bring parameters home."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -255,7 +256,11 @@ class Team(Swaps):
         return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {self._ranks.grads}"]
 
     def __deepcopy__(self, memo: Any) -> "Team":
-        return self
+        made: Team = object.__new__(Team)
+        made.__dict__.update(self.__dict__)  # over the same communicator
+        made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
+        made._told, made._inside = None, 0
+        return made
 
     def __reduce__(self) -> Any:
         raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")
