@@ -176,16 +176,13 @@ class Optimizer(Settings):
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
         with self._guard("Optimizer.step"):
-            try:
+            with self._team.warned("Optimizer.step"):
                 for before in list(self._before):
                     replaced = before(self, grads)
                     grads = grads if replaced is None else replaced
                 matched, stats = self._parameters.match(grads), self._stats.wanted
                 coming = self._step.coming(loss_scale, self._limit())
                 begun = self._step.begin(coming, matched, stats=stats)
-            except BaseException as error:
-                self._team.warn("Optimizer.step", error)
-                raise
             self._team.hooked = bool(self._after) or self._stats.requested
             if self._step.make(coming, begun, stats=stats, record=self._record):
                 with self._team.after("Optimizer.step"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import Ints, array_namespace, detached, place, size, working_dtype
+from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import OPTIMIZER, check_options, unknown
 from arrayopt.hyper import coerce
@@ -140,9 +140,12 @@ class Settings(Saved):
                 self._parameters.take_up()
                 self._team.check_whole(self._parameters.all)
             self._team.agree("Optimizer.averaged")
-            rules = {x.name: group.rule for group in self.groups for x in group.tensors}
-            now = [(x.array, self._evaluated(x, rules[x.name])) for x in self._parameters.all]
-        return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
+            rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
+            for x in self._parameters.all:
+                with on_its_device(x.array):
+                    now = self._evaluated(x, rules[x.name])
+                    found.append(array_namespace(now).astype(now, x.array.dtype))
+        return self._parameters.tree_of(found)
 
     def _evaluated(self, x: Tensor, rule: Rule) -> Any:
         """The whole of the point of a tensor to evaluate at."""

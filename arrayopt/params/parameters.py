@@ -114,7 +114,7 @@ class Parameters:
             if x.run is not self._run or x.layers != layers:
                 x.run, x.place, x.number, x.layers = self._run, place, counted, layers
                 counted += max(1, layers)
-                self._run.streams.note(x.array)
+            self._run.streams.note(x.array)
         self._run.extend(counted - self._run.size)
 
     def _expect(self) -> None:

@@ -1,5 +1,6 @@
 """What the ranks of one Optimizer do together: agree, swap partial results, add up gradients, bring parameters home."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,16 +149,18 @@ class Team(Swaps):
     @contextmanager
     def after(self, what: str) -> Iterator[None]:
         error = None
+        self._inside += 1
         try:
-            yield
-        except BaseException as caught:
-            if not self._met or isinstance(caught, RankError):
-                raise
-            error = caught
-        try:
+            try:
+                yield
+            except BaseException as caught:
+                if not self._met or caught is self._told or isinstance(caught, RankError):
+                    raise
+                error = caught
             if self._met:
                 self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
         finally:
+            self._inside -= 1
             self._told = self._told if self._inside else None
 
     @contextmanager
@@ -253,7 +256,11 @@ class Team(Swaps):
         return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {self._ranks.grads}"]
 
     def __deepcopy__(self, memo: Any) -> "Team":
-        return self
+        made: Team = object.__new__(Team)
+        made.__dict__.update(self.__dict__)  # over the same communicator
+        made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
+        made._told, made._inside = None, 0
+        return made
 
     def __reduce__(self) -> Any:
         raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")
