@@ -1,5 +1,7 @@
 """State that goes to PyTorch's optimizers, and state that comes from optax's: runs go on as if they had been one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.exchange import to_torch
 from arrayopt.schedules import Linear
-from tests.support.optimizing import drawn
+from tests.support.optimizing import BASE, OTHER, drawn
 
 SHAPES = {"w": (4, 3), "b": (3,), "s": ()}
 
@@ -116,6 +119,45 @@ def test_what_pytorch_cannot_have(opt, kind, says):
     with pytest.raises(kind) as error:
         ao.to_torch(opt(tree()))
     assert says in str(error.value)
+
+
+AWAY = OTHER | {"lr_in_momentum": True, "variant": "paper", "scale": "none", "matrix": "last", "ns_steps": 3}
+AWAY |= {"ns_coefficients": ((2.0, -1.5, 0.5), (3.0, -3.0, 1.0)), "ns_dtype": "bfloat16"}
+STARTS = [
+    (kind, BASE[kind.__name__]) for kind in to_torch._THEIRS if kind.__name__ in BASE and kind is not ao.Adafactor
+]
+STARTS += [(ao.SGD, {"lr": 0.1}), (ao.Muon, {"lr": 0.1})]
+STARTS += [(ao.Adafactor, {"lr": 0.1, "variant": "pytorch", "relative_step": False})]
+
+
+@pytest.mark.parametrize(("kind", "start"), STARTS)
+def test_pytorch_computes_the_same_or_it_is_refused(kind, start):
+    """With each field of the rule."""
+    taken = set()
+    for key in {f.name for f in dataclasses.fields(kind)} - {f.name for f in dataclasses.fields(ao.Rule)}:
+        try:
+            rule = kind(**{**start, key: not start[key] if start.get(key) is False else AWAY.get(key)})
+        except (TypeError, ValueError):  # it does not go together with `start`
+            continue
+        p, *grads = map(torch.tensor, drawn((4, 3), *range(5)))
+        opt = ao.Optimizer([p], rule, engine="array_api")
+        opt.step(grads[:1])
+        try:
+            saved = ao.to_torch(opt)
+        except ValueError as error:
+            assert f"no counterpart for {key}={getattr(rule, key)!r} in group 'all'" in str(error)  # noqa: PT017
+            continue
+        taken.add(key)
+        before, q = p.clone(), torch.nn.Parameter(p.clone())
+        theirs = getattr(torch.optim, kind.__name__)([q])
+        theirs.load_state_dict(saved)
+        for g in grads[1:]:
+            opt.step([g])
+            q.grad = g
+            theirs.step()
+        far = 0.1 if kind is ao.Muon else 1e-7  # bfloat16; NAdam's product is in float32
+        assert torch.linalg.norm(q.detach() - p) <= far * torch.linalg.norm(p - before), key
+    assert {"lr", "weight_decay"} <= taken
 
 
 OPTAX = {
