@@ -116,7 +116,8 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     _check(opt)
     kind = type(opt.groups[0].rule)
     options = _THEIRS[kind]
-    saved, rules = opt.state_dict()["tensors"], [group.rule for group in opt.groups]
+    whole, rules = opt.state_dict(), [group.rule for group in opt.groups]
+    saved, begun, every = whole["tensors"], whole["extra"]["micro_steps"], whole["extra"]["accumulate"]
     upward = [False for _ in rules]
     if outer is not opt:
         upward = [bool(group.get("maximize")) for group in outer.param_groups if group["params"]]
@@ -129,7 +130,8 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
         for group, rule, up in zip(opt.groups, rules, upward, strict=True)
     ]
     made: dict[str, Any] = getattr(torch.optim, kind.__name__)(here, lr=0.0).state_dict()
-    wrong = [
+    wrong = [f"the gradients of {begun} of {every} micro-steps, which no update has used yet"] if begun else []
+    wrong += [
         f"{what} in group {group.label!r}"
         for group, theirs in zip(opt.groups, made["param_groups"], strict=True)
         for what in _lost(group.rule, opt.step_count, SOURCES[kind].fields(theirs))

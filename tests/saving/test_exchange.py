@@ -77,6 +77,12 @@ def test_pytorch_goes_on(name, engine):
         assert {n: back.state[n]["t"] for n in SHAPES} == {n: opt.state[n]["t"] for n in SHAPES}
 
 
+def begun(opt):
+    """After one call of `step`."""
+    opt.step(tree(1))
+    return opt
+
+
 @pytest.mark.parametrize(
     ("opt", "kind", "says"),
     [
@@ -112,6 +118,11 @@ def test_pytorch_goes_on(name, engine):
             lambda p: ao.Optimizer(p, ao.SGD(lr=1.0, rounding="stochastic")),
             ValueError,
             "torch.optim.SGD has no counterpart for rounding='stochastic' in group 'all'",
+        ),
+        (
+            lambda p: begun(ao.Optimizer(p, ao.SGD(lr=1.0), accumulate=3)),
+            ValueError,
+            "no counterpart for the gradients of 1 of 3 micro-steps, which no update has used yet",
         ),
     ],
 )
