@@ -133,7 +133,9 @@ def _translated(
     _check_upward(groups, home, upward)
     saved = opt.state_dict()
     agreed = [_agreed(g.label, {name: source.fields(groups[home[name][0]]) for name in g.names}) for g in opt.groups]
-    put_fields(saved["rule"], {k: x for k, x in agreed[-1].items() if k in saved["rule"]["hypers"]})
+    alike = [fields for g, fields in zip(opt.groups, agreed, strict=True) if g.rule.structure == opt.rule.structure]
+    if alike:  # the rule of the optimizer stands for tensors that have nothing switched on or off for themselves
+        put_fields(saved["rule"], {k: x for k, x in alike[-1].items() if k in saved["rule"]["hypers"]})
     for group, was, fields in zip(opt.groups, saved["groups"], agreed, strict=True):
         put_fields(was, fields)
         own = {k for k in fields.keys() & was["hypers"].keys() if was["hypers"][k] != saved["rule"]["hypers"][k]}
