@@ -139,7 +139,19 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
     _refuse(kind, wrong)
     names = [name for group in opt.groups for name in group.names]
     made["state"] = {i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]}
+    if outer is not opt:
+        _put_guests(made, outer)
     return made
+
+
+def _put_guests(made: dict[str, Any], outer: Any) -> None:
+    """Have a state keep what others keep in that of `arrayopt.torch`: keys of schedulers, tensors of wrappers."""
+    for theirs, mine in zip(made["param_groups"], (x for x in outer.param_groups if x["params"]), strict=True):
+        theirs.update(mine.guests())
+    for i, p in enumerate(outer._below.params):
+        if i in made["state"]:  # PyTorch makes a state in the first update only where there is none
+            made["state"][i].update(outer._guests.get(p, {}))
+    made["state"].update({key: x for key, x in outer._guests.items() if isinstance(key, str)})
 
 
 def _check(opt: Optimizer) -> None:
