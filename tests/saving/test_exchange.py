@@ -235,6 +235,44 @@ def test_what_of_optax_does_not_fit():
         ao.load_optax({}, optax.adamw(0.1).init(params))
 
 
+LOSES = {
+    "acc_grads": lambda tx: optax.MultiSteps(tx, 2),
+    "grad_acc": lambda tx: optax.chain(optax.apply_every(2), tx),
+    "ema": lambda tx: optax.chain(tx, optax.ema(0.9)),
+    "z": lambda tx: optax.contrib.schedule_free(tx, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", LOSES)
+def test_what_would_be_lost_of_optax_is_refused(name):
+    theirs, params = LOSES[name](optax.adam(0.1)), {n: jnp.asarray(x) for n, x in tree().items()}
+    _, state = theirs.update(params, theirs.init(params), params)
+    opt = ao.Optimizer(tree(), ao.Adam(lr=0.1), engine="array_api")
+    before = str(opt.state_dict())
+    with pytest.raises(ValueError, match=rf"load_optax: the state has .*{name}\.w.*, too, which would be lost"):
+        ao.load_optax(opt, state)
+    assert str(opt.state_dict()) == before
+    ao.load_optax(opt, optax.adam(0.1).init(params))
+
+
+def test_muon_of_optax_is_gone_on_from():
+    """Its state has one of Adam, too, for what is no matrix."""
+    theirs, params = optax.contrib.muon(0.1), {"w": jnp.asarray(drawn((4, 4), 1))}
+    state = theirs.init(params)
+    rule = ao.Muon(lr=0.1, weight_decay=0.0, bias_correction=True, eps_added=True, eps=1e-8)
+    opt = None
+    for k in range(4):
+        if k == 2:
+            opt = ao.Optimizer({"w": np.array(params["w"])}, rule, engine="array_api")
+            ao.load_optax(opt, state)
+        grads = {"w": drawn((4, 4), 10 + k)}
+        updates, state = theirs.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        if opt is not None:
+            opt.step(grads)
+    np.testing.assert_allclose(opt.params["w"], params["w"], rtol=1e-6)
+
+
 def lars(lr, **options):
     return ao.LARS(lr=lr, decayed_norm=True, **options)
 
