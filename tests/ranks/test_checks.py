@@ -405,26 +405,6 @@ def test_a_hook_that_fails_after_a_step(all_have_one, accumulate):
     assert all(x.startswith(words) for r in (0, 2) for x in every[r][0]), every[0][0]
 
 
-def test_who_asked_for_statistics_and_fails():
-    """As a hook."""
-
-    def rank(comm):
-        def receive(reports):
-            raise ValueError(f"no room for {len(reports)} reports")
-
-        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20))
-        if comm.rank == 1:
-            opt.stats.request(receive)
-        said = refused(partial(opt.step, gradients(0, SHAPES)))
-        opt.step(gradients(1, SHAPES))
-        return said, opt.step_count
-
-    every = ao.ranks.run(2, rank)
-    assert every[1] == (f"ValueError: no room for {len(SHAPES)} reports", 2)
-    assert every[0][0].startswith("RankError: Optimizer.step: the step was made, but rank 1 failed in a hook after it")
-    assert every[0][1] == 2
-
-
 def test_hooks_that_fail_within_calls_of_all_ranks(tmp_path):
     """Others are in a call of their own hooks then, which ends."""
 
