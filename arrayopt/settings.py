@@ -151,10 +151,9 @@ class Settings(Saved):
         """The whole of the point of a tensor to evaluate at."""
         if "ema" in x.slots:
             return self._team.collect(x, "ema")
-        p = self._team.collect(x, "p") if x.block is not None else x.array
+        p = detached(self._team.collect(x, "p") if x.block is not None else x.array)
         if not rule.evaluated_from:
             return p
-        p = detached(p)
         if "master" in x.slots:
             p = current(p, self._team.collect(x, "master"))
         xp = array_namespace(p)
