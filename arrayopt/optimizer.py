@@ -183,9 +183,9 @@ class Optimizer(Settings):
                 matched, stats = self._parameters.match(grads), self._stats.wanted
                 coming = self._step.coming(loss_scale, self._limit())
                 begun = self._step.begin(coming, matched, stats=stats)
-            self._team.hooked = bool(self._after) or self._stats.requested
-            if self._step.make(coming, begun, stats=stats, record=self._record):
-                with self._team.after("Optimizer.step"):
+            self._team.hooked = self._step.accumulator.last and (bool(self._after) or self._stats.requested)
+            with self._team.after("Optimizer.step"):
+                if self._step.make(coming, begun, stats=stats, record=self._record):
                     self._stats.deliver()
                     for after in list(self._after):
                         after(self)

@@ -154,11 +154,12 @@ class Team(Swaps):
             try:
                 yield
             except BaseException as caught:
-                if not self._met or caught is self._told or isinstance(caught, RankError):
+                if not self._met or self.torn or caught is self._told or isinstance(caught, RankError):
                     raise
                 error = caught
             if self._met:
-                self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
+                with uninterrupted():
+                    self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
         finally:
             self._inside -= 1
             self._told = self._told if self._inside else None
@@ -176,7 +177,8 @@ class Team(Swaps):
     def warn(self, what: str, error: BaseException) -> None:
         try:
             if error is not self._told and not isinstance(error, RankError):
-                self.agree(what, dict, error)
+                with uninterrupted():
+                    self.agree(what, dict, error)
         finally:
             if not self._inside:
                 self._told = None  # the same object may be raised once more
