@@ -68,23 +68,31 @@ class Team(Swaps):
     ) -> bool:
         if self.torn is not None and what != "Optimizer.load":
             raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
-        words = {} if error is not None else {"which Optimizer over the communicator": self._comm.number, **said()}
+        words: dict[str, Any] = {}
+        if error is None:
+            try:
+                words = {"which Optimizer over the communicator": self._comm.number, **said()}
+            except BaseException as caught:
+                error = caught
         digest = blake2b(plain((what, words)).encode(), digest_size=14).digest()
         flags = wish | CHANGED * self._changed(what) | CHECKED * self._due(grads, step) | HOOKED * self.hooked
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self._answered(what):
             votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
-        if not votes[:, 0].any() and (votes[:, 2:] == votes[0, 2:]).all():
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
+            if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
+                self._differ(what, words, error, after=after)
             self._met = bool(flags & HOOKED)
             if flags & (CHANGED | CHECKED):
                 self._compare(what, grads if flags & CHECKED else None)
             if what != "Optimizer.load":
                 self.replaced.agreed()
             return bool(flags & WISH)
+
+    def _differ(self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool) -> None:
+        """Raise what the ranks say that do not agree."""
         mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": texts(words)}
-        with self._answered(what):
-            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
         self._raise(what, error, every, after=after)
         differing = "; ".join(differences(every))
         self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
@@ -141,8 +149,7 @@ class Team(Swaps):
         except BaseException as caught:
             error = caught
         mine = {"error": error and f"{type(error).__name__}: {error}", "found": found}
-        with self._answered(what):
-            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
         self._raise(what, error, every)
         return [x["found"] for x in every]
 
@@ -170,8 +177,9 @@ class Team(Swaps):
         try:
             yield
         except BaseException as error:
-            self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
-            self._comm.give_up()
+            if error is not self._told:
+                self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
+                self._comm.give_up()
             raise
 
     def warn(self, what: str, error: BaseException) -> None:
