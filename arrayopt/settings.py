@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import OPTIMIZER, check_options, unknown
@@ -126,6 +128,7 @@ class Settings(Saved):
         """
         return {x.name: x.skipped for x in self._parameters.all if x.layers}
 
+    @np.errstate(all="ignore")  # infinity and NaN are data, and no warning
     def averaged(self) -> Any:
         """Copies of the points to evaluate at, in the parameters' structure and dtypes.
 
