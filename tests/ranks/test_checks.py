@@ -445,6 +445,34 @@ def test_who_asked_for_reports_fails_on_one_rank(hooks):
     assert every[0][1] == 2
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_raised_between_a_step_and_its_hooks(accumulate):
+    """As by the handler of a signal that has waited for the step to be written."""
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20), accumulate=accumulate)
+        if comm.rank == 0:
+            opt.after_step(lambda opt: None)
+        make = opt._step.make
+
+        def late(*args, **options):
+            if make(*args, **options) and comm.rank == 1 and opt.step_count == 1:
+                raise ValueError("a signal")
+            return opt._step.accumulator.done == 0
+
+        opt._step.make = late
+        for _ in range(accumulate - 1):
+            opt.step(gradients(0, SHAPES))
+        said = refused(partial(opt.step, gradients(0, SHAPES)))
+        for _ in range(accumulate):
+            opt.step(gradients(1, SHAPES))
+        return said, opt.step_count
+
+    every = ao.ranks.run(2, rank)
+    assert every[1] == ("ValueError: a signal", 2)
+    assert "the step was made, but rank 1 failed in a hook after it: ValueError: a signal" in every[0][0]
+
+
 @pytest.mark.parametrize("when", ["before_step", "after_step"])
 @pytest.mark.parametrize("path", [3, "no/such/folder/x"])
 def test_calls_of_all_ranks_that_fail_within_hooks(when, path, tmp_path):
