@@ -226,7 +226,7 @@ def test_simulated_rules_are_the_rules(hypothesis):
     values = {name: getattr(rule, name) for name in model.names}
     sets = {k: np.concatenate([x, 0.5 * x]) for k, x in one_set(values).items()}
     predicted = model.predict(sets)
-    assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 16
+    assert model.seen.distance(predicted[0]).max() < 16
     assert predicted.shape[0] == 2
 
 
@@ -244,7 +244,7 @@ def test_products_are_simulated_too(kind, matrix):
     model = Model(Hypothesis(kind, (("matrix", matrix),)), Seen(made), {})
     sets = one_set({name: getattr(rule, name) for name in model.names})
     predicted = model.predict({k: np.concatenate([x, 0.5 * x]) for k, x in sets.items()})
-    assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 32
+    assert model.seen.distance(predicted[0]).max() < 32
     assert all(block.sweep is not None for block in model.simulation.blocks)
 
 

@@ -204,8 +204,10 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         made_up=made_up(best, known) if best.passes else (),
         others=tuple(dict.fromkeys(others)) if best.passes else (),
         remarks=tuple(said),
-        by_step={name: [float(row[name].max(initial=0.0)) for row in best.distances] for name in names},
-        agreeing=tuple(name for name in names if not any(row[name].any() for row in best.beyond)),
+        by_step={
+            n: best.distances[:, x].max(axis=1, initial=0.0).tolist() for n, x in best.fit.model.seen.parts.items()
+        },
+        agreeing=tuple(best.agreeing),
         finite=not gone,
         reason=gone[0] if gone else "",
         changes=tuple(changes),

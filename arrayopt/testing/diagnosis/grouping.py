@@ -34,8 +34,7 @@ def grouped(
     settings: tuple[Hypothesis, Mapping[str, Any]] | None = (h, values)
     while settings is not None:
         able = [name for name in rest if name not in odd]
-        beyond = on(made.only(able), *settings).beyond if able else []
-        same = [name for name in able if not any(row[name].any() for row in beyond)]
+        same = on(made.only(able), *settings).agreeing if able else []
         shared = len(same) > 1 or all(_has(groups, name, settings[1][name]) for name, _ in settings[0].free)
         if same and shared:
             groups.append((same, *settings))

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
+from arrayopt.testing.diagnosis.trajectory import Trajectory
 
-__all__ = ["lost", "lost_elements", "motion", "untold"]
+__all__ = ["lost", "motion", "untold"]
 
 STILL = "the parameters never move"
 
@@ -33,13 +33,6 @@ def lost(made: Trajectory) -> list[str]:
             who = "all tensors" if len(odd) == len(made.names) > 1 else ", ".join(odd)
             said.append(f"{when}, {who} hold{'s' * (len(odd) == 1)} values that are no finite numbers")
     return said
-
-
-def lost_elements(made: Trajectory, step: int, name: str) -> Values:
-    """The elements of a tensor that are no numbers from a step on."""
-    before = np.isfinite(made.params[step][name]) if step else True
-    gone: Values = before & ~np.isfinite(made.params[step + 1][name])
-    return gone
 
 
 def motion(made: Trajectory) -> list[str]:

@@ -47,10 +47,10 @@ class Judged:
 
     Attributes
     ----------
-    distances : list of dict of str to array
-        Of each step: the distance of each element, in ULPs.
-    beyond : list of dict of str to array
-        Of each step: the elements that are too far off.
+    distances : array of shape (steps, elements)
+        How far each element is off, in ULPs.
+    beyond : array of bool
+        The elements that are too far off.
     coarse : bool
         Whether hyper-parameters are those rounded to float32.
     refused : bool
@@ -58,20 +58,25 @@ class Judged:
     """
 
     fit: Fit
-    distances: Sequence[Mapping[str, Values]]
-    beyond: Sequence[Mapping[str, Values]]
+    distances: Values
+    beyond: Values
     coarse: bool = False
     refused: bool = False
 
     @property
     def passes(self) -> bool:
         """Whether all is near enough."""
-        return not self.refused and not any(bool(x.any()) for row in self.beyond for x in row.values())
+        return not self.refused and not self.beyond.any()
 
     @property
     def ulps(self) -> float:
         """The largest."""
-        return max((float(x.max(initial=0.0)) for row in self.distances for x in row.values()), default=0.0)
+        return float(self.distances.max(initial=0.0))
+
+    @property
+    def agreeing(self) -> list[str]:
+        """The tensors of which all is near enough."""
+        return [name for name, part in self.fit.model.seen.parts.items() if not self.beyond[:, part].any()]
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -91,15 +96,11 @@ def judge(found: Fit) -> Judged:
 
 def _judged(shown: Fit, found: Fit, *, coarse: bool) -> Judged:
     seen = found.model.seen
-    sets = {name: one_set({name: x})[name] for name, x in found.values.items()}
-    predicted = found.model.predict(sets)[0]
-    rows, beyond = seen.furthest(predicted), seen.beyond(predicted, SHARES)
-    made = seen.trajectory
-    for s, row in enumerate(rows):
-        for name, took in zip(row, made.took[s], strict=True):
-            row[name] = np.where(took & np.isfinite(made.params[s + 1][name]), row[name], 0.0)
-            beyond[s][name] = beyond[s][name] & (row[name] > LIMITS[made.dtypes[name]])
-    return Judged(shown, rows, beyond, coarse)
+    predicted = found.model.predict(one_set(found.values))[0]
+    distances = np.where(seen.trajectory.took[:, seen.tensor] & np.isfinite(seen.got), seen.distance(predicted), 0.0)
+    with np.errstate(all="ignore"):
+        near = np.abs(predicted - seen.got) <= seen.by_dtype(SHARES) * seen.updates
+    return Judged(shown, distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS)), coarse)
 
 
 def search(

@@ -5,7 +5,7 @@ The rule's traced graph is evaluated in float64, with an axis for the sets and o
 elements; what cannot be traced runs as it is written.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import Values as Hypers
 from arrayopt.rules.namespace import rule_namespace
 from arrayopt.testing.diagnosis.graphs import graph_of
-from arrayopt.testing.diagnosis.sweep import Sweep
+from arrayopt.testing.diagnosis.sweep import Sweep, rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["Simulation"]
@@ -72,75 +72,52 @@ class Simulation:
         Of its numbers only matters which are None or zero.
     trajectory : Trajectory
         Where each step starts, and its gradients.
-    store : callable, optional
-        What becomes of a slot's values, by its name, when they are stored.
+    state : str
+        What slots are stored in, if not in what the rule says.
     """
 
-    def __init__(
-        self, rule: Rule, trajectory: Trajectory, store: Callable[[str, Values], Values] | None = None
-    ) -> None:
-        self.rule, self.trajectory, self.store = rule, trajectory, store
+    def __init__(self, rule: Rule, trajectory: Trajectory, state: str = "") -> None:
+        self.rule, self.trajectory, self.state = rule, trajectory, state
         narrow = {x for x in trajectory.dtypes.values() if x in NARROW}
         self.dtype = narrow.pop() if len(narrow) == 1 else "float64"
         self.blocks = list(self._blocks())
 
-    def run(
-        self,
-        hypers: Mapping[str, Any],
-        t: Values,
-        *,
-        factor: Values | float = 1.0,
-        before: Callable[[Values, Callable[[str], Any]], Values] | None = None,
-        after: Callable[[Values, Values, Callable[[str], Any]], Values] | None = None,
-    ) -> list[Values]:
+    def run(self, hypers: Mapping[str, Any]) -> list[Values]:
         """The parameters after each step: for each tensor an array of shape (sets, steps, elements).
 
         Parameters
         ----------
         hypers : dict of str to array
-            Each broadcasts to (sets, steps, tensors); None where off.
-        t : array of shape (steps, tensors)
-            The number of updates.
-        factor : array of shape (sets, steps, tensors)
-            What gradients are multiplied by.
-        before, after : callable
-            What becomes of the parameter before, and after, the rule's update; the last argument gives numbers by name.
+            Each broadcasts to (sets, steps, tensors); ``t`` is the number of updates, and gradients are multiplied by
+            ``grad_factor``.
         """
         steps, names = self.trajectory.steps, self.trajectory.names
-        sets = max((np.shape(x)[0] for x in [*hypers.values(), factor] if np.ndim(x) == 3), default=1)
-        whole = (sets, steps, len(names))
-        numbers = {k: np.broadcast_to(x, whole) for k, x in hypers.items() if x is not None}
-        scale = np.broadcast_to(factor, whole)
+        whole = (max(len(x) for x in hypers.values()), steps, len(names))
+        numbers = {k: np.broadcast_to(x, whole if k != "t" else (1, *whole[1:])) for k, x in hypers.items()}
         found: list[Values] = [np.empty(0)] * len(names)
         with np.errstate(all="ignore"):
             for block in self.blocks:
                 at, ones = block.index, (1,) * block.rank
                 took = self.trajectory.took[:, at].reshape(steps, len(at), *ones)
-                counted = t[:, at].reshape(1, steps, len(at), *ones)
-                made = np.empty((sets, *block.p.shape[1:]))
+                laid = {k: x[:, :, at].reshape(-1, steps, len(at), *ones) for k, x in numbers.items()}
+                laid[UPDATES] = laid.pop("t")
+                made = np.empty((whole[0], *block.p.shape[1:]))
                 few = max(1, AT_ONCE // block.p.size)
-                for i in range(0, sets, few):
-                    some = slice(i, i + few)
-                    own = {k: x[some][:, :, at].reshape(-1, steps, len(at), *ones) for k, x in numbers.items()}
-                    much = scale[some][:, :, at].reshape(-1, steps, len(at), *ones)
-                    made[some] = self._block(block, {**own, UPDATES: counted}, much, took, before, after)
+                for i in range(0, whole[0], few):
+                    own = {k: x if k == UPDATES else x[i : i + few] for k, x in laid.items()}
+                    made[i : i + few] = self._block(block, own, took)
                 for k, i in enumerate(at):
                     size = self.trajectory.params[0][names[i]].size
-                    found[i] = made[:, :, k].reshape(sets, steps, -1)[:, :, :size]
+                    found[i] = made[:, :, k].reshape(whole[0], steps, -1)[:, :, :size]
         return found
 
-    def _block(
-        self, block: _Block, own: dict[str, Values], factor: Values, took: Values, before: Any, after: Any
-    ) -> Values:
-        p, g = block.p, block.g * factor
-        start = p if before is None else before(p, own.__getitem__)
+    def _block(self, block: _Block, own: dict[str, Values], took: Values) -> Values:
+        g = block.g * own.pop("grad_factor", np.ones(1))
         if block.sweep is None:
-            new = self._written(block, start, g, own, took)
+            new = self._written(block, g, own, took)
         else:
-            new = block.sweep.run(start, g, block.slots, self._scalars(block, own), took, block.mask, self.store)
-        if after is not None:
-            new = after(p, new, own.__getitem__)
-        return np.where(took, new, p)
+            new = block.sweep.run(block.p, g, block.slots, self._scalars(block, own), took, block.mask, self.state)
+        return np.where(took, new, block.p)
 
     def _scalars(self, block: _Block, own: dict[str, Values]) -> dict[Node, Values]:
         """What follows from numbers of each step alone."""
@@ -154,19 +131,21 @@ class Simulation:
                 made[n] = np.asarray(OPS[n.op].numpy(*(made[a] for a in n.args)))
         return made
 
-    def _written(self, block: _Block, p: Values, g: Values, own: dict[str, Values], took: Values) -> Values:
+    def _written(self, block: _Block, g: Values, own: dict[str, Values], took: Values) -> Values:
         """All steps of one tensor, by the rule as it is written, one set after the other."""
-        sets, steps = g.shape[:2]
-        xp, made = rule_namespace(array_namespace(g)), np.empty(g.shape)
+        sets, steps = max(len(x) for x in (g, *own.values())), g.shape[1]
+        xp, made = rule_namespace(array_namespace(g)), np.empty((sets, *g.shape[1:]))
         off: dict[str, Any] = {name: None for name in hypers(type(self.rule)) if name not in own}
         for i in range(sets):
             slots = {name: x[0, 0, 0] for name, x in block.slots.items()}
             for s in range(steps):
                 h = {k: x[min(i, len(x) - 1), s].item() for k, x in own.items()}
                 h["t"] = int(h.pop(UPDATES))
-                made[i, s, 0], new = self.rule(xp, p[min(i, len(p) - 1), s, 0], g[i, s, 0], slots, Hypers(**off, **h))
-                if self.store is not None:
-                    new = {name: self.store(name, x) for name, x in new.items()}
+                made[i, s, 0], new = self.rule(
+                    xp, block.p[0, s, 0], g[min(i, len(g) - 1), s, 0], slots, Hypers(**off, **h)
+                )
+                if self.state:
+                    new = {name: rounded(x, self.state) for name, x in new.items()}
                 slots = {name: new[name] for name in slots} if took[s].all() else slots
         return made
 

@@ -3,7 +3,7 @@
 Values are arrays of shape (sets, steps, tensors, *elements), or with ones there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
@@ -88,7 +88,7 @@ class Sweep:
         known: Mapping[Node, Values],
         took: Values,
         mask: Values | None,
-        store: Callable[[str, Values], Values] | None = None,
+        state: str,
     ) -> Values:
         """The new parameters of all steps.
 
@@ -104,13 +104,13 @@ class Sweep:
             Whether a step has a gradient of a tensor.
         mask : array of bool, optional
             The elements that count, of shape (1, 1, tensors, *elements).
-        store : callable, optional
-            What becomes of a slot's new values, by its name, when they are stored.
+        state : str
+            What slots are stored in, if not in what the rule says.
         """
         values, given = dict(known), {"p": p, "g": g}
         for x, done in zip(self._order, self._done, strict=True):
             if isinstance(x, _Loop):
-                values |= self._looped(x, values, slots, took, mask, store)
+                values |= self._looped(x, values, slots, took, mask, state)
             elif x.op == "input":
                 values[x] = given[x.data]
             else:
@@ -126,7 +126,7 @@ class Sweep:
         slots: Mapping[str, Values],
         took: Values,
         mask: Values | None,
-        store: Callable[[str, Values], Values] | None,
+        state: str,
     ) -> dict[Node, Values]:
         """Step after step."""
         outer = {n: values[n] for n in loop.reads}
@@ -140,8 +140,8 @@ class Sweep:
             for n, row in rows.items():
                 row.append(at[n])
             for name, n in loop.new.items():
-                new = rounded(at[n], self._made.storage[name]) if self._made.storage[name] in NARROW else at[n]
-                new = new if store is None else store(name, new)
+                dtype = state or self._made.storage[name]
+                new = rounded(at[n], dtype) if dtype in NARROW else at[n]
                 now[name] = new if took_now.all() else np.where(took_now, new, now[name])
         return {n: _put_together(row) for n, row in rows.items()}
 
