@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.coordinates import LINEAR
-from arrayopt.testing.diagnosis.descent import Fit, changed
+from arrayopt.testing.diagnosis.descent import LINEAR, Fit, changed
 
 __all__ = ["ELSEWHERE", "LEAST", "rounder", "snapped", "tidy"]
 
@@ -38,31 +37,35 @@ LEAST = 1e-13
 
 def snapped(found: Fit) -> Fit:
     """The same with numbers of few digits, where these come as near."""
-    current = found
     for digits in (1, 2, 3, 4):
-        values = {
-            name: _short_all(name, x, digits) for name, x in current.values.items() if name in found.model.unknown
-        }
-        tried = changed(current, values)
+        tried = _shortened(found, found.model.unknown, digits)
         if tried.cost <= max(found.cost, LEAST):
             return tried
     for name in found.model.unknown:
         for digits in (1, 2, 3, 4):
-            tried = changed(current, {name: _short_all(name, current.values[name], digits)})
-            if tried.cost <= 1.02 * current.cost + 1e-12:
-                current = tried
+            tried = _shortened(found, [name], digits)
+            if tried.cost <= 1.02 * found.cost + 1e-12:
+                found = tried
                 break
-    return current
+    return found
 
 
 def rounder(found: Fit) -> Iterator[Fit]:
     """The same with numbers of one digit, of two, of three; and with usual numbers where these are near."""
-    values = {name: x for name, x in found.values.items() if name in found.model.unknown}
     usual = {f.name: f.default for f in fields(found.model.hypothesis.kind)}
-    often = {name: (usual.get(name), *ELSEWHERE.get(name, ())) for name in values}
     for digits in (1, 2, 3):
-        yield changed(found, {name: _short_all(name, x, digits) for name, x in values.items()})
-    yield changed(found, {name: _often(name, x, often[name]) for name, x in values.items()})
+        yield _shortened(found, found.model.unknown, digits)
+    often = {name: (usual.get(name), *ELSEWHERE.get(name, ())) for name in found.model.unknown}
+    yield changed(found, {name: _often(name, found.values[name], often[name]) for name in often})
+
+
+def _shortened(found: Fit, names: Sequence[str], digits: int) -> Fit:
+    """The same with some numbers of few digits."""
+    made = {}
+    for name in names:
+        x = found.values[name]
+        made[name] = np.vectorize(_short)(name, x, digits) if np.ndim(x) else _short(name, x, digits)
+    return changed(found, made)
 
 
 def _often(name: str, x: Any, often: Sequence[Any]) -> Any:
@@ -74,12 +77,6 @@ def _often(name: str, x: Any, often: Sequence[Any]) -> Any:
         if math.isclose(a, b, rel_tol=0.5 if name.startswith("eps") else 0.1, abs_tol=1e-30 if usual else 1e-9):
             return usual
     return x
-
-
-def _short_all(name: str, x: Any, digits: int) -> Any:
-    if np.ndim(x):
-        return np.vectorize(lambda y: _short(name, y, digits))(x)
-    return _short(name, x, digits)
 
 
 def _short(name: str, x: float, digits: int) -> float:

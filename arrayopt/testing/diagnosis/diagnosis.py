@@ -176,7 +176,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
     if best.passes:
         simple = judge(simplified(best.fit))
         best = simple if simple.passes else best
-    h, values = best.hypothesis, dict(best.fit.values)
+    h, values, parts = best.hypothesis, dict(best.fit.values), best.fit.model.seen.parts
     changes = words.changes(h, values, names)
     switches = {name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches}
     others = [_title(x.hypothesis, x.fit.values, names) for x in found[1:]]
@@ -204,9 +204,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         made_up=made_up(best, known) if best.passes else (),
         others=tuple(dict.fromkeys(others)) if best.passes else (),
         remarks=tuple(said),
-        by_step={
-            n: best.distances[:, x].max(axis=1, initial=0.0).tolist() for n, x in best.fit.model.seen.parts.items()
-        },
+        by_step={name: best.distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in parts.items()},
         agreeing=tuple(best.agreeing),
         finite=not gone,
         reason=gone[0] if gone else "",

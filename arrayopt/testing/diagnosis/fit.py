@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.testing.diagnosis.decimals import ELSEWHERE, LEAST, rounder, snapped
-from arrayopt.testing.diagnosis.descent import Fit, changed, cost, of_set, refined
+from arrayopt.testing.diagnosis.descent import Fit, changed, cost, refined
 from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.trajectory import Values
 
@@ -49,11 +49,7 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
     limit : int
         How often least squares may evaluate.
     """
-    starts = list(_starts(model, warm or {}))
-    sets = {
-        name: np.stack([np.broadcast_to(np.asarray(start[name], float), model.shape(name)) for start in starts])
-        for name in model.unknown
-    }
+    sets = model.sets(list(_starts(model, warm or {})))
     if not sets:
         return Fit(model, dict(model.fixed), float(cost(model.errors({}))[0]))
     predicted = model.predict(sets)
@@ -69,8 +65,7 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
     costs = cost(model.seen.errors(predicted))
     found: Fit | None = None
     for best in _apart(costs, 2 if warm else 6):
-        values = {name: x[best] for name, x in sets.items()}
-        one = refined(Fit(model, of_set(model, values), float(costs[best])), limit)
+        one = refined(Fit(model, model.values(sets, best), float(costs[best])), limit)
         for _ in range(5):
             if one.cost > NEAR:
                 break
@@ -91,31 +86,21 @@ def moved(found: Fit) -> Fit:
     if not LEAST < found.cost < close:
         return found
     found = _usual_trust(refined(found))
-    unknown = found.model.unknown
     for _ in range(4):
-        tried = [(name, x) for name, xs in ELSEWHERE.items() if name in unknown for x in xs]
-        tried = [(name, x) for name, x in tried if not np.ndim(found.values[name])]
+        tried = _elsewhere(found)
         if not tried or not LEAST < found.cost < close:
             break
         bases = [found, *rounder(found)]
-        sets = {
-            name: np.stack(
-                [np.broadcast_to(np.asarray(base.values[name], float), found.model.shape(name)) for base in bases]
-                * len(tried)
-            )
-            for name in unknown
-        }
-        for i, (name, x) in enumerate(tried):
-            sets[name][i * len(bases) : (i + 1) * len(bases)] = x
-        costs = cost(found.model.errors(sets)).reshape(len(tried), len(bases))
+        sets = found.model.sets([{**base.values, name: x} for name, x in tried for base in bases])
+        costs = cost(found.model.errors(sets))
         best: dict[str, int] = {}  # of each name, the nearest first
-        for i in map(int, np.argsort(costs.min(axis=1), kind="stable")):
-            best.setdefault(tried[i][0], i * len(bases) + int(costs[i].argmin()))
+        nearest = costs.reshape(len(tried), len(bases))
+        for i in np.argsort(nearest.min(axis=1), kind="stable"):
+            best.setdefault(tried[i][0], int(i * len(bases) + nearest[i].argmin()))
         better = found
         for i in list(best.values())[:RETRIED]:
-            values = {name: x[i] for name, x in sets.items()}
-            least = float(costs.ravel()[i])
-            one = refined(Fit(found.model, of_set(found.model, values), least), 12 if least > LEAST else 1)
+            one = Fit(found.model, found.model.values(sets, i), float(costs[i]))
+            one = refined(one, 12 if one.cost > LEAST else 1)
             better = one if one.cost < 0.7 * better.cost else better
         if better is found:
             break
@@ -125,21 +110,18 @@ def moved(found: Fit) -> Fit:
 
 def beside(found: Fit) -> Iterator[Fit]:
     """The same with one number that is often used, where that is as near: least squares may stop beside it."""
-    names = [name for name in found.model.unknown if not np.ndim(found.values[name])]
-    tried = [(name, x) for name in names for x in ELSEWHERE.get(name, ()) if x != found.values[name]]
-    if not tried:
-        return
-    sets = {
-        name: np.stack([np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name))] * len(tried))
-        for name in found.model.unknown
-    }
-    for i, (name, x) in enumerate(tried):
-        sets[name][i] = x
-    costs = cost(found.model.errors(sets))
-    for i in map(int, np.argsort(costs, kind="stable")):
-        if costs[i] <= 1.02 * found.cost:
-            name, x = tried[i]
-            yield Fit(found.model, {**found.values, name: x}, float(costs[i]))
+    tried = [{**found.values, name: x} for name, x in _elsewhere(found) if x != found.values[name]]
+    if tried:
+        costs = cost(found.model.errors(found.model.sets(tried)))
+        for i in np.argsort(costs, kind="stable"):
+            if costs[i] <= 1.02 * found.cost:
+                yield Fit(found.model, tried[i], float(costs[i]))
+
+
+def _elsewhere(found: Fit) -> list[tuple[str, float]]:
+    """Where else unknown numbers may be that are the same all the time."""
+    names = [name for name in ELSEWHERE if name in found.model.unknown and not np.ndim(found.values[name])]
+    return [(name, x) for name in names for x in ELSEWHERE[name]]
 
 
 def _usual_trust(found: Fit) -> Fit:

@@ -9,9 +9,8 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
-from arrayopt.testing.diagnosis.coordinates import LINEAR
 from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
-from arrayopt.testing.diagnosis.descent import Fit, changed
+from arrayopt.testing.diagnosis.descent import LINEAR, Fit, changed
 from arrayopt.testing.diagnosis.fit import beside, fit, moved
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
