@@ -21,7 +21,7 @@ Numbers = dict[str, Any]
 """Hyper-parameters, ``t`` and ``grad_factor``, as arrays that broadcast to (sets, steps, tensors)."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Twist:
     """One change.
 
@@ -168,116 +168,94 @@ _DECAY = _has("weight_decay", "lr")
 TWISTS: dict[str, Twist] = {
     # t and the bias correction
     "t = 1": Twist(
-        words="t is 1 in every step: the bias correction is 1-β, and not 1-β^t",
-        applies=_corrects,
+        "t is 1 in every step: the bias correction is 1-β, and not 1-β^t",
+        _corrects,
         alters=_to(t=lambda h: np.ones_like(h["t"])),
     ),
-    "t + 1": Twist(
-        words="t is too large by one: it begins at 2", applies=_counts, alters=_to(t=lambda h: h["t"] + 1.0)
-    ),
+    "t + 1": Twist("t is too large by one: it begins at 2", _counts, alters=_to(t=lambda h: h["t"] + 1.0)),
     "t - 1": Twist(
-        words="t is too small by one: it is 1 in the first two steps",
-        applies=_counts,
+        "t is too small by one: it is 1 in the first two steps",
+        _counts,
         alters=_to(t=lambda h: np.maximum(h["t"] - 1.0, 1.0)),
     ),
-    "t per tensor": Twist(
-        words="t moves on with each tensor, and not once in each step", applies=_counts, alters=_count_per_tensor
-    ),
-    "no c1": Twist(words=_NO_C1, applies=_corrects_alone, alters=_no_c1),
-    "no c1 by ratio": Twist(words=_NO_C1, applies=_corrects_by_ratio, kind=kinds.uncorrected_m),
-    "no c2": Twist(words=_NO_C2, applies=_corrects_alone, alters=_no_c2),
-    "no c2 by ratio": Twist(words=_NO_C2, applies=_corrects_by_ratio, kind=kinds.uncorrected_v),
-    "m begun": Twist(words=_BEGUN, applies=_corrects_alone, kind=kinds.begun_first, alters=_no_c1),
+    "t per tensor": Twist("t moves on with each tensor, and not once in each step", _counts, alters=_count_per_tensor),
+    "no c1": Twist(_NO_C1, _corrects_alone, alters=_no_c1),
+    "no c1 by ratio": Twist(_NO_C1, _corrects_by_ratio, kind=kinds.uncorrected_m),
+    "no c2": Twist(_NO_C2, _corrects_alone, alters=_no_c2),
+    "no c2 by ratio": Twist(_NO_C2, _corrects_by_ratio, kind=kinds.uncorrected_v),
+    "m begun": Twist(_BEGUN, _corrects_alone, kind=kinds.begun_first, alters=_no_c1),
     "m begun by ratio": Twist(
-        words=_BEGUN, applies=_corrects_by_ratio, kind=lambda kind: kinds.begun_first(kinds.uncorrected_m(kind))
+        _BEGUN, _corrects_by_ratio, kind=lambda kind: kinds.begun_first(kinds.uncorrected_m(kind))
     ),
-    "begun": Twist(
-        words="both moments begin with the first gradient, and are not corrected", applies=_corrects, kind=kinds.begun
-    ),
+    "begun": Twist("both moments begin with the first gradient, and are not corrected", _corrects, kind=kinds.begun),
     # eps and the root
-    "eps in root": Twist(words="eps stands inside the root", applies=_has("eps", "beta2"), kind=kinds.eps_in_root),
+    "eps in root": Twist("eps stands inside the root", _has("eps", "beta2"), kind=kinds.eps_in_root),
     "eps in root, early": Twist(
-        words="eps stands inside the root, and is added before the bias correction",
-        applies=_corrects,
+        "eps stands inside the root, and is added before the bias correction",
+        _corrects,
         kind=kinds.eps_in_root,
         alters=_to(eps=lambda h: h["eps"] / _correction(h, "beta2")),
     ),
     "eps early": Twist(
-        words="eps is added to √v before the bias correction of v",
-        applies=_corrects,
+        "eps is added to √v before the bias correction of v",
+        _corrects,
         alters=_to(eps=lambda h: h["eps"] / np.sqrt(_correction(h, "beta2"))),
     ),
-    "eps falling": Twist(words="eps is multiplied by √(1-β2^t)", applies=_corrects, alters=_EPS_LATE),
+    "eps falling": Twist("eps is multiplied by √(1-β2^t)", _corrects, alters=_EPS_LATE),
     "eps late": Twist(
-        words="eps is added to √v after the bias correction of v",
-        applies=lambda rule: isinstance(rule, RAdam),
-        alters=_EPS_LATE,
+        "eps is added to √v after the bias correction of v", lambda rule: isinstance(rule, RAdam), alters=_EPS_LATE
     ),
-    "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=kinds.no_root),
+    "no root": Twist("the root of v is left out", _has("beta2", "eps"), kind=kinds.no_root),
     "swapped": Twist(
-        words="β1 and β2 are swapped",
-        applies=_has("beta1", "beta2"),
+        "β1 and β2 are swapped",
+        _has("beta1", "beta2"),
         alters=_to(beta1=lambda h: h["beta2"], beta2=lambda h: h["beta1"]),
         known=True,
     ),
     # the decay
-    "l2": Twist(
-        words="weight decay is coupled: it is added to the gradient", applies=_has("weight_decay"), kind=kinds.coupled
-    ),
+    "l2": Twist("weight decay is coupled: it is added to the gradient", _has("weight_decay"), kind=kinds.coupled),
     "decoupled": Twist(
-        words="weight decay is decoupled: it is taken off p beside the update, times lr",
-        applies=_DECAY,
-        kind=kinds.decoupled,
+        "weight decay is decoupled: it is taken off p beside the update, times lr", _DECAY, kind=kinds.decoupled
     ),
     "decay first": Twist(
-        words="weight decay is taken off p before the update, which then knows no decay",
-        applies=_DECAY,
-        kind=kinds.decay_first,
+        "weight decay is taken off p before the update, which then knows no decay", _DECAY, kind=kinds.decay_first
     ),
-    "decay after": Twist(
-        words="weight decay is taken off the new p, after the update", applies=_DECAY, kind=kinds.decay_after
-    ),
-    "decay without lr": Twist(
-        words="weight decay is not multiplied by lr", applies=_DECAY, kind=kinds.decay_without_lr
-    ),
+    "decay after": Twist("weight decay is taken off the new p, after the update", _DECAY, kind=kinds.decay_after),
+    "decay without lr": Twist("weight decay is not multiplied by lr", _DECAY, kind=kinds.decay_without_lr),
     "decay uphill": Twist(
-        words="weight decay has the wrong sign",
-        applies=_has("weight_decay"),
-        alters=_to(weight_decay=lambda h: -h["weight_decay"]),
+        "weight decay has the wrong sign", _has("weight_decay"), alters=_to(weight_decay=lambda h: -h["weight_decay"])
     ),
     # norms and ratios
     "joined": Twist(
-        words="all tensors are taken as one: norms are over all of them at once",
-        applies=lambda rule: not rule.refuses(np, np.zeros(1)),
+        "all tensors are taken as one: norms are over all of them at once",
+        lambda rule: not rule.refuses(np, np.zeros(1)),
         grads=Trajectory.joined,
     ),
-    "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=kinds.inverted),
-    "ratio without decay": Twist(
-        words="the trust ratio forgets the weight decay", applies=_adapts, kind=kinds.forgetful
-    ),
+    "ratio inverted": Twist("the trust ratio is upside down", _adapts, kind=kinds.inverted),
+    "ratio without decay": Twist("the trust ratio forgets the weight decay", _adapts, kind=kinds.forgetful),
     # gradients
     "joint clip": Twist(
-        words="all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
+        "all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
         numbers={"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]},
         alters=_joint_clip,
     ),
     "scaled": Twist(
-        words="the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
+        "the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
         numbers={"grad_factor": [2.0**k for k in (-16, -10, -5, -1, 1, 5, 10, 16)]},
         known=True,
     ),
-    "added up": Twist(words="gradients add up from step to step: they are not set to zero", grads=_added_up),
-    "late": Twist(words="each step uses the gradient of the step before", grads=_late),
-    "uphill": Twist(words="the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
-    "sign": Twist(words="only the sign of the gradient is used", grads=_each(np.sign)),
+    "added up": Twist("gradients add up from step to step: they are not set to zero", grads=_added_up),
+    "late": Twist("each step uses the gradient of the step before", grads=_late),
+    "uphill": Twist("the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
+    "sign": Twist("only the sign of the gradient is used", grads=_each(np.sign)),
     # precision
-    "float16 state": Twist(words="the state is stored in float16", state="float16", wide=True),
-    "bfloat16 state": Twist(words="the state is stored in bfloat16", state="bfloat16", wide=True),
+    "float16 state": Twist("the state is stored in float16", state="float16", wide=True),
+    "bfloat16 state": Twist("the state is stored in bfloat16", state="bfloat16", wide=True),
     "float16 gradient": Twist(
-        words="the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
+        "the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
     ),
     "bfloat16 gradient": Twist(
-        words="the gradient is rounded to bfloat16", grads=_each(lambda x: rounded(x, "bfloat16")), wide=True
+        "the gradient is rounded to bfloat16", grads=_each(lambda x: rounded(x, "bfloat16")), wide=True
     ),
 }
 """All of them, by a short name."""
