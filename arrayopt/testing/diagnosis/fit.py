@@ -38,16 +38,9 @@ CLOSE = (5e-3, 0.05)
 
 
 def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) -> Fit:
-    """The numbers under which a model comes nearest.
+    """The numbers under which a model comes nearest; the search begins at those that are `warm`, too.
 
-    Parameters
-    ----------
-    model : Model
-        What is fitted.
-    warm : dict, optional
-        Numbers of a similar model, to begin from too.
-    limit : int
-        How often least squares may evaluate.
+    Least squares may evaluate `limit` times from each start.
     """
     sets = model.sets(list(_starts(model, warm or {})))
     if not sets:

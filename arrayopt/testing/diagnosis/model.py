@@ -11,7 +11,8 @@ from arrayopt.rules.fields import hypers
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers
 from arrayopt.testing.diagnosis.simulate import Simulation
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
-from arrayopt.testing.ulps import ulps
+from arrayopt.testing.equivalence import Difference
+from arrayopt.testing.ulps import Scale, ulps
 
 __all__ = ["Model", "Seen", "Sets", "one_set"]
 
@@ -36,8 +37,8 @@ class Seen:
         Where each tensor's elements are.
     tensor : array of int, shape (elements,)
         Which tensor each element is of.
-    start, got : array
-        The parameters before and after each step.
+    rows, start, got : array
+        The parameters at all times, before each step, and after each.
     counts : array of bool
         What is compared: what is finite, and of tensors that a step has a gradient of.
     updates, units : array
@@ -52,8 +53,8 @@ class Seen:
         ends = np.cumsum([0, *sizes])
         self.parts = {name: slice(a, b) for name, a, b in zip(names, ends[:-1], ends[1:], strict=True)}
         self.tensor = np.repeat(np.arange(len(names)), sizes)
-        rows = np.stack([np.concatenate([p[name].ravel() for name in names]) for p in trajectory.params])
-        self.start, self.got = rows[:-1], rows[1:]
+        self.rows = np.stack([np.concatenate([p[name].ravel() for name in names]) for p in trajectory.params])
+        self.start, self.got = self.rows[:-1], self.rows[1:]
         self.counts = np.isfinite(self.got) & np.isfinite(self.start) & trajectory.took[:, self.tensor]
         with np.errstate(all="ignore"):
             update = self.got - self.start
@@ -91,24 +92,33 @@ class Seen:
 
     @cached_property
     def scales(self) -> Values:
-        """See `Trajectory.scales`."""
-        scales = self.trajectory.scales
-        return np.stack([np.concatenate([row[name].ravel() for name in self.parts]) for row in scales])
+        """How large the numbers were that each element was computed from; see `Scale`."""
+        made = np.empty_like(self.got)
+        for part in self.parts.values():
+            scale = Scale(self.rows[0, part])
+            for now, row in zip(self.got, made, strict=True):
+                scale.follow(now[part])
+                row[part] = scale.values
+        return made
+
+    def first_difference(
+        self, distances: Values, beyond: Values, other: Values, *, expected: bool
+    ) -> Difference | None:
+        """The first step with elements beyond a limit, and the one there that is furthest from what others are."""
+        if not beyond.any():
+            return None
+        step = int(np.argmax(beyond.any(axis=1)))
+        far = np.where(beyond[step], distances[step], 0.0)
+        i = int(np.argmax(far))
+        name = self.trajectory.names[self.tensor[i]]
+        at = np.unravel_index(i - self.parts[name].start, self.trajectory.params[0][name].shape)
+        pair = float(other[step, i]), float(self.got[step, i])
+        return Difference(float(far[i]), name, tuple(map(int, at)), step, *(pair if expected else pair[::-1]))
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A hypothesis, and what it is compared with.
-
-    Parameters
-    ----------
-    hypothesis : Hypothesis
-        What the optimizer may be.
-    seen : Seen
-        What it did.
-    fixed : dict of str to float
-        Numbers that are known.
-    """
+    """A hypothesis, what it is compared with, and the numbers that are known."""
 
     hypothesis: Hypothesis
     seen: Seen

@@ -1,7 +1,8 @@
 """The search: plain rules first, then those that come nearest with one change, with two, with three."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,9 +17,8 @@ from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
-from arrayopt.testing.diagnosis.watch import Watch
 
-__all__ = ["LIMITS", "LOWER", "Judged", "attempt", "judge", "search"]
+__all__ = ["LIMITS", "LOWER", "Judged", "Watch", "attempt", "judge", "search"]
 
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
@@ -38,6 +38,20 @@ PROMISING = 0.05
 
 LOWER = 1e-6
 """The cost below which what is left may be the rounding of a lower precision: more changes cannot explain it."""
+
+
+class Watch:
+    """Who is told of each hypothesis that is tried, and says when the time is over, in seconds."""
+
+    def __init__(self, on_try: Callable[[Any], object], seconds: float | None = None) -> None:
+        self.on_try, self.stopped = on_try, False
+        self._end = time.monotonic() + (math.inf if seconds is None else seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over. Whoever asks stops then."""
+        self.stopped = self.stopped or time.monotonic() >= self._end
+        return self.stopped
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,24 +129,9 @@ def search(
 ) -> list[Judged]:
     """What fits, the simplest first; or the nearest alone, so far if the time is over.
 
-    Parameters
-    ----------
-    seen : Seen
-        What the optimizer did.
-    known : dict of str to float
-        Numbers that are known.
-    name : str
-        What the optimizer is called: among equals, a rule of that name comes first.
-    depth : int
-        How many changes there may be.
-    tried : dict of Hypothesis to Judged, optional
-        What an earlier search has tried, which this one goes on from.
-    near : Judged, optional
-        Where to begin, in place of all plain rules.
-    among : sequence of Hypothesis, optional
-        The plain rules, if not all.
-    watch : Watch
-        Who is told of each hypothesis, and says when to stop.
+    Among equals a rule comes first that is called `name`. An earlier search, which this one goes on from, has `tried`
+    some hypotheses. The search begins at what is `near`, or at all plain rules or those `among` them, and makes `depth`
+    changes.
     """
     narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
     tried = {} if tried is None else tried
@@ -211,20 +210,9 @@ def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
 def attempt(
     hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any], least: float = math.inf
 ) -> Judged:
-    """A hypothesis with the numbers that come nearest.
+    """A hypothesis with the numbers that come nearest; the search begins at those that are `warm`, too.
 
-    Parameters
-    ----------
-    hypothesis : Hypothesis
-        What is tried.
-    seen : Seen
-        What the optimizer did.
-    known : dict of str to float
-        Numbers that are known.
-    warm : dict
-        Numbers to begin at, too.
-    least : float
-        The cost without the last change: one that comes no nearer is not worked on.
+    `least` is the cost without the last change: one that comes no nearer is not worked on.
     """
     model = Model(hypothesis, seen, {})
     model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})

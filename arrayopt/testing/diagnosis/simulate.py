@@ -63,14 +63,8 @@ class _Block:
 class Simulation:
     """A rule on the gradients of a trajectory.
 
-    Parameters
-    ----------
-    rule : Rule
-        Of its numbers only matters which are None or zero.
-    trajectory : Trajectory
-        Where each step starts, and its gradients.
-    state : str
-        What slots are stored in, if not in what the rule says.
+    Of the rule's numbers only matters which are None or zero. `state` is what slots are stored in, if not in what the
+    rule says.
     """
 
     def __init__(self, rule: Rule, trajectory: Trajectory, state: str = "") -> None:
@@ -82,11 +76,8 @@ class Simulation:
     def run(self, hypers: Mapping[str, Any]) -> list[Values]:
         """The parameters after each step: for each tensor an array of shape (sets, steps, elements).
 
-        Parameters
-        ----------
-        hypers : dict of str to array
-            Each broadcasts to (sets, steps, tensors); ``t`` is the number of updates, and gradients are multiplied by
-            ``grad_factor``.
+        Numbers broadcast to (sets, steps, tensors). ``t`` is the number of updates, and gradients are multiplied by
+        ``grad_factor``.
         """
         steps, names = self.trajectory.steps, self.trajectory.names
         sets = max(len(x) for x in hypers.values())

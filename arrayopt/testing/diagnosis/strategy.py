@@ -13,9 +13,8 @@ from arrayopt.testing.diagnosis.hidden import made_up, unseen
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.oddities import untold
-from arrayopt.testing.diagnosis.search import LOWER, Judged, attempt, search
+from arrayopt.testing.diagnosis.search import LOWER, Judged, Watch, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
-from arrayopt.testing.diagnosis.watch import Watch
 
 __all__ = ["examine"]
 
@@ -34,27 +33,16 @@ def examine(
 ) -> Diagnosis:
     """The diagnosis of a trajectory.
 
-    Parameters
-    ----------
-    made : Trajectory
-        What the optimizer did.
-    known : dict of str to (float or array)
-        Numbers that are taken as they are.
-    said : dict of str to (float or array)
-        Numbers that the optimizer is said to have.
-    depth : int
-        How many changes to a plain rule are tried at once.
-    watch : Watch
-        Who is told of each hypothesis, and says when to stop.
+    Numbers that are `known` are taken as they are; those that are `said` are what the optimizer is said to have.
     """
-    reason = untold(made)
+    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
+    reason = untold(seen)
     if reason:
         return no_rule(made, reason)
     if len(made.names) > MANY:
         found = _from_few(made, known, said, min(depth, 2), watch)
         if found is not None:
             return found
-    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
     mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
     for deep in dict.fromkeys((0, min(depth, 1), depth)):
         best = search(seen, known, made.subject, depth=deep, tried=tried, watch=watch)
