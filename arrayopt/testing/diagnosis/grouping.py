@@ -116,12 +116,10 @@ def _fitting(
     h: Hypothesis, seen: Seen, values: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
     """A hypothesis with some numbers to be found and the others known, if it fits."""
-    names = Model(h, seen, {}).names
-    if not set(free) <= set(names):
-        return
-    known = {k: x for k, x in values.items() if k in names and k not in free}
     tried = replace(h, free=tuple(x for x in h.free if x[0] in free))  # the others are known, of each step
-    model = Model(tried, seen, known)
+    model = Model(tried, seen, {k: x for k, x in values.items() if k not in free})
+    if not set(free) <= set(model.names):
+        return
     near = {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()}
     found = fit(model, near)
     judged = judge(snapped(found) if free else found)

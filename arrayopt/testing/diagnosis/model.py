@@ -122,24 +122,26 @@ class Model:
 
     hypothesis: Hypothesis
     seen: Seen
-    fixed: Mapping[str, float]
+    given: Mapping[str, Any]
+
+    @cached_property
+    def fixed(self) -> dict[str, Any]:
+        """The known numbers that do something."""
+        return {name: x for name, x in self.given.items() if name in self.names}
 
     @cached_property
     def simulation(self) -> Simulation:
         """The rule, twisted, on the gradients, twisted."""
-        rule, twist, made = self.hypothesis.rule(), self.hypothesis.twisted, self.seen.trajectory
-        if twist is not None and twist.grads is not None:
-            made = twist.grads(made)
-        if twist is not None and twist.kind is not None:
-            fields = {name: getattr(rule, name) for name in (*hypers(type(rule)), *dict(rule.switches))}
-            rule = twist.kind(type(rule))(**fields)
-        return Simulation(rule, made, "" if twist is None else twist.state)
+        rule, twist = self.hypothesis.rule(), self.hypothesis.twisted
+        kind = twist.kind(type(rule))
+        if kind is not type(rule):
+            rule = kind(**{name: getattr(rule, name) for name in (*hypers(type(rule)), *dict(rule.switches))})
+        return Simulation(rule, twist.grads(self.seen.trajectory), twist.state)
 
     @cached_property
     def names(self) -> list[str]:
         """All numbers that do something."""
-        twist = self.hypothesis.twisted
-        return [*numbers(self.hypothesis.rule()), *(() if twist is None else twist.numbers)]
+        return [*numbers(self.hypothesis.rule()), *self.hypothesis.twisted.numbers]
 
     @cached_property
     def unknown(self) -> list[str]:
@@ -168,13 +170,12 @@ class Model:
 
     def predict(self, sets: Sets) -> Values:
         """The parameters after each step, of shape (sets, steps, elements)."""
-        twist, made = self.hypothesis.twisted, self.simulation.trajectory
+        made = self.simulation.trajectory
         values: dict[str, Any] = {**one_set(self.fixed), **sets, "t": made.counts[None]}
         if len(made.names) == 1:  # all tensors as one have one number
             values = {name: x[:, :, :1] for name, x in values.items()}
-        if twist is not None and twist.alters is not None:
-            with np.errstate(all="ignore"):
-                values = twist.alters(values, made)
+        with np.errstate(all="ignore"):
+            values = self.hypothesis.twisted.alters(values, made)
         return np.concatenate(self.simulation.run(values), axis=2)
 
     def errors(self, sets: Sets) -> Values:

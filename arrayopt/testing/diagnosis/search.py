@@ -214,8 +214,7 @@ def attempt(
 
     `least` is the cost without the last change: one that comes no nearer is not worked on.
     """
-    model = Model(hypothesis, seen, {})
-    model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
+    model = Model(hypothesis, seen, known)
     found = fit(model, warm)
     near = found.cost < PROMISING and found.cost < 0.999 * least and bool(model.unknown)
     judged = judge(snapped(found) if near else found)

@@ -39,7 +39,8 @@ class Sweep:
         self._made = made
         self._new = {n: made.outputs[n.data] for n in nodes if n.op == "input" and n.data in made.slots}
         args = {n: {self._new[n]} if n in self._new else set(n.args) for n in nodes}
-        needs, before = {n: 1 << i for i, n in enumerate(nodes)}, {}  # of each node a bit for each that it needs
+        needs = {n: 1 << i for i, n in enumerate(nodes)}  # of each node a bit for each that it needs
+        before: dict[Node, int] = {}
         while needs != before:
             before = dict(needs)
             for n in nodes:

@@ -31,28 +31,24 @@ class Twist:
         What it is, to follow the rule's name and "but"; ``{name}`` is a number's value.
     applies : callable
         Takes a rule, and says whether the change means something there.
-    kind : callable, optional
-        Gives the class of rules in place of another.
-    grads : callable, optional
-        Gives another trajectory in place of the one that was recorded.
+    kind, grads : callable
+        Give another class of rules, and another trajectory, in place of these.
     numbers : dict of str to list
         Numbers of its own, with values to begin the search at. Gradients are multiplied by a ``grad_factor``.
-    alters : callable, optional
+    alters : callable
         Gives other numbers in place of these; also takes the trajectory.
     state : str
         What the state is stored in, if not in what the rule says.
-    known : bool
-        Whether it can be told only where hyper-parameters are known.
-    wide : bool
-        Whether it can be told only where parameters are wider than 16 bits.
+    known, wide : bool
+        Whether it can be told only where hyper-parameters are known, or where parameters are wider than 16 bits.
     """
 
     words: str
     applies: Callable[[Rule], bool] = lambda rule: True
-    kind: Callable[[type[Rule]], type[Rule]] | None = None
-    grads: Callable[[Trajectory], Trajectory] | None = None
+    kind: Callable[[type[Rule]], type[Rule]] = lambda kind: kind
+    grads: Callable[[Trajectory], Trajectory] = lambda made: made
     numbers: Mapping[str, list[float]] = field(default_factory=dict)
-    alters: Callable[[Numbers, Trajectory], Numbers] | None = None
+    alters: Callable[[Numbers, Trajectory], Numbers] = lambda h, made: h
     state: str = ""
     known: bool = False
     wide: bool = False
