@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from arrayopt.rules.fields import hypers
-from arrayopt.testing.diagnosis.model import Model, Sets, one_set
+from arrayopt.testing.diagnosis.model import Model, Sets, cost, one_set
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["LINEAR", "Fit", "changed", "cost", "least_squares", "refined"]
+__all__ = ["LINEAR", "Fit", "changed", "least_squares", "refined"]
 
 LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")
 """Numbers that may be zero, and are not far from it: they are moved themselves, and not their logarithms."""
@@ -63,16 +63,10 @@ class Fit:
     cost: float
 
 
-def cost(errors: Values) -> Values:
-    """The root mean square of each set's errors."""
-    made: Values = np.sqrt(np.mean(np.minimum(errors**2, 1e4), axis=-1)) if errors.shape[-1] else np.zeros(len(errors))
-    return made
-
-
 def changed(found: Fit, values: Mapping[str, Any]) -> Fit:
     """A fit with some other values."""
     made = {**found.values, **values}
-    return Fit(found.model, made, float(cost(found.model.errors(one_set(made)))[0]))
+    return Fit(found.model, made, float(found.model.costs(one_set(made))[0]))
 
 
 def refined(found: Fit, limit: int = 40) -> Fit:

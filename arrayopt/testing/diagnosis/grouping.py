@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.decimals import snapped
 from arrayopt.testing.diagnosis.descent import Fit, changed
-from arrayopt.testing.diagnosis.fit import fit
+from arrayopt.testing.diagnosis.fit import fit, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.search import Judged, judge

@@ -14,7 +14,7 @@ from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 from arrayopt.testing.equivalence import Difference
 from arrayopt.testing.ulps import Scale, ulps
 
-__all__ = ["Model", "Seen", "Sets", "one_set"]
+__all__ = ["Model", "Seen", "Sets", "cost", "one_set"]
 
 Sets = dict[str, Values]
 """Numbers by name, each of shape (sets, 1 or steps, 1 or tensors)."""
@@ -26,6 +26,12 @@ LOST = 1e3
 def one_set(values: Mapping[str, Any]) -> Sets:
     """One set of numbers."""
     return {name: np.reshape(x, (1, *(np.shape(x) or (1, 1)))) for name, x in values.items()}
+
+
+def cost(errors: Values) -> Values:
+    """The root mean square of each set's errors."""
+    made: Values = np.sqrt(np.mean(np.minimum(errors**2, 1e4), axis=-1)) if errors.shape[-1] else np.zeros(len(errors))
+    return made
 
 
 class Seen:
@@ -81,6 +87,10 @@ class Seen:
         off = np.where(np.isfinite(off), np.clip(off, -LOST, LOST), LOST)
         found: Values = off[:, self.counts]
         return found
+
+    def costs(self, predicted: Values) -> Values:
+        """Of each set, the root mean square of the errors."""
+        return cost(self.errors(predicted))
 
     def distance(self, predicted: Values) -> Values:
         """How far predictions of one set are off, in ULPs."""
@@ -181,6 +191,10 @@ class Model:
     def errors(self, sets: Sets) -> Values:
         """See `Seen.errors`."""
         return self.seen.errors(self.predict(sets))
+
+    def costs(self, sets: Sets) -> Values:
+        """See `Seen.costs`."""
+        return self.seen.costs(self.predict(sets))
 
     def rescaled(self, sets: Sets, predicted: Values) -> Sets:
         """The sets with the learning rates that suit the predictions best, were these in proportion to them."""

@@ -44,16 +44,13 @@ def _body(found: Any) -> str:
     good = "" if found.as_documented else " bad"
     if not found.name:
         return f'<p class="verdict{good}">{escape(first)}</p>'
-    lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != _numbers(found))
+    numbers = words.numbers_in_words(found.hypers)  # which the table has
+    lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers)
     return f"""<p class="verdict{good}">{escape(first)}</p>
 {lines}
 {_table(found)}
 <h2>Differences by step, in ULPs of the update</h2>
 {_plot(found)}"""
-
-
-def _numbers(found: Any) -> str:
-    return words.numbers_in_words(found.hypers)
 
 
 def _table(found: Any) -> str:

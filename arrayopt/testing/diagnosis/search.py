@@ -10,9 +10,8 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
-from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
 from arrayopt.testing.diagnosis.descent import LINEAR, Fit, changed
-from arrayopt.testing.diagnosis.fit import beside, fit, moved
+from arrayopt.testing.diagnosis.fit import beside, fit, moved, rounder, snapped, tidy
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.sweep import rounded

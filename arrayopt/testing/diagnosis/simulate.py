@@ -6,7 +6,6 @@ elements.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import NARROW, array_namespace
 from arrayopt.fusion.dims import NotFlat, NotFolded, NotMeasured, NotOriented
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
-from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis.sweep import Sweep
@@ -28,36 +27,6 @@ AT_ONCE = 2**16
 
 _TRACES: dict[Any, Trace] = {}
 """What rules were traced as."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Tensors that one evaluation takes, shorter ones filled up with zeros.
-
-    Attributes
-    ----------
-    index : list of int
-        Which tensors of the trajectory.
-    sweep : Sweep
-        What is computed of arrays.
-    host : list of Node
-        What follows from numbers alone.
-    mask : array of bool, optional
-        The elements that are not filled up.
-    p, g : array
-        Parameters before each step and gradients, of shape (1, steps, tensors, *elements).
-    slots, counts : dict of str to array
-        Before the first step, and the numbers of elements, of shape (1, 1, tensors, *elements).
-    """
-
-    index: list[int]
-    sweep: Sweep
-    host: list[Node]
-    mask: Values | None
-    p: Values
-    g: Values
-    slots: dict[str, Values]
-    counts: dict[str, Values]
 
 
 class Simulation:
@@ -84,39 +53,28 @@ class Simulation:
         numbers = {k: np.broadcast_to(x, (1 if k == "t" else sets, steps, len(names))) for k, x in hypers.items()}
         found: list[Values] = [np.empty(0)] * len(names)
         with np.errstate(all="ignore"):
-            for block in self.blocks:
-                at, ones = block.index, (1,) * (block.p.ndim - 3)
+            for at, sweep, p, gradients in self.blocks:
+                ones = (1,) * (p.ndim - 3)
                 took = self.trajectory.took[:, at].reshape(steps, len(at), *ones)
                 laid = {k: x[:, :, at].reshape(-1, steps, len(at), *ones) for k, x in numbers.items()}
                 laid[UPDATES] = laid.pop("t")
-                made = np.empty((sets, *block.p.shape[1:]))
-                few = max(1, AT_ONCE // block.p.size)
+                made = np.empty((sets, *p.shape[1:]))
+                few = max(1, AT_ONCE // p.size)
                 for i in range(0, sets, few):
                     own = {k: x if k == UPDATES else x[i : i + few] for k, x in laid.items()}
-                    g = block.g * own.pop("grad_factor", 1.0)
-                    known = self._known(block, own)
-                    new = block.sweep.run(block.p, g, block.slots, known, took, block.mask, self.state)
-                    made[i : i + few] = np.where(took, new, block.p)
+                    g = gradients * own.pop("grad_factor", 1.0)
+                    made[i : i + few] = np.where(took, sweep.run(p, g, own, took), p)
                 for k, i in enumerate(at):
                     size = self.trajectory.params[0][names[i]].size
                     found[i] = made[:, :, k].reshape(sets, steps, -1)[:, :, :size]
         return found
 
-    def _known(self, block: _Block, own: Mapping[str, Values]) -> dict[Node, Values]:
-        """What follows from numbers of each step alone."""
-        given = {**own, **block.counts}
-        made: dict[Node, Values] = {}
-        for n in block.host:
-            if n.op == "host":
-                made[n] = given[n.data]
-            elif n.op == "const":
-                made[n] = np.full((1,) * block.p.ndim, n.data)
-            else:
-                made[n] = np.asarray(OPS[n.op].numpy(*(made[a] for a in n.args)))
-        return made
+    def _blocks(self) -> Iterator[tuple[list[int], Sweep, Values, Values]]:
+        """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block.
 
-    def _blocks(self) -> Iterator[_Block]:
-        """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block."""
+        Of each block: which tensors, what computes them, and their parameters before each step and gradients, of shape
+        (1, steps, tensors, *elements). Shorter tensors are filled up with zeros.
+        """
         together: dict[Any, tuple[list[int], Trace, list[Node]]] = {}
         for i, name in enumerate(self.trajectory.names):
             made = _traced(self.rule, self.trajectory.params[0][name].shape, self.dtype)
@@ -125,9 +83,10 @@ class Simulation:
             key = tuple((n.op, tuple(place[a] for a in n.args), n.axes, repr(n.data)) for n in nodes)
             together.setdefault((key, None if made.element == "C" else i), ([], made, nodes))[0].append(i)
         for index, made, nodes in together.values():
-            yield self._block(index, made, nodes)
+            yield (index, *self._laid(index, made, nodes))
 
-    def _block(self, index: list[int], made: Trace, nodes: list[Node]) -> _Block:
+    def _laid(self, index: list[int], made: Trace, nodes: list[Node]) -> tuple[Sweep, Values, Values]:
+        """What computes some tensors, their parameters and their gradients."""
         names, before = [self.trajectory.names[i] for i in index], self.trajectory.params[:-1]
         starts = [before[0][name] for name in names]
         sizes = [dict(zip(made.element, _seen_shape(made.element, x.shape), strict=True)) for x in starts]
@@ -156,8 +115,7 @@ class Simulation:
             for row in self.trajectory.grads
         ]
         g = np.stack([lay(row) for row in grads])[None]
-        sweep = Sweep(made, [n for n in nodes if not n.on_host])
-        return _Block(index, sweep, [n for n in nodes if n.on_host], mask, p, g, slots, counts)
+        return Sweep(made, nodes, {**slots, **counts}, mask, self.state), p, g
 
 
 def _seen_shape(element: str, shape: tuple[int, ...]) -> tuple[int, ...]:
