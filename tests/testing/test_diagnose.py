@@ -230,6 +230,17 @@ def test_simulated_rules_are_the_rules(hypothesis):
     assert predicted.shape[0] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("matrix", "small"), ("vector", "zeros")], ids=["matrices", "vectors"])
+def test_every_change_of_a_rule_has_a_graph(names):
+    """What cannot be traced could not be simulated."""
+    seen = Seen(recorded(ao.SGD(lr=0.1)).only(names))
+    shapes = [x.shape for x in seen.trajectory.params[0].values()]
+    for one in plain(shapes):
+        for hypothesis in one.neighbours(narrow=False, known=True):
+            assert Model(hypothesis, seen, {}).simulation.blocks, hypothesis
+
+
 MATRICES = {"wide": (3, 5), "tall": (5, 3), "square": (3, 3), "kernel": (2, 3, 2, 2), "row": (1, 4)}
 
 

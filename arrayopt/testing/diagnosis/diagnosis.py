@@ -13,7 +13,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
 from arrayopt.testing.diagnosis.fit import simplified
 from arrayopt.testing.diagnosis.hidden import MADE_UP, made_up, unseen
-from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
+from arrayopt.testing.diagnosis.hypothesis import OFF
 from arrayopt.testing.diagnosis.model import Seen, one_set
 from arrayopt.testing.diagnosis.oddities import lost, motion
 from arrayopt.testing.diagnosis.search import Judged, judge
@@ -180,7 +180,11 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
     h, values = best.hypothesis, dict(best.fit.values)
     changes = words.changes(h, values, names)
     switches = {name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches}
-    others = [_title(x.hypothesis, x.fit.values, names) for x in found[1:]]
+    others = []
+    for x in found[1:]:
+        other = "; ".join(words.changes(x.hypothesis, x.fit.values, names))
+        numbers = words.numbers_in_words(x.fit.values)
+        others.append(f"{x.hypothesis.kind.__name__}{': ' if other else ''}{other} ({numbers})")
     said, gone = words.remarks(values, known), lost(seen)
     if best.coarse:
         said.append("hyper-parameters are rounded to float32")
@@ -223,11 +227,6 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
 def no_rule(made: Trajectory, reason: str) -> Diagnosis:
     """The diagnosis of what comes near no rule, for some reason."""
     return Diagnosis(made.subject, explained=False, reason=reason, finite=not lost(Seen(made)))
-
-
-def _title(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> str:
-    changed = words.changes(h, values, names)
-    return f"{h.kind.__name__}{': ' if changed else ''}{'; '.join(changed)} ({words.numbers_in_words(values)})"
 
 
 def _rule(found: Judged) -> Rule | None:

@@ -60,12 +60,9 @@ CLOSE = (5e-3, 0.05)
 """The cost below which numbers are tried elsewhere that do nothing where they are; and that for the rules above."""
 
 
-def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) -> Fit:
-    """The numbers under which a model comes nearest; the search begins at those that are `warm`, too.
-
-    Least squares may evaluate `limit` times from each start.
-    """
-    sets = model.sets(list(_starts(model, warm or {})))
+def fit(model: Model, warm: Mapping[str, Any]) -> Fit:
+    """The numbers under which a model comes nearest; the search begins at those that are `warm`, too."""
+    sets = model.sets(list(_starts(model, warm)))
     if not sets:
         return Fit(model, dict(model.fixed), float(model.costs({})[0]))
     predicted = model.predict(sets)
@@ -81,7 +78,7 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
     costs = model.seen.costs(predicted)
     found = Fit(model, {}, math.inf)
     for best in _apart(costs, 2 if warm else 6):
-        one = refined(Fit(model, model.values(sets, best), float(costs[best])), limit)
+        one = refined(Fit(model, model.values(sets, best), float(costs[best])), 6)
         for _ in range(5):
             if one.cost > NEAR:
                 break

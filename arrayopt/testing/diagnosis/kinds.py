@@ -40,7 +40,6 @@ def _in(method: str) -> Callable[[Callable[..., Any]], Change]:
 
             return type(kind.__name__, (kind,), {method: called, "__module__": kind.__module__})
 
-        changed.__doc__ = function.__doc__
         return changed
 
     return decorate
@@ -117,25 +116,19 @@ def decay_first(update: Any, rule: Any, xp: Any, p: Any, g: Any, s: Any, h: Any)
     return update(rule, xp, p * (1.0 - h.lr * h.weight_decay), g, s, _bare(h))
 
 
-@_in("update")
-def decay_after(update: Any, rule: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
-    """The decay is taken off the new parameter."""
-    new, slots = update(rule, xp, p, g, s, _bare(h))
-    return new * (1.0 - h.lr * h.weight_decay), slots
+def _less(taken: Callable[[Any, Any, Any], Any]) -> Change:
+    """An update without decay, of whose new parameter something is taken: a function of p, the new p, and h."""
+
+    def update(bare: Any, rule: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        new, slots = bare(rule, xp, p, g, s, _bare(h))
+        return new - taken(p, new, h), slots
+
+    return _in("update")(update)
 
 
-@_in("update")
-def decoupled(update: Any, rule: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
-    """The decay is taken off beside the update, times lr."""
-    new, slots = update(rule, xp, p, g, s, _bare(h))
-    return new - h.lr * h.weight_decay * p, slots
-
-
-@_in("update")
-def decay_without_lr(update: Any, rule: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
-    """The decay is taken off beside the update, and not times lr."""
-    new, slots = update(rule, xp, p, g, s, _bare(h))
-    return new - h.weight_decay * p, slots
+decoupled = _less(lambda p, new, h: h.lr * h.weight_decay * p)
+decay_after = _less(lambda p, new, h: h.lr * h.weight_decay * new)
+decay_without_lr = _less(lambda p, new, h: h.weight_decay * p)
 
 
 # ---- the start of the moments ----------------------------------------------------------------------------------------

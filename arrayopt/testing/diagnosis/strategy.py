@@ -108,7 +108,7 @@ def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch)
             costs = {}  # of each tensor by itself
             for name in few:
                 model = Model(best[0].hypothesis, Seen(made.only([name])), _of(known, made, [name]))
-                costs[name] = fit(model).cost
+                costs[name] = fit(model, {}).cost
             best = looked([min(few, key=costs.__getitem__)], deep)
             told = best[0].passes
             if told:
