@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -97,22 +98,20 @@ class Judged:
 
 def judge(found: Fit) -> Judged:
     """How far a fit is off; with hyper-parameters in float32 where these do better and parameters are no wider."""
-    made = _judged(found, found, coarse=False)
-    seen = found.model.seen
-    if not made.passes and all(x != "float64" for x in seen.trajectory.dtypes.values()):
-        values = {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()}
-        other = _judged(found, replace(found, values=values), coarse=True)
-        return other if other.ulps < made.ulps else made
-    return made
+    made, dtypes = _judged(found, found.values), found.model.seen.trajectory.dtypes.values()
+    if made.passes or "float64" in dtypes:
+        return made
+    other = _judged(found, {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()})
+    return replace(other, coarse=True) if other.ulps < made.ulps else made
 
 
-def _judged(shown: Fit, found: Fit, *, coarse: bool) -> Judged:
-    seen = found.model.seen
-    predicted = found.model.predict(one_set(found.values))[0]
+def _judged(found: Fit, values: Mapping[str, Any]) -> Judged:
+    """How far a fit is off with some values."""
+    seen, predicted = found.model.seen, found.model.predict(one_set(values))[0]
     distances = np.where(seen.trajectory.took[:, seen.tensor] & np.isfinite(seen.got), seen.distance(predicted), 0.0)
     with np.errstate(all="ignore"):
         near = np.abs(predicted - seen.got) <= seen.by_dtype(SHARES) * seen.updates
-    return Judged(shown, distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS)), coarse)
+    return Judged(found, distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS)))
 
 
 def search(
@@ -158,16 +157,12 @@ def search(
         parents = _parents(
             [x for x in nearest if x.hypothesis.changes <= base + level], name, WIDTH if level else len(first)
         )
-        for free in (False, True):
-            for parent in parents:
-                warm, least = parent.fit.values, parent.fit.cost
-                others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-                take([x for x in others if (x.free != parent.hypothesis.free) == free], warm, least)
-                if any(x.passes for x in tried.values()):
-                    break
-            else:
-                continue
-            break
+        for free, parent in product((False, True), parents):
+            others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
+            others = [x for x in others if (x.free != parent.hypothesis.free) == free]
+            take(others, parent.fit.values, parent.fit.cost)
+            if any(x.passes for x in tried.values()):
+                break
     matches = _matches(tried, name)
     last: Judged | None = None
     while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
