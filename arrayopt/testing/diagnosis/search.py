@@ -159,8 +159,8 @@ def search(
         )
         for free, parent in product((False, True), parents):
             others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-            others = [x for x in others if (x.free != parent.hypothesis.free) == free]
-            take(others, parent.fit.values, parent.fit.cost)
+            chosen = [x for x in others if (x.free != parent.hypothesis.free) == free]
+            take(chosen, parent.fit.values, parent.fit.cost)
             if any(x.passes for x in tried.values()):
                 break
     matches = _matches(tried, name)
