@@ -181,16 +181,25 @@ def _entered(place: Place, opt: Any, grads: Any, act: Callable[[], object] | Non
     here = place.comm is None or place.comm.rank == place.comm.size - 1
     if place.comm is not None:
         opt.save(place.folder / "before.safetensors")
-    with contextlib.suppress(Fault, ao.ranks.RankError), Raising(at, act) if here else contextlib.nullcontext():
+    refused = Fault, ao.ranks.RankError, ValueError  # a fault before a vote is told in the next call of all ranks
+    with contextlib.suppress(*refused), Raising(at, act) if here else contextlib.nullcontext():
         opt.step(grads)
     try:
-        made = contents(opt) != before
+        made = _told(opt) != before
     except ao.ranks.RankError:  # ranks that were torn apart
         opt.load(place.folder / "before.safetensors")
         made = False
     if not made:
         opt.step(grads)
     return opt
+
+
+def _told(opt: Any) -> dict[Any, Any]:
+    """What an optimizer holds; asked for once more where another rank was in another call."""
+    try:
+        return contents(opt)
+    except ValueError:
+        return contents(opt)
 
 
 def _signalled(place: Place, opt: Any, grads: Any) -> Any:
