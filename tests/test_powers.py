@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.entered import bits
 from tests.support.powers import CALLS, CHANGES, DTYPES, RULES, RUNS, Case
-from tests.support.slow import examples, marked
+from tests.support.slow import marked, settled
 
 # a fault in a generator that is being closed reaches nobody
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -35,7 +35,7 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
 
 
 @pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
-@settings(max_examples=examples(40), deadline=None)
+@settled(40)
 @given(
     name=st.sampled_from(sorted(RULES)),
     changes=SOME_CHANGES,
@@ -51,7 +51,7 @@ def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how,
 
 
 @pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
-@settings(max_examples=examples(40), deadline=None)
+@settled(40)
 @given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES)
 def test_engines_agree(engine, name, changes):
     case = case_of(name, changes)

@@ -10,14 +10,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.params.trees import flatten
 from tests.support.model import Model
 from tests.support.problems import STEPS, problems
-from tests.support.slow import examples, marked
+from tests.support.slow import marked, settled
 
 REAL = {"complex64": "float32", "complex128": "float64"}
 SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf", "d", "previous", "m_slow")
@@ -181,18 +181,6 @@ def assert_averaged(opt):
         if "ema" not in s and {"z", "x"} & s.keys():
             continue  # of rules that are evaluated elsewhere: tests/rules/test_points.py
         assert average.tobytes() == s.get("ema", p).astype(p.dtype).tobytes()
-
-
-def settled(number):
-    """So many examples, the same in each run; or, to search, what ``EXAMPLES`` says, new ones in each run."""
-    wanted = os.environ.get("EXAMPLES")
-    return settings(
-        max_examples=int(wanted or examples(number)),
-        derandomize=not wanted,
-        deadline=None,
-        database=None,
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    )
 
 
 @given(problems(), st.sampled_from(["array_api", "numpy"]), st.integers(1, 4), st.booleans())

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import arrayopt as ao
 from tests.support.model import Model
-from tests.support.slow import PROFILE
-from tests.test_random import frozen, settled
+from tests.support.slow import PROFILE, settled
+from tests.test_random import frozen
 
 SHAPES = {"w": (3, 4), "b": (5,), "s": (), "e": (0, 2), "n0": (2, 3), "n1": (4,)}
 RULES = {

@@ -90,16 +90,15 @@ def _apply(
     *,
     name: str,
     first: int,
-    clip: Any,
-    stats: bool,
     stacked: bool | None,
+    **options: Any,
 ) -> tuple[Array, dict[str, Array], Report]:
     """`apply`, as the libraries' arrays are."""
 
     def one(
         p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t
     ) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats)
+        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options)
 
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
         return one(p, g, slots, first)
@@ -113,12 +112,13 @@ def _apply(
         return mapped
     if not differ:
         try:
-            return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), clip=clip, stats=stats, together=True)
+            return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True)
         except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
             pass
-    ts = [int(x) for x in t] if differ else [t] * p.shape[0]
-    each = zip(ts, split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, x, strict=True)), first + i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
+    done = []
+    for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
+        of_layer = {name: x[i, ...] for name, x in slots.items()}
+        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -234,10 +234,9 @@ class ArrayAPI:
             for tensor, p, slots, report in done:
                 mask = (asked.left or {}).get(tensor.layers)
                 if size(p):
-                    with on_its_device(p):
-                        tensor.put(None, p)
-                        for name in slots:
-                            tensor.put(name, slots[name])
+                    tensor.put(None, p)
+                    for name in slots:
+                        tensor.put(name, slots[name])
                 if one is _stack:
                     for i in range(p.shape[0] if report else 0):
                         if mask is None or not mask[i]:

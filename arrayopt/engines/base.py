@@ -153,4 +153,4 @@ class Judge(Holder, Protocol):
         """The norms of the last step's gradients by tensor name."""
 
     def commit(self) -> None:
-        """The step is made: what was decided of the loss scale holds from now on."""
+        """The step is made: what was decided of the loss scale and the joint norm holds from now on."""

@@ -10,10 +10,11 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["BAND", "bands", "controlled", "look_again", "one_thread"]
+__all__ = ["BANDS", "bands", "controlled", "look_again", "one_thread"]
 
-BAND = 64
-"""A product of more rows is made in bands of so many rows, which threads share; so their number changes no bit."""
+BANDS = 64, 256
+"""Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these; so the number of
+threads changes no bit."""
 
 _lock = threading.Lock()
 _before: list[tuple[Any, int]] = []
@@ -22,7 +23,8 @@ _users = 0
 
 def bands(rows: int) -> list[tuple[int, int]]:
     """The rows of each band, from outside in: of a symmetric product the last ones are the longest."""
-    ends = [(i, min(rows, i + BAND)) for i in range(0, rows, BAND)]
+    band = min(max(rows // 4, BANDS[0]), BANDS[1])
+    ends = [(i, min(rows, i + band)) for i in range(0, rows, band)]
     return [ends[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(len(ends))]
 
 

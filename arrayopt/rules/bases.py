@@ -1,5 +1,6 @@
 """Words for rules that work in a rotated basis: eigenvectors of averages of g gᵀ, and how they are followed."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ __all__ = ["first_basis", "next_basis"]
 
 SEEN = 100.0
 """A number counts as zero up to so many times the dtype's eps times the largest beside it."""
+
+LARGE = 256
+"""Matrices of so many rows are large."""
 
 
 def first_basis(xp: Any, a: Array) -> Array:
@@ -33,6 +37,8 @@ def next_basis(xp: Any, a: Array, q: Array) -> tuple[Array, Array]:
     size = xp.sum(q * s, axis=-2)
     order = xp.argsort(xp.where(_seen(xp, size), size, 0.0), axis=-1, descending=True, stable=True)
     s = _taken(xp, s, order)
+    if _is_large(s) and np.isfinite(size).all():
+        return _large_basis(s, order)
     q, r = xp.linalg.qr(s)
     seen = _seen(xp, xp.abs(xp.linalg.diagonal(r)))
     if isinstance(s, np.ndarray) and seen.all():  # what is below would make the same again
@@ -70,5 +76,31 @@ def _basis(xp: Any, x: Array) -> Array:
 
 def _signed(xp: Any, q: Array) -> Array:
     """The columns of q with the signs that `_basis` has."""
-    total = xp.sum(q / xp.cumulative_sum(xp.ones_like(q), axis=-2), axis=-2, keepdims=True)
-    return xp.where(total < 0, -q, q)
+    rows = xp.cumulative_sum(xp.ones_like(xp.sum(q, axis=-1, keepdims=True)), axis=-2)
+    return xp.where(xp.sum(q / rows, axis=-2, keepdims=True) < 0, -q, q)
+
+
+def _is_large(s: Array) -> bool:
+    """Whether SciPy's LAPACK works on a matrix: NumPy's `qr` computes in double precision, and makes all of r."""
+    return isinstance(s, np.ndarray) and s.ndim == 2 and len(s) >= LARGE and find_spec("scipy") is not None
+
+
+def _large_basis(s: Array, order: Array) -> tuple[Array, Array]:
+    """The end of `next_basis`, in the dtype of s; what is chosen anew costs nothing but its columns of q."""
+    from scipy.linalg import get_lapack_funcs
+
+    geqrf, orgqr = get_lapack_funcs(("geqrf", "orgqr"), (s,))
+    packed, tau = _work(geqrf, s)
+    seen = _seen(np, np.abs(np.diagonal(packed)))
+    if not seen.all():
+        last = np.argsort(~seen, stable=True)
+        order, count = order[last], int(seen.sum())
+        packed = np.zeros_like(s, order="F")
+        packed[:, :count], tau = _work(geqrf, s[:, last[:count]])
+    return np.ascontiguousarray(_signed(np, _work(orgqr, packed, tau)[0])), order
+
+
+def _work(function: Any, *args: Array) -> tuple[Any, Any]:
+    """The first two results of a function of LAPACK, with as much room for its work as it likes."""
+    room = int(function(*args, lwork=-1)[-2][0])
+    return function(*args, lwork=room)[:2]  # type: ignore[no-any-return]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from arrayopt.arrays import on_its_device
 from arrayopt.engines.base import Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
@@ -133,6 +134,7 @@ class Judging:
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
+            self._norms = self._norms and _overwritten  # they lie where those of this step are going to be
             found = known.judge(
                 measures(),
                 self.scaling,
@@ -147,20 +149,21 @@ class Judging:
         norms = gradient_norms(self._engine, measures(), self._team)
         self._judged = lambda: norms
         held = self._run.peek("scale") if own else known.scale
-        total, left = joint_norm(list(norms.values())), None
-        if known.stacks and not math.isfinite(float(total)):
-            left, rest = left_out(known.stacks, norms)
-            total = joint_norm(list(rest.values()))
-        found = judge(total, scale=held if scaled else None, limit=known.limit, check=known.check)
+        left, first = None, next(iter(norms.values()), 0.0)
+        with on_its_device(first):
+            total = joint_norm(list(norms.values()))
+            if known.stacks and not math.isfinite(float(total)):
+                left, rest = left_out(known.stacks, norms)
+                total = joint_norm(list(rest.values()))
+            found = judge(total, scale=held if scaled else None, limit=known.limit, check=known.check)
         return found._replace(skip=bool(found.skip), left=left)
 
     def end(self, verdict: Verdict, known: Known) -> None:
         """The step is made, or skipped."""
         self._norms = self._judged
-        if not known.check:
-            return
-        if known.judge is not None:
+        if known.judge is not None and (known.check or known.limit is not None):
             known.judge.commit()
+        if known.judge is not None or not known.check:
             return
         loss = self._run.loss
         scaled = {} if self.scaling is None else self.scaling.next(loss, verdict.skip)
@@ -174,3 +177,10 @@ class Judging:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_norms": None, "_judged": None, "_judge": (-1, None)}
+
+
+def _overwritten() -> dict[str, Any]:
+    """The norms of the last step, if a later one has failed since."""
+    raise RuntimeError(
+        "Optimizer: a later step failed after it had measured its gradients, so the norms of the last step are gone"
+    )

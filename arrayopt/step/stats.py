@@ -36,7 +36,12 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     @property
     def wanted(self) -> bool:
         """Whether the next step is to collect reports."""
-        return self.enabled or bool(self._requests)
+        return self.enabled or self.requested
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody is to be called with the next step's reports."""
+        return bool(self._requests)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_norm": self.global_norm}

@@ -1,11 +1,9 @@
 """Any number of ranks computes what one process does, to the last bit."""
 
-import os
-
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
@@ -13,7 +11,7 @@ from arrayopt.engines.numba.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
-from tests.support.slow import PROFILE, examples, marked
+from tests.support.slow import PROFILE, marked, settled
 
 RULES = {
     "LAMB": (ao.LAMB(lr=0.01), {}),
@@ -85,6 +83,13 @@ def test_engines_that_take_whole_tensors(engine, label):
     found, held = both(rule, 3, engine=engine, **options)
     assert found == [[]] * 3
     assert not any(x["cut"] for x in held)
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+def test_an_infinite_norm_is_infinite_on_all_ranks(engine):
+    """Where nothing is skipped it clips all gradients to nothing, as in one process; one that is NaN clips none."""
+    found, _ = both(ao.SGD(lr=0.01), 3, bad=("words",), clip_norm=1.0, engine=engine)
+    assert found == [[]] * 3
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
@@ -242,7 +247,7 @@ def problems(draw):
 
 
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")  # of a rule that looks at shapes
-@settings(max_examples=int(os.environ.get("EXAMPLES", examples(9))), deadline=None)
+@settled(9)
 @given(problems())
 def test_random_problems(problem):
     rule, shapes, absent, options, ranks = problem

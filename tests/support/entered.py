@@ -69,7 +69,7 @@ def contents(opt):
     return bits(held(opt)) | {"stats": reports, "norm": opt.stats.global_norm}
 
 
-def check(new, samples, act=None, contents=contents):
+def check(new, samples, act=None):
     """Enter a fault at some of the calls of a step: the state before or after, from which the optimizer goes on."""
     opt, (last, *following) = new()
     before = contents(opt)

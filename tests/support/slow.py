@@ -4,8 +4,9 @@ import os
 import re
 
 import pytest
+from hypothesis import Phase, settings
 
-__all__ = ["COSTLY", "LATER", "PROFILE", "examples", "marked", "waits"]
+__all__ = ["COSTLY", "LATER", "PROFILE", "marked", "settled", "waits"]
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 """How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
@@ -260,6 +261,16 @@ def marked(cases, quick, name=str):
     ]
 
 
-def examples(number):
-    """How many examples a random test tries: a third of a number in each run."""
-    return -(-number // 3) if PROFILE == "quick" else number
+def settled(number):
+    """The settings of a random test: so many examples, the same in each run, of which `make test` tries a third.
+
+    To search, the environment's ``EXAMPLES`` says how many there are, and they are new in each run.
+    """
+    wanted = os.environ.get("EXAMPLES")
+    return settings(
+        max_examples=int(wanted or (-(-number // 3) if PROFILE == "quick" else number)),
+        derandomize=not wanted,
+        deadline=None,
+        database=None,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )

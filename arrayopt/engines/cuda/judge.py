@@ -49,6 +49,15 @@ class Judge:
         What measures gradients.
     buckets : sequence of Bucket
         The tensors, all of one library and on one device.
+
+    Attributes
+    ----------
+    verdict : cupy.ndarray
+        What was decided last, as in `VERDICT`.
+    made : cupy.ndarray
+        What was decided of the last step that was made: a step that fails later must not be seen.
+    state : Upload
+        The numbers of the loss scale, as in `STATE`: the end of `made`.
     """
 
     def __init__(self, engine: Fused, buckets: Sequence[Bucket], options: Sequence[str]) -> None:
@@ -56,7 +65,8 @@ class Judge:
         self.access, self.device = access(buckets[0].tensors[0].array)
         with on_device(self.access, self.device):
             self.given, self.state = Upload((len(GIVEN),), np.float64), Upload((len(STATE),), np.float64)
-            self.verdict, self.flags = cupy.zeros(len(VERDICT), np.float64), Flags(buckets)
+            self.verdict, self.made = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
+            self.state.array, self.flags = self.made[-len(STATE) :], Flags(buckets)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
         self.inverse = _view(self.state.array, STATE.index("inverse"))
         self.norms: dict[bytes, tuple[Upload, Upload]] = {}
@@ -96,7 +106,7 @@ class Judge:
     def commit(self) -> None:
         """See `arrayopt.engines.base.Judge.commit`."""
         with on_device(self.access, self.device):
-            self.state.array[...] = self.verdict[-len(STATE) :]
+            self.made[...] = self.verdict
 
     # ---- what it decides --------------------------------------------------------------------------------------------
 
@@ -155,7 +165,7 @@ class Judge:
         """The joint norm of the last step's gradients, on the device."""
         with on_device(self.access, self.device):
             uncaptured()
-            return self.access.own(self.verdict.copy())[VERDICT.index("norm")]
+            return self.access.own(self.made.copy())[VERDICT.index("norm")]
 
     def each_norm(self) -> dict[str, Any]:
         """The norms of the last step's gradients by tensor name; waits for the device."""

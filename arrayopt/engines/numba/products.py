@@ -8,7 +8,7 @@ import re
 from functools import cache
 from importlib.util import find_spec
 
-from arrayopt.engines.blas import BAND, controlled, look_again
+from arrayopt.engines.blas import BANDS, controlled, look_again
 from arrayopt.engines.numba.text import REST, Text
 from arrayopt.fusion.layout import CHUNK
 from arrayopt.fusion.stages import Sweep
@@ -110,12 +110,13 @@ def emit_product(m: Text, k: int, p: Sweep) -> None:
     sizes = [" * ".join(x.axes[-2:].upper()) for x in (n.args[0], n.args[1], n)]
     m.put(0, "", "", "@inner", f"def units_{k}(row, thread, threads, {REST}):")
     m.put(1, "A, B, R, C = table[row, IN_A], table[row, IN_B], table[row, IN_R], table[row, IN_C]")
-    m.put(1, f"bands = ({rows} + {BAND - 1}) // {BAND}", "total = A * B * bands")
+    m.put(1, f"high = min(max({rows} // 4, {BANDS[0]}), {BANDS[1]})")
+    m.put(1, f"bands = ({rows} + high - 1) // high", "total = A * B * bands")
     m.put(1, "for unit in range(total * thread // threads, total * (thread + 1) // threads):")
     m.put(2, "ab, band = unit // bands, unit % bands")
     m.put(2, "band = band // 2 if band % 2 == 0 else bands - 1 - band // 2")
     at = [f"table[row, AT_{x}] + ab * {size} * SIZE" for x, size in zip((a, b, *p.stores), sizes, strict=True)]
-    m.put(2, f"i0 = band * {BAND}", f"i1 = min({rows}, i0 + {BAND})")
+    m.put(2, "i0 = band * high", f"i1 = min({rows}, i0 + high)")
     flags = ", ".join(str(int(x)) for x in (ta, tb, symmetric))
     m.put(2, f"multiply(table[row, {BLAS}], {', '.join(at)}, i0, i1, {rows}, {columns}, {between}, {flags})")
 
