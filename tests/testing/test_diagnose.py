@@ -230,8 +230,13 @@ def test_simulated_rules_are_the_rules(hypothesis):
     assert predicted.shape[0] == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("matrix", "small"), ("vector", "zeros")], ids=["matrices", "vectors"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("matrix", "small"), id="matrices", marks=pytest.mark.slow),
+        pytest.param(("vector", "zeros"), id="vectors"),
+    ],
+)
 def test_every_change_of_a_rule_has_a_graph(names):
     """What cannot be traced could not be simulated."""
     seen = Seen(recorded(ao.SGD(lr=0.1)).only(names))
