@@ -71,7 +71,7 @@ def _basis(xp: Any, x: Array) -> Array:
     others, of a unit vector: the same in every library, whatever the signs of the others. Signs are chosen such that
     Σ qᵢ/i is not negative for each column q.
     """
-    return _signed(xp, xp.linalg.qr(x)[0])
+    return _signed(xp, _reflected(*_reflections(x, _leading(x, 0.0))) if _is_large(x) else xp.linalg.qr(x)[0])
 
 
 def _signed(xp: Any, q: Array) -> Array:
@@ -87,17 +87,42 @@ def _is_large(s: Array) -> bool:
 
 def _large_basis(s: Array, order: Array) -> tuple[Array, Array]:
     """The end of `next_basis`, in the dtype of s; what is chosen anew costs nothing but its columns of q."""
-    from scipy.linalg import get_lapack_funcs
-
-    geqrf, orgqr = get_lapack_funcs(("geqrf", "orgqr"), (s,))
-    packed, tau = _work(geqrf, s)
+    count = _leading(s, SEEN * float(np.finfo(s.dtype).eps))
+    packed, tau = _reflections(s, count)
     seen = _seen(np, np.abs(np.diagonal(packed)))
     if not seen.all():
         last = np.argsort(~seen, stable=True)
         order, count = order[last], int(seen.sum())
-        packed = np.zeros_like(s, order="F")
-        packed[:, :count], tau = _work(geqrf, s[:, last[:count]])
-    return np.ascontiguousarray(_signed(np, _work(orgqr, packed, tau)[0])), order
+        packed, tau = _reflections(s[:, last[:count]], count)
+    return _signed(np, _reflected(packed, tau)), order
+
+
+def _leading(x: Array, least: float) -> int:
+    """How many columns are left, without the last ones whose norms are at most `least` times that of the first.
+
+    A column's norm bounds its entry on the diagonal of r; and r has that of the first column.
+    """
+    scaled = x / (np.max(np.abs(x)) or 1.0)
+    norms = np.sqrt(np.sum(scaled * scaled, axis=0))
+    return 1 + int(np.flatnonzero(norms > least * norms[0]).max(initial=0))
+
+
+def _reflections(x: Array, count: int) -> tuple[Array, Array]:
+    """Householder's QR of the first columns, as LAPACK packs it in a square matrix: reflections below r; their scales."""
+    from scipy.linalg import get_lapack_funcs
+
+    geqrf = get_lapack_funcs("geqrf", (x,))
+    packed = np.zeros((len(x), len(x)), x.dtype, order="F")
+    packed[:, :count], tau = _work(geqrf, x[:, :count])
+    return packed, tau
+
+
+def _reflected(packed: Array, tau: Array) -> Array:
+    """The orthonormal matrix of reflections."""
+    from scipy.linalg import get_lapack_funcs
+
+    orgqr = get_lapack_funcs("orgqr", (packed,))
+    return np.ascontiguousarray(_work(orgqr, packed, tau)[0])
 
 
 def _work(function: Any, *args: Array) -> tuple[Any, Any]:
