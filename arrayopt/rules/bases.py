@@ -77,7 +77,8 @@ def _basis(xp: Any, x: Array) -> Array:
 def _signed(xp: Any, q: Array) -> Array:
     """The columns of q with the signs that `_basis` has."""
     rows = xp.cumulative_sum(xp.ones_like(xp.sum(q, axis=-1, keepdims=True)), axis=-2)
-    return xp.where(xp.sum(q / rows, axis=-2, keepdims=True) < 0, -q, q)
+    total = xp.sum(q / rows, axis=-2, keepdims=True)
+    return q * xp.where(total < 0, -1.0, xp.ones_like(total))
 
 
 def _is_large(s: Array) -> bool:
@@ -94,7 +95,7 @@ def _large_basis(s: Array, order: Array) -> tuple[Array, Array]:
         last = np.argsort(~seen, stable=True)
         order, count = order[last], int(seen.sum())
         packed, tau = _reflections(s[:, last[:count]], count)
-    return _signed(np, _reflected(packed, tau)), order
+    return np.ascontiguousarray(_signed(np, _reflected(packed, tau))), order
 
 
 def _leading(x: Array, least: float) -> int:
@@ -102,13 +103,13 @@ def _leading(x: Array, least: float) -> int:
 
     A column's norm bounds its entry on the diagonal of r; and r has that of the first column.
     """
-    scaled = x / (np.max(np.abs(x)) or 1.0)
-    norms = np.sqrt(np.sum(scaled * scaled, axis=0))
+    scaled = x / (max(x.max(), -x.min()) or 1.0)
+    norms = np.sqrt(np.einsum("ij,ij->j", scaled, scaled))
     return 1 + int(np.flatnonzero(norms > least * norms[0]).max(initial=0))
 
 
 def _reflections(x: Array, count: int) -> tuple[Array, Array]:
-    """Householder's QR of the first columns, as LAPACK packs it in a square matrix: reflections below r; their scales."""
+    """Householder's QR of the first columns, as LAPACK packs it in a square matrix; and the reflections' scales."""
     from scipy.linalg import get_lapack_funcs
 
     geqrf = get_lapack_funcs("geqrf", (x,))
@@ -122,10 +123,10 @@ def _reflected(packed: Array, tau: Array) -> Array:
     from scipy.linalg import get_lapack_funcs
 
     orgqr = get_lapack_funcs("orgqr", (packed,))
-    return np.ascontiguousarray(_work(orgqr, packed, tau)[0])
+    return _work(orgqr, packed, tau, overwrite_a=True)[0]
 
 
-def _work(function: Any, *args: Array) -> tuple[Any, Any]:
+def _work(function: Any, *args: Array, **how: Any) -> tuple[Any, Any]:
     """The first two results of a function of LAPACK, with as much room for its work as it likes."""
     room = int(function(*args, lwork=-1)[-2][0])
-    return function(*args, lwork=room)[:2]  # type: ignore[no-any-return]
+    return function(*args, lwork=room, **how)[:2]  # type: ignore[no-any-return]

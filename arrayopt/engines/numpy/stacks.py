@@ -383,8 +383,8 @@ def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tupl
 
 
 def _finite(x: Any) -> bool:
-    """Whether all values are finite, and not so large that their sum is not."""
-    return bool(np.isfinite(np.add.reduce(x.reshape(-1))))
+    """Whether all values are finite."""
+    return bool(np.isfinite(x).all())
 
 
 def _in_order(s: Segment, form: Stages, carried: Iterable[Node]) -> list[list[tuple[Node, list[Node]]]]:
