@@ -225,4 +225,5 @@ def like(mine: Array, x: Array) -> Array:
             x = xp.asarray(x.view(np.int16), device=device).view(xp.bfloat16)
         else:
             x = xp.asarray(x, dtype=mine.dtype, device=device)
-    return store(xp.empty_like(detached(mine)), detached(x))
+    with on_its_device(mine):
+        return store(xp.empty_like(detached(mine)), detached(x))

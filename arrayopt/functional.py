@@ -236,6 +236,7 @@ def _left_out(named: list[tuple[str, Any]], grads: dict[str, Any], rules: dict[s
     return {name: found[p.shape[0]] for name, p in stacked.items()}
 
 
+@np.errstate(all="ignore")
 def _verdict(
     named: list[tuple[str, Any]], grads: dict[str, Any], scale: Any, limit: Any, check: bool, left: dict[str, Any]
 ) -> Verdict:

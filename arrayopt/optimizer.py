@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from arrayopt.engines.base import Report
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper, evaluate
 from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups
@@ -175,19 +176,16 @@ class Optimizer(Settings):
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
         with self._guard("Optimizer.step"):
-            try:
+            with self._team.warned("Optimizer.step"):
                 for before in list(self._before):
                     replaced = before(self, grads)
                     grads = grads if replaced is None else replaced
                 matched, stats = self._parameters.match(grads), self._stats.wanted
                 coming = self._step.coming(loss_scale, self._limit())
                 begun = self._step.begin(coming, matched, stats=stats)
-            except BaseException as error:
-                self._team.warn("Optimizer.step", error)
-                raise
-            self._team.hooked = bool(self._after) or self._stats.requested
-            if self._step.make(coming, begun, stats=stats, record=self._record):
-                with self._team.after("Optimizer.step"):
+            self._team.hooked = self._step.accumulator.last and (bool(self._after) or self._stats.requested)
+            with self._team.after("Optimizer.step"):
+                if self._step.make(coming, begun, stats=stats, record=self._record):
                     self._stats.deliver()
                     for after in list(self._after):
                         after(self)
@@ -278,12 +276,11 @@ class Optimizer(Settings):
             As `Optimizer`; also if a name is taken, or the parameters are neither a dict nor a list.
         """
         with self._guard("Optimizer.add_group"), self._team.warned("Optimizer.add_group"):
-            return self._parameters.add(
-                params,
-                self._rule,
-                overrides,
-                lambda group: self._team.agree("Optimizer.add_group", partial(alike, [group], {})),
-            )
+            group, put = self._parameters.add(params, self._rule, overrides)
+            self._team.agree("Optimizer.add_group", partial(alike, [group], {}))
+            with uninterrupted():
+                put()
+            return group
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,8 @@ def current_bfloat16(xp: Any, master: Any, p: Any) -> Any:
     """
     bits = p.view(xp.int32)
     apart = xp.abs(master.view(xp.int32) - bits) + (bits >> 16 & 1)
-    return xp.where((apart <= 1 << 15) & (master == master), master, p)  # a NaN may be 2³² away from 0, which wraps
+    near = (apart <= 1 << 15) & (apart >= 0)  # -p is 2³¹ away from p, which int32 has as a negative number
+    return xp.where(near & (master == master), master, p)  # a NaN may be 2³² away from 0, which wraps
 
 
 def current_float16(xp: Any, master: Any, p: Any) -> Any:

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from arrayopt.arrays import Ints, array_namespace, detached, place, size, working_dtype
+import numpy as np
+
+from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
+from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import OPTIMIZER, check_options, unknown
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
@@ -125,6 +128,7 @@ class Settings(Saved):
         """
         return {x.name: x.skipped for x in self._parameters.all if x.layers}
 
+    @np.errstate(all="ignore")  # infinity and NaN are data, and no warning
     def averaged(self) -> Any:
         """Copies of the points to evaluate at, in the parameters' structure and dtypes.
 
@@ -139,18 +143,20 @@ class Settings(Saved):
                 self._parameters.take_up()
                 self._team.check_whole(self._parameters.all)
             self._team.agree("Optimizer.averaged")
-            rules = {x.name: group.rule for group in self.groups for x in group.tensors}
-            now = [(x.array, self._evaluated(x, rules[x.name])) for x in self._parameters.all]
-        return self._parameters.tree_of([array_namespace(p).astype(average, p.dtype) for p, average in now])
+            rules, found = {x.name: group.rule for group in self.groups for x in group.tensors}, []
+            for x in self._parameters.all:
+                with on_its_device(x.array):
+                    now = self._evaluated(x, rules[x.name])
+                    found.append(array_namespace(now).astype(now, x.array.dtype))
+        return self._parameters.tree_of(found)
 
     def _evaluated(self, x: Tensor, rule: Rule) -> Any:
         """The whole of the point of a tensor to evaluate at."""
         if "ema" in x.slots:
             return self._team.collect(x, "ema")
-        p = self._team.collect(x, "p") if x.block is not None else x.array
+        p = detached(self._team.collect(x, "p") if x.block is not None else x.array)
         if not rule.evaluated_from:
             return p
-        p = detached(p)
         if "master" in x.slots:
             p = current(p, self._team.collect(x, "master"))
         xp = array_namespace(p)
@@ -183,10 +189,11 @@ class Settings(Saved):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "params":
-            with self._guard("Optimizer.params"):
+            with self._guard("Optimizer.params"), uninterrupted():
                 self._parameters.exchange(value, "Optimizer.params")
         elif name in fields_of(type(self._rule)):
-            self._rule = self._parameters.follow(self._rule, {name: value})
+            with uninterrupted():
+                self._rule = self._parameters.follow(self._rule, {name: value})
         elif name == "clip_norm":
             object.__setattr__(self, name, coerce("Optimizer: `clip_norm`", value, CLIP_NORM, optional=True))
         elif name == "step_count":

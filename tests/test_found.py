@@ -144,3 +144,21 @@ def test_dtypes_of_two_libraries_are_not_compared(first):
     arrays._named.cache_clear()
     for x in (np.ones(1), strict.ones(1))[:: 1 - 2 * first]:
         assert arrays.dtype_name(x) == "float64"
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 0), (3, 0, 4), (0, 3, 4)])
+@pytest.mark.parametrize("rule", [ao.SOAP(lr=0.1, matrix="flatten"), ao.NorMuon(lr=0.1, matrix="flatten")])
+def test_empty_kernels_as_matrices(shape, rule):
+    opt = ao.Optimizer({"k": np.zeros(shape)}, rule)
+    assert opt.step({"k": np.zeros(shape)})["k"].shape == shape
+
+
+def test_a_monitor_that_is_closed_between_micro_steps():
+    """It has asked for a step's reports, of which it knows other tensors."""
+    opt = ao.Optimizer({"a": np.ones(2)}, ao.SGD(lr=0.1), accumulate=2)
+    monitor = ao.Monitor(opt)
+    opt.step({"a": np.ones(2)})
+    monitor.close()
+    opt.add_group({"b": np.ones(2)})
+    opt.step({"a": np.ones(2), "b": np.ones(2)})
+    assert (opt.step_count, len(monitor)) == (1, 0)

@@ -544,3 +544,18 @@ def test_statistics_can_be_traced():
     _, _, plain = ao.update(rule, params, params, state, stats=True)
     for key, x in plain["w"].items():
         np.testing.assert_allclose(stats["w"][key], x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_infinity_and_nan_are_data_and_no_warning(dtype):
+    """As for the Optimizer; NumPy is asked to raise."""
+    bad = np.array([np.inf, -np.inf, np.nan, np.finfo(dtype).max, np.finfo(dtype).tiny], dtype)
+    for rule in (ao.LAMB(ema_decay=0.5), ao.ScheduleFreeAdamW()):
+        with np.errstate(all="raise"):
+            p = np.ones(5, dtype)
+            state = rule.init(p)
+            for skip in (True, False):
+                p, state = ao.update(rule, p, bad, state, clip_norm=1.0, skip_nonfinite=skip, stats=True)[:2]
+            opt = ao.Optimizer(np.full(5, np.finfo(dtype).tiny), rule, engine="numpy", clip_norm=1.0)
+            opt.step(bad)
+            opt.averaged()

@@ -1,6 +1,7 @@
 """Projections: each by itself, fused, with everything around it, and on problems that SciPy's bounded solvers know."""
 
 import pickle
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,6 +16,16 @@ from tests.support.optimizing import drawn
 H = Values(lr=0.5)
 
 # ---- what each does -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Below:
+    """Compared by its field, and so not hashable where that is an array or a list."""
+
+    high: object
+
+    def __call__(self, xp, p, h):
+        return xp.minimum(p, self.high)
 
 
 def add_one(xp, p, h):
@@ -96,6 +107,8 @@ def test_one(project, before, after):
             r"SGD: `project` must be a function f\(xp, p, h\) -> p, or None",
         ),
         (lambda: ao.SGD(lr=1, project=0.5), TypeError, "SGD: `project` must be a function"),
+        (lambda: ao.SGD(lr=1, project=Below(np.ones(2))), TypeError, "SGD: `project` must be hashable, for rules are"),
+        (lambda: ao.SGD(lr=1, project=P.compose(Below([1.0]))), TypeError, "SGD: `project` must be hashable"),
     ],
 )
 def test_what_cannot_be_one(make, kind, says):

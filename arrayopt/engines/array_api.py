@@ -115,9 +115,10 @@ def _apply(
             return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True)
         except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
             pass
-    ts = [int(x) for x in t] if differ else [t] * p.shape[0]
-    each = zip(ts, split(p), split(g), *map(split, slots.values()), strict=True)
-    done = [one(q, h, dict(zip(slots, x, strict=True)), first + i * size(q), k) for i, (k, q, h, *x) in enumerate(each)]
+    done = []
+    for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
+        of_layer = {name: x[i, ...] for name, x in slots.items()}
+        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -233,10 +234,9 @@ class ArrayAPI:
             for tensor, p, slots, report in done:
                 mask = (asked.left or {}).get(tensor.layers)
                 if size(p):
-                    with on_its_device(p):
-                        tensor.put(None, p)
-                        for name in slots:
-                            tensor.put(name, slots[name])
+                    tensor.put(None, p)
+                    for name in slots:
+                        tensor.put(name, slots[name])
                 if one is _stack:
                     for i in range(p.shape[0] if report else 0):
                         if mask is None or not mask[i]:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from arrayopt.fusion.layout import BAND
+from arrayopt.fusion.layout import BANDS
 
 __all__ = ["bands", "blas_address", "controlled", "lacking", "one_thread"]
 
@@ -22,7 +22,8 @@ _users = 0
 
 def bands(rows: int) -> list[tuple[int, int]]:
     """The rows of each band, from outside in: of a symmetric product the last ones are the longest."""
-    ends = [(i, min(rows, i + BAND)) for i in range(0, rows, BAND)]
+    band = min(max(rows // 4, BANDS[0]), BANDS[1])
+    ends = [(i, min(rows, i + band)) for i in range(0, rows, band)]
     return [ends[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(len(ends))]
 
 

@@ -15,13 +15,16 @@ _python: list[tuple[int, Any]] = []  # those of them that are written in Python,
 _replaced: dict[int, Any] = {}  # the users' handlers in whose place `_hold` is now
 _came: deque[tuple[int, Any, FrameType | None]] = deque()  # signals that wait, with their handlers
 _inside = False  # whether the main thread is in a section
+_left = False  # whether a user's handler was put back while a section began
 
 
 def _hold(number: int, frame: FrameType | None) -> None:
     """Handle a signal: inside a section note that it came, outside one call the user's handler."""
+    global _left
     if _inside:
         _came.append((number, _replaced.get(number), frame))
         return
+    _left = True
     handler = _restore(number)
     if callable(handler):
         handler(number, frame)
@@ -63,7 +66,7 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
     __slots__ = ("_outermost",)
 
     def __enter__(self) -> None:
-        global _inside
+        global _inside, _left
         self._outermost = False
         if _inside or threading.get_ident() != threading.main_thread().ident:
             return
@@ -71,13 +74,18 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
         if now != _looked:
             _looked[:] = now
             _python[:] = [(n, x) for n, x in zip(SIGNALS, now, strict=True) if callable(x) and x is not _hold]
-        for number, handler in _python:
-            _replaced[number] = handler
-            try:
-                signal(number, _hold)
-            except ValueError:  # the main thread of another interpreter than the first
-                return
-        self._outermost = _inside = True
+        self._outermost = True
+        while not _inside:
+            _left = False
+            for number, handler in _python:
+                _replaced[number] = handler
+                try:
+                    signal(number, _hold)
+                except ValueError:  # the main thread of another interpreter than the first
+                    self._outermost = False
+                    return
+            if not _left:  # no handler is called between these two lines
+                _inside = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from arrayopt.arrays import like, to_host
+from arrayopt.arrays import is_array, like, to_host
 from arrayopt.exchange.given import put_fields
 from arrayopt.foreign import OPTAX
 from arrayopt.optimizer import Optimizer
@@ -26,7 +26,7 @@ _READ: dict[type[Rule], dict[str, dict[str, str]]] = {
 }
 """The states of optax that are read for a rule, by class: slots, by the names of fields."""
 
-_FIELDS = ("mu", "nu", "trace", "slots")
+_FIELDS = {"mu", "nu", "trace", "slots"}
 """A state with one of these has slots."""
 
 
@@ -83,10 +83,17 @@ def load_optax(opt: Optimizer, state: Any) -> None:
 def _translated(opt: Optimizer, state: Any) -> dict[str, Any]:
     """The state dict that the optimizer is to have."""
     parts = list(_parts(state))
-    held = [x for x in parts if any(name in x._fields for name in _FIELDS)]
+    held = [x for x in parts if any(name == "slots" or flatten(getattr(x, name)) for name in _FIELDS & {*x._fields})]
     if len(held) != 1:
         got = f"{len(held)}: {', '.join(type(x).__name__ for x in held)}" if held else _said(state, parts)
         raise TypeError(f"load_optax: needs an optax state with one of `mu` and `nu`, or `trace`; got {got}")
+    mine = {id(x) for _, x in flatten(held[0])}
+    more = [name for name, x in flatten(state) if is_array(x) and x.ndim and id(x) not in mine and to_host(x).any()]
+    if more:
+        raise ValueError(
+            f"load_optax: the state has {', '.join(more)}, too, which would be lost; give the part of the state that is"
+            " the optimizer's, such as its `inner_opt_state`"
+        )
     counts = [int(x.count) for x in [*held, *parts] if "count" in x._fields]
     count = counts[0] if counts else 1
     ours = "slots" in held[0]._fields

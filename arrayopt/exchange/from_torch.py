@@ -1,5 +1,6 @@
 """State of other libraries' optimizers, translated to that of an `Optimizer`."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,8 @@ def load_torch(
         names = _in_order(opt, under, state) if names is None else names
         saved = _read(under, source, state, names, _upward(opt, under))
     under._restore(saved, "load_torch")
-    below(opt)  # its groups say so, too
+    if opt is not below(opt):  # its groups say so, too
+        _take_guests(opt, source, state)
 
 
 def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
@@ -88,15 +90,32 @@ def _in_order(outer: Any, opt: Optimizer, state: Any) -> list[str] | None:
     groups = state.get("param_groups", ()) if isinstance(state, Mapping) else ()
     if outer is opt or any("param_names" in group for group in groups):
         return None
-    sizes = [[len(group["params"]) for group in every] for every in (groups, outer.param_groups)]
-    return list(opt.state) if sizes[0] == sizes[1] else None
+    return list(opt.state) if _sizes(groups) == _sizes(outer.param_groups) else None
+
+
+def _sizes(groups: Any) -> list[int]:
+    """How many parameters each group has."""
+    return [len(group["params"]) for group in groups]
+
+
+def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:
+    """Have `arrayopt.torch` keep what others keep in a state, where it has groups as large."""
+    own = {*KNOWN, *source.fixed, "step", "max_grad_norm", *(name for names in source.slots.values() for name in names)}
+    if _sizes(state["param_groups"]) == _sizes(outer.param_groups):
+        for theirs, mine in zip(state["param_groups"], outer.param_groups, strict=True):
+            guests = type(mine)(outer.rule, theirs).guests()
+            mine.update({key: x for key, x in guests.items() if key not in own})
+            for index, p in zip(theirs["params"], mine["params"], strict=True):
+                kept = {key: x for key, x in state["state"].get(index, {}).items() if key not in own}
+                outer.state[p].update(copy.deepcopy(kept))
+        outer.state.update({key: copy.deepcopy(x) for key, x in state["state"].items() if isinstance(key, str)})
 
 
 def _upward(outer: Any, opt: Optimizer) -> dict[str, bool] | None:
     """Which tensors of `arrayopt.torch` go up; None for an `Optimizer`, where none can."""
     if outer is opt:
         return None
-    flags = [bool(group.get("maximize")) for group in outer.param_groups for _ in group["params"]]
+    flags = [bool(group.get("maximize")) for group in outer.param_groups for _ in dict.fromkeys(group["params"])]
     return dict(zip(opt.state, flags, strict=True))
 
 
@@ -133,7 +152,9 @@ def _translated(
     _check_upward(groups, home, upward)
     saved = opt.state_dict()
     agreed = [_agreed(g.label, {name: source.fields(groups[home[name][0]]) for name in g.names}) for g in opt.groups]
-    put_fields(saved["rule"], {k: x for k, x in agreed[-1].items() if k in saved["rule"]["hypers"]})
+    alike = [fields for g, fields in zip(opt.groups, agreed, strict=True) if g.rule.structure == opt.rule.structure]
+    if alike:  # the rule of the optimizer stands for tensors that have nothing switched on or off for themselves
+        put_fields(saved["rule"], {k: x for k, x in alike[-1].items() if k in saved["rule"]["hypers"]})
     for group, was, fields in zip(opt.groups, saved["groups"], agreed, strict=True):
         put_fields(was, fields)
         own = {k for k in fields.keys() & was["hypers"].keys() if was["hypers"][k] != saved["rule"]["hypers"][k]}
@@ -172,6 +193,8 @@ def _check_keys(rule: str, source: Source, groups: Any, states: Any) -> None:
         except KeyError as error:
             raise TypeError(f"{who}; group {i} has no {error}, but {', '.join(map(str, group))}") from error
     for key, state in states.items():
+        if isinstance(key, str):  # what others keep under a word
+            continue
         has = [str(k) for k, x in state.items() if x is not None]
         lacking = [" or ".join(source.slots[slot]) for slot in source.core if not {*source.slots[slot]} & {*has}]
         if has and lacking:

@@ -1,5 +1,6 @@
 """The state of an `Optimizer`, as PyTorch's optimizer of the same rule writes it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from arrayopt.exchange.given import below, said
 from arrayopt.exchange.sources import SOURCES
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
+from arrayopt.saving.state_dict import describe
 
 if TYPE_CHECKING:
     import torch
@@ -47,25 +49,22 @@ def _muon(h: Mapping[str, Any], rule: Any) -> dict[str, Any]:
     return {**numbers, **switches, "adjust_lr_fn": rule.scale}
 
 
-_PLAIN = {"bias_correction": True, "nesterov": False, "eps_root": 0.0}
-_OF_RMSPROP = {"nesterov": False, "eps_in_sqrt": False, "bias_correction": False, "initial_scale": 0.0}
-_OF_RADAM = {"threshold": 5.0, "degenerated_to_sgd": True, "nesterov": False}
-_THEIRS: dict[type[Rule], tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
-    AdamW: (_adam, _PLAIN),
-    Adam: (_adam, _PLAIN),
-    SGD: (_sgd, {}),
-    RMSprop: (_rmsprop, {**_OF_RMSPROP, "decoupled": False}),
-    NAdam: (_nadam, {}),
-    RAdam: (_decoupled, _OF_RADAM),
-    Adafactor: (_adafactor, {"variant": "pytorch"}),
-    Muon: (_muon, {"bias_correction": False}),
+_THEIRS: dict[type[Rule], Callable[..., dict[str, Any]]] = {
+    AdamW: _adam,
+    Adam: _adam,
+    SGD: _sgd,
+    RMSprop: _rmsprop,
+    NAdam: _nadam,
+    RAdam: _decoupled,
+    Adafactor: _adafactor,
+    Muon: _muon,
 }
-"""For each rule, whose name PyTorch's class has too, the options of a group, and fields with their only value there."""
+"""For each rule, whose name PyTorch's class has too, the options of a group."""
 
 _NAMED = ", ".join(rule.__name__ for rule in _THEIRS)
 
-_COMMON = {"grad_centralization": False, "stacked": False, "state_dtype": None, "rounding": "nearest"}
-_COMMON |= dict.fromkeys(("clip_value", "clip_tensor_norm", "clip_unit_ratio", "lookahead_steps", "project"))
+_FREE = {"lookahead_alpha", "ema_decay", "master_weights", "seed", "matrix", "ns_dtype"}
+"""Fields that may be anything: by themselves they change nothing, or say what PyTorch does anyway."""
 
 
 def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
@@ -116,8 +115,9 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
         raise TypeError(f"to_torch: `opt` must be an Optimizer under {_NAMED}; got {said(opt)}")
     _check(opt)
     kind = type(opt.groups[0].rule)
-    options = _THEIRS[kind][0]
-    saved, rules = opt.state_dict()["tensors"], [group.rule for group in opt.groups]
+    options = _THEIRS[kind]
+    whole, rules = opt.state_dict(), [group.rule for group in opt.groups]
+    saved, begun, every = whole["tensors"], whole["extra"]["micro_steps"], whole["extra"]["accumulate"]
     upward = [False for _ in rules]
     if outer is not opt:
         upward = [bool(group.get("maximize")) for group in outer.param_groups if group["params"]]
@@ -130,27 +130,59 @@ def to_torch(opt: "Optimizer | torch.optim.Optimizer") -> dict[str, Any]:
         for group, rule, up in zip(opt.groups, rules, upward, strict=True)
     ]
     made: dict[str, Any] = getattr(torch.optim, kind.__name__)(here, lr=0.0).state_dict()
+    wrong = [f"the gradients of {begun} of {every} micro-steps, which no update has used yet"] if begun else []
+    wrong += [
+        f"{what} in group {group.label!r}"
+        for group, theirs in zip(opt.groups, made["param_groups"], strict=True)
+        for what in _lost(group.rule, opt.step_count, SOURCES[kind].fields(theirs))
+    ]
+    _refuse(kind, wrong)
     names = [name for group in opt.groups for name in group.names]
     made["state"] = {i: _state(torch, kind, saved[name]) for i, name in enumerate(names) if saved[name]["t"]}
+    if outer is not opt:
+        _put_guests(made, outer)
     return made
 
 
+def _put_guests(made: dict[str, Any], outer: Any) -> None:
+    """Have a state keep what others keep in that of `arrayopt.torch`: keys of schedulers, tensors of wrappers."""
+    for theirs, mine in zip(made["param_groups"], (x for x in outer.param_groups if x["params"]), strict=True):
+        theirs.update(mine.guests())
+    for i, p in enumerate(outer._below.params):
+        if i in made["state"]:  # PyTorch makes a state in the first update only where there is none
+            made["state"][i].update(outer._guests.get(p, {}))
+    made["state"].update({key: x for key, x in outer._guests.items() if isinstance(key, str)})
+
+
 def _check(opt: Optimizer) -> None:
-    """Raise ValueError for what PyTorch's optimizer cannot do."""
+    """Raise ValueError for rules and tensors that PyTorch's optimizer cannot have."""
     first, wrong = type(opt.groups[0].rule), list[str]()
     for group in opt.groups:
         rule, who = group.rule, f"group {group.label!r}"
         if type(rule) is not first:
             wrong.append(f"{who} is under {type(rule).__name__}, and {opt.groups[0].label!r} under {first.__name__}")
-            continue
-        fixed = {**_COMMON, **_THEIRS[first][1]}
-        wrong += [f"{k}={getattr(rule, k)!r} in {who}" for k, x in fixed.items() if getattr(rule, k) != x]
-        if first is Muon:
+        elif isinstance(rule, Muon):
             wrong += [f"{x.name!r}, which is no matrix" for x in group.tensors if len(x.shape) != 2]
-            wrong += [f"scale='none' in {who}"] if getattr(rule, "scale", "") == "none" else []
+            several = isinstance(rule.ns_coefficients[0], tuple)
+            wrong += [f"ns_coefficients={rule.ns_coefficients!r} in {who}"] if several else []
+            wrong += [f"scale='none' in {who}"] if rule.scale == "none" else []
+        elif isinstance(rule, Adafactor) and rule.variant != "pytorch":
+            wrong.append(f"variant={rule.variant!r} in {who}")
         wrong += [f"the master of {name!r}" for name in group.names if "master" in opt.state[name]]
+    _refuse(first, wrong)
+
+
+def _refuse(kind: type[Rule], wrong: list[str]) -> None:
+    """Raise ValueError for what PyTorch's optimizer cannot do, if there is any."""
     if wrong:
-        raise ValueError(f"to_torch: torch.optim.{first.__name__} has no counterpart for {'; '.join(wrong)}")
+        raise ValueError(f"to_torch: torch.optim.{kind.__name__} has no counterpart for {'; '.join(wrong)}")
+
+
+def _lost(rule: Rule, step: int, read: Mapping[str, Any]) -> list[str]:
+    """The fields that are not what is `read` of PyTorch's options again, or what they are by default."""
+    here = {**describe(rule)["switches"], **rule.at(step)}
+    kept = {f.name: read.get(f.name, f.default) for f in dataclasses.fields(rule) if f.name not in _FREE}
+    return [f"{name}={getattr(rule, name)!r}" for name, value in kept.items() if here[name] != value]
 
 
 def _state(torch: Any, kind: type[Rule], about: Mapping[str, Any]) -> dict[str, Any]:

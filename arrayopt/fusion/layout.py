@@ -18,7 +18,7 @@ from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
 __all__ = [
-    "BAND",
+    "BANDS",
     "CHUNK",
     "GEOMETRY",
     "Layout",
@@ -37,8 +37,9 @@ __all__ = [
 CHUNK = 8192
 """Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
 
-BAND = 64
-"""A product of more rows is made in bands of so many rows, which threads share; so their number changes no bit."""
+BANDS = 64, 256
+"""Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these; so the number of
+threads changes no bit."""
 
 TALL, MOST = 64, 1 << 19
 """A unit of a wide matrix has so many rows, up to so many elements: each unit leaves sums for all of its columns."""

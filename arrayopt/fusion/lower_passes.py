@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.layout import BAND, CHUNK, Layout
+from arrayopt.fusion.layout import BANDS, CHUNK, Layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
@@ -24,6 +24,7 @@ from arrayopt.fusion.program import (
     When,
     Write,
     column,
+    greatest,
     least,
     name,
     product,
@@ -221,12 +222,13 @@ class Lowering:
         operands = [(names[0], n.args[0]), (names[-1], n.args[1]), (next(iter(p.stores)), n)]
         at = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body.append(Let("bands", (name(rows) + (BAND - 1)) // BAND))
+        body.append(Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
+        body.append(Let("bands", (name(rows) + name("high") - 1) // name("high")))
         body.append(Let("total", name("A") * name("B") * bands))
         here: list[Statement] = [Let("ab", name("unit") // bands), Let("turn", name("unit") % bands)]
         half, odd = name("turn") // 2, name("turn") % 2
         here.append(Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
-        here += [Let("i0", band * BAND), Let("i1", least(name(rows), name("i0") + BAND))]
+        here += [Let("i0", band * name("high")), Let("i1", least(name(rows), name("i0") + name("high")))]
         sides = name(rows), name(columns), name(length)
         here.append(Multiply(*at, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
         return Function(f"units_{k}", "threads", (*body, self._shared(here)))

@@ -16,6 +16,9 @@ MOST_SHARING = 4
 LATE = 1 << 30
 """The price of a stored value that has been overwritten: the store is put off, but only if there is no other way."""
 
+PLACE = {"g": "p"}
+"""Whose store may overwrite an input, if not its own: a gradient may be its own parameter."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
@@ -193,10 +196,11 @@ class Placement:
         """Stores that are before a pass which reads the old value, and the last such pass."""
         outputs = self.work.outputs
         return {
-            name: k
+            place: k
             for k, p in enumerate(self.passes)
             for name, n in p.loads.items()
-            if n.op == "input" and n.data == name and n is not outputs.get(name) and self.stored.get(name, k) < k
+            for place in (PLACE.get(name, name),)
+            if n.op == "input" and n.data == name and n is not outputs.get(place) and self.stored.get(place, k) < k
         }
 
     def but(self, **changes: Any) -> "Placement":
@@ -265,7 +269,7 @@ class Placement:
         there |= {n: work.products[n] for n in work.made}
         old = [n for n in work.inputs if n not in there or self.stored.get(n.data, k) >= k]
         there |= {n: n.data for n in old}
-        late = {n for n in old if self.stored.get(n.data, k) < k}
+        late = {n for n in old if self.stored.get(PLACE.get(n.data, n.data), k) < k}
         return {n: (name, LATE if n in late else work.size(name, n)) for n, name in there.items()}
 
     def _pass(self, k: int) -> Pass:

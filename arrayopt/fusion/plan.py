@@ -19,6 +19,9 @@ from arrayopt.fusion.trace import Trace
 
 __all__ = ["Pass", "Plan", "plan"]
 
+COPIES = 1 << 30
+"""Copies of small slots have ids from here on, which are parts of names: no graph has so many nodes."""
+
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Plan:
@@ -234,7 +237,7 @@ def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:
     """What a small slot is to hold, or a report: a copy where it is what another slot held, for that is written too."""
     if n.op != "input" or n.data == name:
         return n
-    return copies.setdefault(n, Node("copy", (n,), n.axes, n.level, n.dtype, None, -1 - n.id))
+    return copies.setdefault(n, Node("copy", (n,), n.axes, n.level, n.dtype, None, COPIES + n.id))
 
 
 def _alike(sums: Iterable[Node]) -> list[list[Node]]:

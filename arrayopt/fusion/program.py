@@ -36,6 +36,7 @@ __all__ = [
     "column",
     "elements_of",
     "evaluated",
+    "greatest",
     "least",
     "name",
     "product",
@@ -49,8 +50,8 @@ class Index:
     Attributes
     ----------
     op : str
-        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``, ``//``, ``%`` or
-        ``min``.
+        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``, ``//``, ``%``,
+        ``min`` or ``max``.
     args : tuple
         The number or the name; else what it is computed from.
     """
@@ -96,6 +97,11 @@ def least(a: "Index | int", b: "Index | int") -> Index:
     return Index("min", (_index(a), _index(b)))
 
 
+def greatest(a: Index | int, b: Index | int) -> Index:
+    """The larger of two numbers."""
+    return Index("max", (_index(a), _index(b)))
+
+
 def product(factors: Iterable[str]) -> Index:
     """The product of numbers that have names; 1 of none."""
     names = list(map(name, factors))
@@ -119,6 +125,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "//": operator.floordiv,
     "%": operator.mod,
     "min": np.minimum,
+    "max": np.maximum,
 }
 """What indices are computed by."""
 

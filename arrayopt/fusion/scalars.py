@@ -14,7 +14,7 @@ from arrayopt.fusion.graph import CLIP, KEPT, UPDATES, Node, evaluate, reachable
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["EACH_STEP", "ScalarCode", "scalar_code"]
+__all__ = ["EACH_STEP", "ScalarCode", "scalar_code", "straight"]
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
 """What may be another number at each step, while hyper-parameters stay; and what it is called in the text."""
@@ -94,10 +94,27 @@ def scalar_code(plan: Plan) -> ScalarCode:
     names = {n: EACH_STEP.get(n.data, f"x{n.id}") for n in found if n.op == "host"}
     given = [*EACH_STEP.values(), "ready", *passed]
     text += _function("scalars", given, [n for n in found if n in late], [_name(n, names) for n in plan.scalars], names)
+    made = _compiled(text)
+    return ScalarCode(tuple(n.data for n in leaves), plan.scalars, text, made["constants"], made["scalars"])
+
+
+@lru_cache(maxsize=KEPT)
+def straight(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Callable[..., tuple[Any, ...]]]:
+    """What some values per tensor are computed from, and a function that computes them of these, in floats.
+
+    It raises ZeroDivisionError where NumPy would not.
+    """
+    outer = tuple(dict.fromkeys(a for n in nodes for a in n.args if a not in nodes and a.op != "const"))
+    text = _function("made", [f"x{n.id}" for n in outer], list(nodes), [f"x{n.id}" for n in nodes])
+    return outer, _compiled(text)["made"]
+
+
+def _compiled(text: str) -> dict[str, Any]:
+    """The functions of a text."""
     made: dict[str, Any] = {"inf": np.inf, "nan": np.nan, "where": _where}
     made |= {f"np_{name}": op.numpy for name, op in OPS.items()}
     exec(compile(text, "<scalars>", "exec"), made)
-    return ScalarCode(tuple(n.data for n in leaves), plan.scalars, text, made["constants"], made["scalars"])
+    return made
 
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:

@@ -87,6 +87,7 @@ class Monitor:
     def close(self) -> None:
         """Stop recording. What was recorded stays."""
         self._remove()
+        self._coming = None
 
     def __len__(self) -> int:
         """The number of recorded steps."""
@@ -103,6 +104,8 @@ class Monitor:
 
     def _keep(self, reports: Mapping[str, Mapping[str, Array]]) -> None:
         """Keep a step's reports, with the learning rates that it had."""
+        if self._coming is None:  # closed since it asked, as between micro-steps
+            return
         (step, groups, names), self._coming = self._coming, None
         rates = {name: rate for group in groups for name, rate in _rates(group, step)}
         tensor_of = {name: name if name in names else stack_of(name) for name in reports}

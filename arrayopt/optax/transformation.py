@@ -13,7 +13,9 @@ import optax
 from arrayopt import functional
 from arrayopt.hyper import Listed, concrete
 from arrayopt.params.groups import Groups
+from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
+from arrayopt.rules.names import Values
 from arrayopt.state.tensors import advising, new_slots
 
 __all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "transform", "transformation"]
@@ -65,6 +67,32 @@ class View(NamedTuple):
         """What has been seen so, in the tensor's own shape."""
         x = jnp.reshape(x, [shape[axis] for axis in self.axes])
         return jnp.transpose(x, sorted(range(len(shape)), key=self.axes.__getitem__))
+
+
+@dataclass(frozen=True, repr=False)
+class _Seen(Projection):
+    """The projection of a tensor that its rule sees by a view: what users give is of the tensor as it is."""
+
+    of: Any
+    view: View
+    shape: tuple[int, ...]
+
+    @property
+    def arrays(self) -> Mapping[str, Any]:
+        given = {name: np.broadcast_to(np.asarray(x), self.shape) for name, x in getattr(self.of, "arrays", {}).items()}
+        return {name: np.transpose(x, self.view.axes).reshape(self.view.shape) for name, x in given.items()}
+
+    @property
+    def structure(self) -> Any:
+        return type(self), getattr(self.of, "structure", self.of), self.view, self.shape
+
+    def refuses(self, rank: int) -> str:
+        return self.of.refuses(len(self.shape)) if isinstance(self.of, Projection) else ""
+
+    def __call__(self, xp: Any, p: Any, h: Any) -> Any:
+        arrays = {name: self.view.back(x, self.shape) for name, x in getattr(h, "arrays", {}).items()}
+        h = Values(**{**vars(h), "arrays": arrays})
+        return self.view.seen(self.of(xp, self.view.back(p, self.shape), h))
 
 
 Leaf = tuple[Rule, View | None]
@@ -182,7 +210,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
 
     def init(params: Any) -> State:
         names, tree = _named(params)
-        leaves = dict(zip(names, form.leaves(params), strict=True)) if names else {}
+        leaves = _leaves(form, names, params)
         tensors: dict[str, dict[str, Any]] = {}
         with advising("give it another rule, by optax.multi_transform"):
             if names:
@@ -210,7 +238,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         count: Any = optax.safe_increment(state.count)
         if not names:
             return grads, type(state)(count, state.slots)
-        leaves = dict(zip(names, form.leaves(params), strict=True))
+        leaves = _leaves(form, names, params)
         each = {slot: _along(f"{who}: the slots of state", names, tree, x) for slot, x in state.slots.items()}
         given = dict(zip(names, _along(f"{who}: grads", names, tree, grads), strict=True))
         viewed, tensors = _seen(names, leaves), dict[str, dict[str, Any]]()
@@ -236,6 +264,15 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
         return tree.unflatten(difference), type(state)(count, slots)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _leaves(form: Form, names: dict[str, Any], params: Any) -> dict[str, Leaf]:
+    """The rule of each tensor, by name, and how it sees it."""
+    made = dict(zip(names, form.leaves(params), strict=True)) if names else {}
+    for name, (own, view) in made.items():
+        if view is not None and own.project is not None:
+            made[name] = replace(own, project=_Seen(own.project, view, tuple(names[name].shape))), view
+    return made
 
 
 def _seen(names: dict[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Any]:

@@ -77,8 +77,8 @@ class Parameters:
         self._join()
         self._hold(self._tree)
 
-    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any], agree: Callable[[Group], object]) -> Group:
-        """Take more parameters in, as a new group, once all ranks `agree`."""
+    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> tuple[Group, Callable[[], None]]:
+        """More parameters as a new group, checked and with its first state; what is returned with it takes it in."""
         self.take_up()
         who, names, params = "Optimizer.add_group", [x.name for x in self.all], as_tree("Optimizer.add_group", params)
         parted = self._parted or has_parts(params)
@@ -88,14 +88,15 @@ class Parameters:
         tensors = [Tensor(name, leaf, block=blocks.get(id(leaf))) for name, leaf in named]
         group = Group(f"added {len(self.groups)}", rule, overrides, tensors)
         self._prepare([group])
-        agree(group)
-        self._parted = parted
-        self.groups.append(group)
-        self.all += group.tensors
-        self._join()
-        self._tree = tree
-        self._expect()
-        return group
+
+        def put() -> None:
+            self._parted, self._tree = parted, tree
+            self.groups.append(group)
+            self.all += group.tensors
+            self._join()
+            self._expect()
+
+        return group, put
 
     def _prepare(self, groups: list[Group]) -> None:
         """Divide the tensors of groups among ranks, and give them their first state."""
@@ -113,7 +114,7 @@ class Parameters:
             if x.run is not self._run or x.layers != layers:
                 x.run, x.place, x.number, x.layers = self._run, place, counted, layers
                 counted += max(1, layers)
-                self._run.streams.note(x.array)
+            self._run.streams.note(x.array)
         self._run.extend(counted - self._run.size)
 
     def _expect(self) -> None:

@@ -67,7 +67,7 @@ class Alone:
         return _NOTHING
 
     def after(self, what: str) -> AbstractContextManager[None]:
-        """A section after a step of which an error is one of all ranks."""
+        """A step and what is called after it, of which an error is one of all ranks."""
         return _NOTHING
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:

@@ -62,6 +62,7 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
             if tensor.block is not None:
                 continue
             words[f"the checksum of {tensor.name!r}"] = checksum(x)
+            words[f"where {tensor.name!r} is cut for its engine"] = None if tensor.share is None else tensor.share.ends
     return words
 
 

@@ -1,6 +1,7 @@
 """What ranks tell each other within a step: partial results, norms and reports."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class Swaps(Alone):
         found: dict[str, Any] = {}
         for tensor, r, is_bad in zip(tensors, owner, bad.tolist(), strict=False):
             norm, itemsize = next(values[r])
-            norm = float("nan") if is_bad else norm
+            norm = float("nan") if is_bad and math.isfinite(norm) else norm  # what is infinite is so for one process
             found[tensor.name] = _number_of(tensor.array, norm, itemsize) if itemsize else np.float64(norm)
         return found
 

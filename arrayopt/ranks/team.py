@@ -1,5 +1,6 @@
 """What the ranks of one Optimizer do together: agree, swap partial results, add up gradients, bring parameters home."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,23 +68,31 @@ class Team(Swaps):
     ) -> bool:
         if self.torn is not None and what != "Optimizer.load":
             raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
-        words = {} if error is not None else {"which Optimizer over the communicator": self._comm.number, **said()}
+        words: dict[str, Any] = {}
+        if error is None:
+            try:
+                words = {"which Optimizer over the communicator": self._comm.number, **said()}
+            except BaseException as caught:
+                error = caught
         digest = blake2b(plain((what, words)).encode(), digest_size=14).digest()
         flags = wish | CHANGED * self._changed(what) | CHECKED * self._due(grads, step) | HOOKED * self.hooked
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self._answered(what):
             votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
-        if not votes[:, 0].any() and (votes[:, 2:] == votes[0, 2:]).all():
             flags = int(np.bitwise_or.reduce(votes[:, 1]))
+            if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
+                self._differ(what, words, error, after=after)
             self._met = bool(flags & HOOKED)
             if flags & (CHANGED | CHECKED):
                 self._compare(what, grads if flags & CHECKED else None)
             if what != "Optimizer.load":
                 self.replaced.agreed()
             return bool(flags & WISH)
+
+    def _differ(self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool) -> None:
+        """Raise what the ranks say that do not agree."""
         mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": texts(words)}
-        with self._answered(what):
-            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
         self._raise(what, error, every, after=after)
         differing = "; ".join(differences(every))
         self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
@@ -140,24 +149,26 @@ class Team(Swaps):
         except BaseException as caught:
             error = caught
         mine = {"error": error and f"{type(error).__name__}: {error}", "found": found}
-        with self._answered(what):
-            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
+        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
         self._raise(what, error, every)
         return [x["found"] for x in every]
 
     @contextmanager
     def after(self, what: str) -> Iterator[None]:
         error = None
+        self._inside += 1
         try:
-            yield
-        except BaseException as caught:
-            if not self._met or isinstance(caught, RankError):
-                raise
-            error = caught
-        try:
+            try:
+                yield
+            except BaseException as caught:
+                if not self._met or self.torn or caught is self._told or isinstance(caught, RankError):
+                    raise
+                error = caught
             if self._met:
-                self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
+                with uninterrupted():
+                    self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
         finally:
+            self._inside -= 1
             self._told = self._told if self._inside else None
 
     @contextmanager
@@ -166,14 +177,16 @@ class Team(Swaps):
         try:
             yield
         except BaseException as error:
-            self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
-            self._comm.give_up()
+            if error is not self._told:
+                self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
+                self._comm.give_up()
             raise
 
     def warn(self, what: str, error: BaseException) -> None:
         try:
             if error is not self._told and not isinstance(error, RankError):
-                self.agree(what, dict, error)
+                with uninterrupted():
+                    self.agree(what, dict, error)
         finally:
             if not self._inside:
                 self._told = None  # the same object may be raised once more
@@ -253,7 +266,11 @@ class Team(Swaps):
         return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {self._ranks.grads}"]
 
     def __deepcopy__(self, memo: Any) -> "Team":
-        return self
+        made: Team = object.__new__(Team)
+        made.__dict__.update(self.__dict__)  # over the same communicator
+        made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
+        made._told, made._inside = None, 0
+        return made
 
     def __reduce__(self) -> Any:
         raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")

@@ -1,5 +1,6 @@
 """Words for rules that work in a rotated basis: eigenvectors of averages of g gᵀ, and how they are followed."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ __all__ = ["first_basis", "next_basis"]
 
 SEEN = 100.0
 """A number counts as zero up to so many times the dtype's eps times the largest beside it."""
+
+LARGE = 256
+"""Matrices of so many rows are large."""
 
 
 def first_basis(xp: Any, a: Array) -> Array:
@@ -33,6 +37,8 @@ def next_basis(xp: Any, a: Array, q: Array) -> tuple[Array, Array]:
     size = xp.sum(q * s, axis=-2)
     order = xp.argsort(xp.where(_seen(xp, size), size, 0.0), axis=-1, descending=True, stable=True)
     s = _taken(xp, s, order)
+    if _is_large(s) and np.isfinite(size).all():
+        return _large_basis(s, order)
     q, r = xp.linalg.qr(s)
     seen = _seen(xp, xp.abs(xp.linalg.diagonal(r)))
     if isinstance(s, np.ndarray) and seen.all():  # what is below would make the same again
@@ -65,10 +71,62 @@ def _basis(xp: Any, x: Array) -> Array:
     others, of a unit vector: the same in every library, whatever the signs of the others. Signs are chosen such that
     Σ qᵢ/i is not negative for each column q.
     """
-    return _signed(xp, xp.linalg.qr(x)[0])
+    return _signed(xp, _reflected(*_reflections(x, _leading(x, 0.0))) if _is_large(x) else xp.linalg.qr(x)[0])
 
 
 def _signed(xp: Any, q: Array) -> Array:
     """The columns of q with the signs that `_basis` has."""
-    total = xp.sum(q / xp.cumulative_sum(xp.ones_like(q), axis=-2), axis=-2, keepdims=True)
-    return xp.where(total < 0, -q, q)
+    rows = xp.cumulative_sum(xp.ones_like(xp.sum(q, axis=-1, keepdims=True)), axis=-2)
+    total = xp.sum(q / rows, axis=-2, keepdims=True)
+    return q * xp.where(total < 0, -1.0, xp.ones_like(total))
+
+
+def _is_large(s: Array) -> bool:
+    """Whether SciPy's LAPACK works on a matrix: NumPy's `qr` computes in double precision, and makes all of r."""
+    return isinstance(s, np.ndarray) and s.ndim == 2 and len(s) >= LARGE and find_spec("scipy") is not None
+
+
+def _large_basis(s: Array, order: Array) -> tuple[Array, Array]:
+    """The end of `next_basis`, in the dtype of s; what is chosen anew costs nothing but its columns of q."""
+    count = _leading(s, SEEN * float(np.finfo(s.dtype).eps))
+    packed, tau = _reflections(s, count)
+    seen = _seen(np, np.abs(np.diagonal(packed)))
+    if not seen.all():
+        last = np.argsort(~seen, stable=True)
+        order, count = order[last], int(seen.sum())
+        packed, tau = _reflections(s[:, last[:count]], count)
+    return np.ascontiguousarray(_signed(np, _reflected(packed, tau))), order
+
+
+def _leading(x: Array, least: float) -> int:
+    """How many columns are left, without the last ones whose norms are at most `least` times that of the first.
+
+    A column's norm bounds its entry on the diagonal of r; and r has that of the first column.
+    """
+    scaled = x / (max(x.max(), -x.min()) or 1.0)
+    norms = np.sqrt(np.einsum("ij,ij->j", scaled, scaled))
+    return 1 + int(np.flatnonzero(norms > least * norms[0]).max(initial=0))
+
+
+def _reflections(x: Array, count: int) -> tuple[Array, Array]:
+    """Householder's QR of the first columns, as LAPACK packs it in a square matrix; and the reflections' scales."""
+    from scipy.linalg import get_lapack_funcs
+
+    geqrf = get_lapack_funcs("geqrf", (x,))
+    packed = np.zeros((len(x), len(x)), x.dtype, order="F")
+    packed[:, :count], tau = _work(geqrf, x[:, :count])
+    return packed, tau
+
+
+def _reflected(packed: Array, tau: Array) -> Array:
+    """The orthonormal matrix of reflections."""
+    from scipy.linalg import get_lapack_funcs
+
+    orgqr = get_lapack_funcs("orgqr", (packed,))
+    return _work(orgqr, packed, tau, overwrite_a=True)[0]
+
+
+def _work(function: Any, *args: Array, **how: Any) -> tuple[Any, Any]:
+    """The first two results of a function of LAPACK, with as much room for its work as it likes."""
+    room = int(function(*args, lwork=-1)[-2][0])
+    return function(*args, lwork=room, **how)[:2]  # type: ignore[no-any-return]

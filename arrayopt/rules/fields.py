@@ -33,8 +33,10 @@ def function(where: str, value: Any) -> Any:
     """None, or a function that equals itself; else TypeError."""
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise TypeError(f"{where} must be a function f(xp, p, h) -> p, or None; got {value!r}")
-    if type(value).__hash__ is None:
-        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}")
+    try:
+        hash(value)
+    except TypeError as error:  # as of a dataclass with an array in a field, which is compared by its fields
+        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}") from error
     return value
 
 

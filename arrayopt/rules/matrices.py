@@ -15,7 +15,10 @@ Triple = tuple[float, float, float]
 
 def as_matrices(xp: Any, x: Array, matrix: str) -> Array:
     """x as matrices along its last two axes: with ``"flatten"`` its first axis against all others, one matrix."""
-    return xp.reshape(x, (x.shape[0], -1)) if matrix == "flatten" and x.ndim > 2 else x
+    if matrix != "flatten" or x.ndim <= 2:
+        return x
+    empty = any(isinstance(n, int) and n == 0 for n in x.shape)  # a length of a traced array is no number
+    return xp.reshape(x, (x.shape[0], math.prod(x.shape[1:]) if empty else -1))
 
 
 def as_tensor(xp: Any, x: Array, p: Array) -> Array:

@@ -9,6 +9,7 @@ from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.same import checksum
 from arrayopt.ranks.scattered import slot_of
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
@@ -21,6 +22,14 @@ from arrayopt.step.step import Step
 __all__ = ["Saved"]
 
 T = TypeVar("T")
+
+
+def _said(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved state, with checksums of its arrays, as what ranks must have in common."""
+    words: dict[str, Any] = {"the state": {name: x for name, x in saved.items() if name != "tensors"}}
+    for name, about in saved["tensors"].items():
+        words[f"the state of {name!r}"] = {**about, "slots": {k: checksum(x) for k, x in about["slots"].items()}}
+    return words
 
 
 class Saved:
@@ -95,7 +104,7 @@ class Saved:
             self._parameters.take_up()
             put = load(saved, self._run, self._rule, self._parameters.groups, self._step, who=what, **options)
             self._no_sums(saved, what)
-        self._team.agree(what, lambda: {"the state": {k: x for k, x in saved.items() if k != "tensors"}})
+        self._team.agree(what, partial(_said, saved))
         with uninterrupted():
             self.clip_norm, self._rule = put()
             self._parameters.begin()

@@ -13,6 +13,7 @@ from arrayopt.arrays import (
     dtype_name,
     is_array,
     like,
+    on_its_device,
     place,
     store,
     to_host,
@@ -184,9 +185,10 @@ def load(
             was = saved["tensors"][name]
             skipped = np.array(was.get(SKIPPED, 0))
             run.put_updates(tensor.numbers, was["t"] - skipped, skipped)
-            tensor.slots = new_slots[name]
+            for slot, x in new_slots[name].items():
+                tensor.put(slot, x)  # where it lies: a CUDA graph may have recorded that
         extra = saved["extra"]
-        run.steps, run.arrays = saved["step"], run.arrays + 1
+        run.steps = saved["step"]
         run.loss = {**(extra["loss_scale"] or {}), "skipped": extra["skipped"]}
         step.accumulator.load(new_sums, list(tensors.values()))
         step.accumulator.done, step.accumulator.scaled = extra["micro_steps"], extra["scaled"]
@@ -300,7 +302,8 @@ def _tensor_differences(tensor: Tensor, was: dict[str, Any], *, whole: bool) -> 
 
 def copy_of(x: Any) -> Any:
     """A copy of an array, of the same library and on the same device."""
-    return array_namespace(x).asarray(detached(x), copy=True)
+    with on_its_device(x):
+        return array_namespace(x).asarray(detached(x), copy=True)
 
 
 def _like_sum(p: Any, x: Any) -> Any:
@@ -308,4 +311,5 @@ def _like_sum(p: Any, x: Any) -> Any:
     xp, device = place(p)
     room = room_for(p)
     own = x if array_namespace(x) is xp else to_host(x)
-    return store(room, xp.asarray(own, dtype=room.dtype, device=device, copy=True))
+    with on_its_device(room):
+        return store(room, xp.asarray(own, dtype=room.dtype, device=device, copy=True))

@@ -76,11 +76,15 @@ class Run:
 
     def take_back(self) -> None:
         """Have all numbers on the host again; waits for the devices."""
-        self.streams.meet("Optimizer")
+        self._fetch()
         if self._holders:
-            for holder in self._holders:
-                holder.fetch(self._counts, self._loss)
             self._holders, self.changes = [], self.changes + 1
+
+    def _fetch(self) -> None:
+        """Copy all numbers to the host. Who holds them goes on counting: a step may be ready that relies on it."""
+        self.streams.meet("Optimizer")
+        for holder in self._holders:
+            holder.fetch(self._counts, self._loss)
 
     # ---- what a CUDA graph has recorded -----------------------------------------------------------------------------
 
@@ -101,13 +105,13 @@ class Run:
 
     def updates(self, places: Any = slice(None)) -> Ints:
         """The numbers of updates of the tensors at some places."""
-        self.take_back()
+        self._fetch()
         found: Ints = self._counts[0, places]
         return found
 
     def skipped(self, places: Any) -> Ints:
         """How many steps the layers at some places have skipped by themselves."""
-        self.take_back()
+        self._fetch()
         found: Ints = self._counts[1, places]
         return found
 

@@ -157,7 +157,8 @@ class Tensor:
     def put(self, slot: str | None, value: Array) -> None:
         """Write a slot, or the parameter (None), or put another array in its place where it cannot be written."""
         old = self.array if slot is None else self.slots[slot]
-        new = store(old, value)
+        with on_its_device(old):
+            new = store(old, value)
         if new is not old:
             self.run.arrays += 1
         if slot is None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from arrayopt.arrays import on_its_device
 from arrayopt.engines.base import Judge, Swap
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.table import select
@@ -148,11 +149,13 @@ class Judging:
         norms = gradient_norms(self._engine, measures(), self._team)
         self._judged = lambda: norms
         held = self._run.peek("scale") if own else known.scale
-        total, left = joint_norm(list(norms.values())), None
-        if known.stacks and not math.isfinite(float(total)):
-            left, rest = left_out(known.stacks, norms)
-            total = joint_norm(list(rest.values()))
-        found = judge(total, scale=held if scaled else None, limit=known.limit, check=known.check)
+        left, first = None, next(iter(norms.values()), 0.0)
+        with on_its_device(first):
+            total = joint_norm(list(norms.values()))
+            if known.stacks and not math.isfinite(float(total)):
+                left, rest = left_out(known.stacks, norms)
+                total = joint_norm(list(rest.values()))
+            found = judge(total, scale=held if scaled else None, limit=known.limit, check=known.check)
         return found._replace(skip=bool(found.skip), left=left)
 
     def end(self, verdict: Verdict, known: Known) -> None:

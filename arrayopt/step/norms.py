@@ -27,8 +27,7 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
         for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
             if g is not None and 0 not in tensor.shape:
                 took += [(place, *x) for x in (_layers(tensor, g) if bucket.rule.stacked else [(tensor, g)])]
-    if len(asked) > 1:
-        took.sort(key=lambda each: each[0])
+    took.sort(key=lambda each: each[0])  # what is of one bucket here may be of two on another rank
     tensors, grads = [tensor for _, tensor, _ in took], [g for *_, g in took]
     return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)
 
@@ -45,7 +44,7 @@ def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 def _measured(tensor: Tensor) -> Tensor:
     """The tensor that stands for a parameter where its gradient is measured."""
-    return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block)
+    return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block, layer_of=tensor.layer_of)
 
 
 def _layers(tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:

@@ -10,7 +10,7 @@ from arrayopt.testing.equivalence import Outcome
 from arrayopt.testing.ulps import in_short
 from arrayopt.testing.verify import Report, Row
 
-__all__ = ["STYLE", "page"]
+__all__ = ["document", "page"]
 
 # From white over blue to dark blue, of one hue, for what passes; orange for what does not.
 SCALE = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 69, 148))
@@ -47,17 +47,7 @@ def page(report: Report) -> str:
         if report.passed
         else f'<p class="verdict bad">{wrong} of {len(report.rows)} rows are beyond the limit.</p>'
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>arrayopt verify</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>Do all backends compute the same?</h1>
-{verdict}
+    body = f"""{verdict}
 <p>{_setting(report)}</p>
 <h2>Largest difference from <code>{escape(report.reference)}</code>, in ULPs of the update</h2>
 <p>A ULP is one unit in the last place that the parameters' dtype has at the largest magnitude of the element so far, or
@@ -67,7 +57,23 @@ at the root mean square of its tensor's update where that is larger. The referen
 <h2>Where</h2>
 {_list(report)}
 <h2>What was not compared, and errors</h2>
-{_notes(report)}
+{_notes(report)}"""
+    return document("arrayopt verify", "Do all backends compute the same?", body)
+
+
+def document(title: str, heading: str, body: str, style: str = "") -> str:
+    """A whole page of some HTML, of a title and a heading that are plain text, with more style."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{STYLE}{style}</style>
+</head>
+<body>
+<h1>{escape(heading)}</h1>
+{body}
 </body>
 </html>
 """

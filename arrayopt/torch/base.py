@@ -274,8 +274,9 @@ def _guests(pairs: Iterable[tuple[Tensor, Any]], states: Mapping[Any, Any], take
     """What others keep in states."""
     found: Guests = Guests(dict)
     for p, tensor in pairs:
-        if isinstance(states.get(p), Mapping):
-            found[p].update({key: taken(p, x) for key, x in guests_of(tensor, states[p]).items()})
+        state = states.get(p)
+        if isinstance(state, Mapping) and (kept := guests_of(tensor, state)):
+            found[p] = {key: taken(p, x) for key, x in kept.items()}
     return Guests(dict, {**found, **{key: x for key, x in states.items() if not isinstance(key, Tensor)}})
 
 

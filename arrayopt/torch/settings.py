@@ -92,6 +92,11 @@ class Settings(dict[str, Any]):
         for name, value in dict(*given, **named).items():
             self[name] = value
 
+    def guests(self) -> dict[str, Any]:
+        """What others keep here, as schedulers do."""
+        idle = {IDLE} if self.get("lookahead_steps") is None else {}
+        return {name: x for name, x in self.items() if name in idle or not _means_something(self._rule, name)}
+
     def copy(self) -> "Settings":
         """See `dict.copy`."""
         return Settings(self._rule, self)
@@ -107,6 +112,13 @@ class Settings(dict[str, Any]):
 
 IDLE = "lookahead_alpha"
 """A field that is in no group where it says nothing, for others call something of their own so."""
+
+
+def _means_something(rule: type[Rule], name: str) -> bool:
+    """Whether a key of a group is the optimizer's own, and no guest's."""
+    known = fields_of(rule)
+    own = name in ("params", "param_names", "maximize", *known, *HOW, *more_of(rule))
+    return own or bool(spread(known, name)) or spelled(rule, name) is not None
 
 
 def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
@@ -132,11 +144,7 @@ def check_group(
     for name, value in group.items():
         if name == "differentiable" and value:
             raise TypeError(f"{who}: a parameter group: {DIFFERENTIABLE}")
-        if (
-            name in ("params", "maximize", *known, *HOW, *more_of(rule))
-            or spread(known, name)
-            or spelled(rule, name) is not None
-        ):
+        if _means_something(rule, name):
             continue
         if name in OPTIONS and name in options and options[name] == value:
             continue

@@ -46,12 +46,13 @@ class Entry(dict[str, Any]):
     """The state of one parameter. To set an item sets it in the optimizer, too, or in what is kept for others."""
 
     write: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    guests: dict[str, Any] | None = None
+    guests: Guests | None = None
+    of: Any = None
     own: frozenset[str] = frozenset()
 
     def __setitem__(self, key: str, value: Any) -> None:
         if self.guests is not None and key not in self.own:
-            self.guests[key] = value
+            self.guests[self.of][key] = value
             super().__setitem__(key, value)
         else:
             new = {**self, key: value}
@@ -60,7 +61,7 @@ class Entry(dict[str, Any]):
     def __delitem__(self, key: str) -> None:
         super().__delitem__(key)
         if self.guests is not None:
-            self.guests.pop(key, None)
+            self.guests.get(self.of, {}).pop(key, None)
 
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
@@ -102,7 +103,7 @@ class State(MutableMapping[Any, Any]):
 
         mine = show(p, tensor)
         entry = Entry({**self._guests.get(p, {}), **mine})
-        entry.write, entry.guests, entry.own = write, self._guests[p], frozenset(mine)
+        entry.write, entry.guests, entry.of, entry.own = write, self._guests, p, frozenset(mine)
         return entry
 
     def __setitem__(self, p: Any, value: Any) -> None:
@@ -111,9 +112,9 @@ class State(MutableMapping[Any, Any]):
             return
         tensor = self._tensors[p]
         self._write({p: own_of(tensor, value)})
-        kept = guests_of(tensor, value)  # in the same dict: entries that were asked for before have it, too
-        self._guests[p].clear()
-        self._guests[p].update(kept)
+        self._guests.pop(p, None)  # what keeps nothing does not keep its parameter alive, either
+        if kept := guests_of(tensor, value):
+            self._guests[p] = kept
 
     def __delitem__(self, p: Any) -> None:
         if isinstance(p, Param):

@@ -206,6 +206,23 @@ def test_our_names_and_the_rules_other_fields_are_taken_too(name):
     assert float(moved.max()) <= 0.9 + 1e-7
 
 
+TURNED = [("muon", 4, {}), ("adafactor", 5, {"min_dim_size_to_factor": 2})]
+
+
+@pytest.mark.parametrize(("name", "rows", "options"), marked(TURNED, lambda name, *_: name == "muon", str))
+def test_projections_are_of_parameters_as_they_are(name, rows, options):
+    """Though rules see kernels turned."""
+    mask = np.triu(np.ones((rows, 4))) > 0
+    centred = lambda xp, p, h: p - xp.mean(p, axis=0, keepdims=True)  # noqa: E731
+    grads, params = jnp.asarray(np.random.default_rng(0).standard_normal(mask.shape)), jnp.ones(mask.shape)
+    made = []
+    for project in (ao.projections.support(mask), centred):
+        tx = getattr(door, name)(0.1, project=project, **options)
+        made.append(params + jax.jit(tx.update)(grads, tx.init(params), params)[0])
+    np.testing.assert_array_equal(made[0] != 0, mask)
+    np.testing.assert_allclose(made[1].mean(axis=0), 0.0, atol=1e-6)
+
+
 def test_inject_hyperparams_has_the_names_of_optax():
     for name in ROWS:
         if name not in ("adafactor", "muon"):  # optax itself would make arrays of their whole numbers

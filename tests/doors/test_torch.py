@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import gc
 import inspect
 import io
 import pickle
 import re
+import weakref
 
 import pytest
 import torch
@@ -633,6 +635,23 @@ def test_state_moves_to_another_parameter():
     assert opt.state.pop(a[1], None) is None
     with pytest.raises(KeyError):
         opt.state.pop(a[1])
+
+
+@pytest.mark.parametrize("how", ["straight", "loaded"])
+def test_a_parameter_that_has_left_is_let_go(how):
+    """It may be large, as a cloud of points is, and many follow each other."""
+    a = tensors()
+    opt = made(door.SGD, a, momentum=0.9)
+    give(0, a)
+    opt.step()
+    if how == "loaded":
+        opt.load_state_dict(opt.state_dict())
+    stored = opt.state.pop(a[1])
+    opt.param_groups[0]["params"][1] = new = torch.nn.Parameter(torch.zeros(7))
+    opt.state[new] = {**stored, "buf": torch.zeros(7)}
+    gone = weakref.ref(a.pop(1))
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+import arrayopt as ao
 import arrayopt.torch as door
 from tests.support import cases, refusals
 
@@ -114,6 +115,31 @@ def test_copies_go_on_as_the_original(way):
     run(opt, params, 3, wrapper)
     run(again, others, 3, wrapper_again)
     assert all(map(torch.equal, params, others))
+
+
+@pytest.mark.parametrize(("name", "options"), PAIRS)
+def test_guests_go_to_pytorch_and_back(name, options):
+    """What schedulers and wrappers keep in groups and states: PyTorch's `load_state_dict` replaces all of it."""
+    (a, plain), (b, ours) = both(name, options)
+    for opt in (plain, ours):
+        opt.param_groups[0]["lr_scale"] = 0.5
+        torch.optim.lr_scheduler.OneCycleLR(opt, 0.2, 9)
+        opt.state["word"] = {"x": 1}
+    wrappers = [run(plain, a, 3), run(ours, b, 3)]
+    there = getattr(torch.optim, name)(b)
+    there.load_state_dict(ao.to_torch(ours))
+    back = getattr(door, name)(b, **options, engine=cases.REFERENCE)
+    for opt in (there, back):
+        if opt is back:
+            ao.load_torch(back, there.state_dict())
+        for key in ("lr", "lr_scale", "initial_lr", "max_lr", "min_lr", "base_momentum", "lookahead_step", "rho"):
+            assert opt.param_groups[0][key] == plain.param_groups[0][key], key
+        assert opt.state["word"] == {"x": 1}
+        wrappers[1].base = opt
+        run(plain, a, 3, wrappers[0])
+        run(opt, b, 3, wrappers[1])
+        torch.testing.assert_close(b, a)
+    assert back.state[b[0]]["kept_slow"] is not there.state[b[0]]["kept_slow"]
 
 
 def test_entries_are_dicts_of_both():

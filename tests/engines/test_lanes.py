@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.numba.emit import emit
 from arrayopt.fusion import lanes as module
+from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import lane_geometry, lanes, suits
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plans import plan_for
+from tests.support.aliases import ALIASES
 from tests.support.engine_runs import agree, contents, problem, run, same
 from tests.support.slow import marked
 from tests.support.tracing import made
@@ -167,3 +170,29 @@ def test_a_slot_is_written_when_nothing_reads_its_old_value_any_more(engine):
     assert [sorted(s.writes) for s in split(rule).segments] == [[], ["columns", "rows"]]
     params, grads = problem((("k", (37, 5, 3, 3)),))
     agree(run(engine, rule, params, grads)[1], run("array_api", rule, params, grads)[1])
+
+
+@slow_with_numba
+@pytest.mark.parametrize("name", ["rows", "rows exchanged", "numbers"])
+def test_slots_that_exchange_what_they_hold(name, engine):
+    slots, update = ALIASES[name]
+    rule, start, g = made(update, slots)(), np.linspace(-1, 1, 24).reshape(4, 2, 3), np.linspace(0, 2, 24)
+    p, state = start, rule.init(start)
+    opt = ao.Optimizer(start.copy(), rule, engine=engine)
+    for _ in range(2):
+        p, state = ao.update(rule, p, g.reshape(p.shape), state)
+        opt.step(g.reshape(p.shape))
+    np.testing.assert_allclose(opt.params, p, rtol=1e-12)
+    for slot, x in state["tensors"]["param"].items():
+        np.testing.assert_allclose(opt.state["param"][slot], x, rtol=1e-12, err_msg=slot)
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_the_text_for_every_alias_can_be_read(name):
+    slots, update = ALIASES[name]
+    try:
+        plan = plan_for(made(update, slots)(), 3, "float32", shape=(4, 2, 3))
+    except TraceError:
+        return
+    if lanes(plan) is not None:
+        compile(emit(plan, "float32", split=lanes(plan)), "<lanes>", "exec")

@@ -132,6 +132,20 @@ def test_a_rule_of_which_not_all_is_known_at_once_runs_layer_by_layer():
     np.testing.assert_allclose(found, p - 0.1 * g * abs(p[:, :1]), rtol=1e-12)
 
 
+def test_slots_without_elements():
+    def slots(xp, p):
+        return {"none": xp.zeros((0, 3), dtype=p.dtype), "m": xp.zeros_like(p)}
+
+    def update(xp, p, g, s, h):
+        m = s["m"] + (g[0] if p.ndim else g)  # an index, which is of a layer
+        return p - h.lr * m, {"none": s["none"], "m": m}
+
+    p, g = drawn((3, 5), 1), drawn((3, 5), 2)
+    opt = ao.Optimizer(p.copy(), made(update, slots)(lr=0.1, stacked=True), engine="array_api")
+    np.testing.assert_allclose(opt.step(g), p - 0.1 * g[:, :1], rtol=1e-12)
+    assert opt.state["param"]["none"].shape == (3, 0, 3)
+
+
 def test_numpy_takes_layers_where_they_lie(monkeypatch):
     """Neither parameter nor slots nor gradients are copied, nor split."""
     p, g = drawn((40, 6), 1), drawn((40, 6), 2)
@@ -141,6 +155,20 @@ def test_numpy_takes_layers_where_they_lie(monkeypatch):
         monkeypatch.setattr(blocks, name, None)
     monkeypatch.setattr(layers, "split", None)
     assert opt.step(g) is p
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+@pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"skip_nonfinite": True}, {"loss_scale": 8.0}], ids=str)
+def test_large_stacks_are_measured(engine, options):
+    """Of more elements than `numpy` takes end to end."""
+    x = np.linspace(-1.0, 1.0, blocks.PACKED + 64).reshape(-1, 64)
+    stacked, whole = (
+        ao.Optimizer({"w": x.copy()}, ao.SGD(lr=0.5, stacked=y), engine=engine, **options) for y in (True, False)
+    )
+    for opt in (stacked, whole):
+        opt.step({"w": x})
+    np.testing.assert_allclose(stacked.params["w"], whole.params["w"], rtol=1e-12)
+    assert stacked.stats.global_norm == pytest.approx(whole.stats.global_norm, rel=1e-12)
 
 
 def test_with_numba():

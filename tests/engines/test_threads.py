@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from arrayopt.engines import threads
+from arrayopt.engines import interrupts, threads
 from arrayopt.engines.interrupts import uninterrupted
 
 # ---- how many -------------------------------------------------------------------------------------------------------
@@ -288,6 +288,30 @@ def test_a_handler_put_in_place_inside_a_section_stays():
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, former)
+
+
+def test_a_signal_while_a_section_begins(monkeypatch):
+    """Its handler is called at once, and the next one of the same number waits for the end as others do."""
+    came, put = [], interrupts.signal
+
+    def put_and_raise(number, handler):
+        put(number, handler)
+        if number == signal.SIGUSR2 and not came:
+            signal.raise_signal(signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, lambda *_: came.append("here"))
+    other = signal.signal(signal.SIGUSR2, lambda *_: None)
+    monkeypatch.setattr(interrupts, "signal", put_and_raise)
+    try:
+        with interrupts.uninterrupted():
+            assert came == ["here"]
+            signal.raise_signal(signal.SIGUSR1)
+            assert came == ["here"]
+        assert came == ["here", "here"]
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGUSR1, former)
+        signal.signal(signal.SIGUSR2, other)
 
 
 def test_where_interrupts_are_ignored_they_stay_so():

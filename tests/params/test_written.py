@@ -9,6 +9,7 @@ import torch
 
 import arrayopt as ao
 import arrayopt.torch as door
+from arrayopt import randomness
 from arrayopt.engines.table import ENGINES
 from tests.support import cases
 from tests.support.slow import marked
@@ -87,6 +88,30 @@ def test_arrays_of_numpy(write, engine, dtype):
         opt.step(drawn(k + 1, dtype))
     write(p)
     check_next_step(opt, rule, p, drawn(9, dtype), engine)
+
+
+@of_numpy
+def test_signs_before_the_first_step(engine, dtype):
+    """The master of 0.5 is 0.5 then, and -0.5 is as far from it as integers of 32 bits can be."""
+    rule = ao.AdamW(lr=1e-3)
+    p = drawn(0, dtype)
+    opt = ao.Optimizer(p, rule, engine=engine)
+    p *= np.asarray(-1.0, p.dtype)
+    check_next_step(opt, rule, p, drawn(9, dtype), engine)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_number_beside_masters_of_every_kind(dtype):
+    p = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
+    wide = p.astype(np.float32)
+    half = 1 << (15 if dtype == "bfloat16" else 12)
+    for off in (0, 1, half, half + 1, 2 * half, (1 << 31) - half, (1 << 31) - 1, 1 << 31):
+        for bits in (wide.view(np.uint32) + np.uint32(off), wide.view(np.uint32) - np.uint32(off)):
+            master = bits.view(np.float32)
+            with np.errstate(all="ignore"):
+                found = getattr(randomness, f"current_{dtype}")(np, master, wide)
+                expected = np.where(master.astype(p.dtype) == p, master, wide)
+            np.testing.assert_array_equal(found[wide != 0], expected[wide != 0])  # zeros may be of either sign
 
 
 @pytest.mark.parametrize("name", cases.CASES)

@@ -178,6 +178,25 @@ def test_a_state_dict_is_whole_on_each_rank():
     assert ao.ranks.run(3, go_on) == [[]] * 3
 
 
+@pytest.mark.parametrize("what", ["count", "slot"])
+def test_a_state_dict_is_the_same_on_each_rank(what):
+    """Else each rank would go on from another state."""
+
+    def rank(comm):
+        opt = train(parameters(), ao.AdamW(lr=0.1), [gradients(0)], comm, engine="numpy")
+        saved, before = opt.state_dict(), contents(opt)
+        about = saved["tensors"]["bias"]
+        if comm.rank == 1 and what == "count":
+            about["t"] = 50
+        elif comm.rank == 1:
+            about["slots"]["m"][3] += 1
+        with pytest.raises(ValueError, match=r"Optimizer.load_state_dict: nothing was changed.*the state of 'bias' is"):
+            opt.load_state_dict(saved)
+        return differing(before, contents(opt))
+
+    assert ao.ranks.run(2, rank) == [[]] * 2
+
+
 def test_a_file_that_does_not_fit_changes_nothing_anywhere(tmp_path):
     train(parameters({"other": (3,)}), ao.LAMB(), []).save(tmp_path / "x")
 
@@ -388,6 +407,22 @@ def test_copies_and_pickles():
         return opt.step_count, other.step_count, (opt.params["bias"] != other.params["bias"]).any()
 
     assert ao.ranks.run(2, rank) == [(1, 2, True)] * 2
+
+
+@pytest.mark.parametrize("how", ["replaced", "written"])
+def test_a_copy_compares_its_own_parameters(how):
+    def rank(comm):
+        opt = train({"b": np.zeros(7)}, ao.SGD(lr=0.1), [], ao.Ranks(comm, check=how == "written"), engine="numpy")
+        other = copy.deepcopy(opt)
+        if comm.rank == 1 and how == "replaced":
+            other.params["b"] = np.ones(7)
+        elif comm.rank == 1:
+            other.params["b"][...] = 1.0
+        with pytest.raises(ValueError, match=r"'b' (was replaced|has other values) on rank 1"):
+            other.step({"b": np.ones(7)})
+        return float(opt.step({"b": np.ones(7)})["b"][0])
+
+    assert ao.ranks.run(2, rank) == [-0.1] * 2
 
 
 def test_explain_says_what_a_rank_has():

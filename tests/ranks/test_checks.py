@@ -212,6 +212,22 @@ def test_layers_that_are_not_finite_on_one_rank():
     assert ao.ranks.run(2, rank) == [{"w": [0, 1, 0], "v": [0, 1]}] * 2
 
 
+@pytest.mark.parametrize("stacked", [True, False])
+def test_norms_have_one_order_on_all_ranks(stacked):
+    """Ranks that have nothing have one bucket, in the order of its groups; others have several."""
+
+    def rank(comm=None):
+        params, grads = ({n: np.ones((4, 30)) for n in "abcde"} for _ in range(2))
+        grads["d"][1, 3] = np.nan
+        groups = {"d": {"lr": 0.2}, "b": {"lr": 0.3}}
+        opt = ao.Optimizer(params, ao.SGD(lr=0.1, stacked=stacked), groups=groups, skip_nonfinite=True, comm=comm)
+        opt.step(grads)
+        return opt.nonfinite(), opt.stats.global_norm, contents(opt)
+
+    one = repr(rank())
+    assert [repr(x) == one for x in ao.ranks.run(6, rank)] == [True] * 6
+
+
 def test_the_sums_of_micro_steps_are_looked_at():
     def rank(comm):
         there = ao.Ranks(comm, check=0)
@@ -389,26 +405,6 @@ def test_a_hook_that_fails_after_a_step(all_have_one, accumulate):
     assert all(x.startswith(words) for r in (0, 2) for x in every[r][0]), every[0][0]
 
 
-def test_who_asked_for_statistics_and_fails():
-    """As a hook."""
-
-    def rank(comm):
-        def receive(reports):
-            raise ValueError(f"no room for {len(reports)} reports")
-
-        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20))
-        if comm.rank == 1:
-            opt.stats.request(receive)
-        said = refused(partial(opt.step, gradients(0, SHAPES)))
-        opt.step(gradients(1, SHAPES))
-        return said, opt.step_count
-
-    every = ao.ranks.run(2, rank)
-    assert every[1] == (f"ValueError: no room for {len(SHAPES)} reports", 2)
-    assert every[0][0].startswith("RankError: Optimizer.step: the step was made, but rank 1 failed in a hook after it")
-    assert every[0][1] == 2
-
-
 def test_hooks_that_fail_within_calls_of_all_ranks(tmp_path):
     """Others are in a call of their own hooks then, which ends."""
 
@@ -426,6 +422,75 @@ def test_hooks_that_fail_within_calls_of_all_ranks(tmp_path):
         return opt.step_count
 
     assert ao.ranks.run(3, rank) == [2] * 3
+
+
+@pytest.mark.parametrize("hooks", [(), (0,), (1,), (0, 1)])
+def test_who_asked_for_reports_fails_on_one_rank(hooks):
+    def rank(comm):
+        def receive(reports):
+            raise ValueError("the disk is full")
+
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20))
+        if comm.rank in hooks:
+            opt.after_step(lambda opt: None)
+        if comm.rank == 1:
+            opt.stats.request(receive)
+        said = refused(partial(opt.step, gradients(0, SHAPES)))
+        opt.step(gradients(1, SHAPES))
+        return said, opt.step_count
+
+    every = ao.ranks.run(2, rank)
+    assert every[1] == ("ValueError: the disk is full", 2)
+    assert "the step was made, but rank 1 failed in a hook after it: ValueError: the disk is full" in every[0][0]
+    assert every[0][1] == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_raised_between_a_step_and_its_hooks(accumulate):
+    """As by the handler of a signal that has waited for the step to be written."""
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20), accumulate=accumulate)
+        if comm.rank == 0:
+            opt.after_step(lambda opt: None)
+        make = opt._step.make
+
+        def late(*args, **options):
+            if make(*args, **options) and comm.rank == 1 and opt.step_count == 1:
+                raise ValueError("a signal")
+            return opt._step.accumulator.done == 0
+
+        opt._step.make = late
+        for _ in range(accumulate - 1):
+            opt.step(gradients(0, SHAPES))
+        said = refused(partial(opt.step, gradients(0, SHAPES)))
+        for _ in range(accumulate):
+            opt.step(gradients(1, SHAPES))
+        return said, opt.step_count
+
+    every = ao.ranks.run(2, rank)
+    assert every[1] == ("ValueError: a signal", 2)
+    assert "the step was made, but rank 1 failed in a hook after it: ValueError: a signal" in every[0][0]
+
+
+@pytest.mark.parametrize("when", ["before_step", "after_step"])
+@pytest.mark.parametrize("path", [3, "no/such/folder/x"])
+def test_calls_of_all_ranks_that_fail_within_hooks(when, path, tmp_path):
+    """All know of the error then: it is not told once more, to ranks that are elsewhere."""
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(SHAPES), ao.SGD(lr=0.1), comm=ao.Ranks(comm, timeout=20))
+        remove = getattr(opt, when)(lambda opt, *_: opt.save(tmp_path / "x" if comm.rank else path))
+        with pytest.raises((OSError, TypeError, ao.RankError)) as error:
+            opt.step(gradients(0, SHAPES))
+        remove()
+        for k in range(2):
+            opt.step(gradients(k, SHAPES))
+        return str(error.value), opt.step_count
+
+    every = ao.ranks.run(3, rank)
+    assert [count for _, count in every] == [2 + (when == "after_step")] * 3
+    assert all("rank 0 failed" in said and every[0][0] in said for said, _ in every[1:])
 
 
 @pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"skip_nonfinite": True}, {"loss_scale": 2.0}])

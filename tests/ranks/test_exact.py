@@ -85,6 +85,13 @@ def test_engines_that_take_whole_tensors(engine, label):
     assert not any(x["cut"] for x in held)
 
 
+@pytest.mark.parametrize("engine", ["array_api", "numpy"])
+def test_an_infinite_norm_is_infinite_on_all_ranks(engine):
+    """Where nothing is skipped it clips all gradients to nothing, as in one process; one that is NaN clips none."""
+    found, _ = both(ao.SGD(lr=0.01), 3, bad=("words",), clip_norm=1.0, engine=engine)
+    assert found == [[]] * 3
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_the_number_of_threads_changes_nothing(threads, monkeypatch):
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)

@@ -6,8 +6,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import arrayopt as ao
+from arrayopt.engines import table
 from tests.support.ranks import contents, differing, gradients, left_by, parameters, train
 
 
@@ -50,6 +52,22 @@ def test_what_must_agree_is_compared_at_the_start(change, words):
     assert len(set(found)) == 1
     assert found[0].startswith("ValueError: Optimizer: nothing was changed, for the ranks do not agree: ")
     assert words in found[0]
+
+
+def test_engines_that_cut_tensors_elsewhere():
+    """As where one rank has arrays of another library, or lacks what an engine needs."""
+
+    def rank(comm):
+        x = np.ones(100_001, np.float32)
+        params = {"long": x if comm.rank else torch.from_numpy(x)}
+        return ao.Optimizer(params, ao.AdamW(), comm=comm, engine="auto").explain()
+
+    fused = {"torch": ("numba",), "numpy": ()}
+    with pytest.MonkeyPatch.context() as m:
+        for library, engines in fused.items():
+            m.setitem(table.FUSED, library, engines)
+        with pytest.raises(ValueError, match=r"where 'long' is cut for its engine is .* on rank 0, .* on rank 1"):
+            ao.ranks.run(2, rank)
 
 
 def test_schedules_of_one_s_own_agree():

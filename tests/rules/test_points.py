@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.optimize
+import torch
 
 import arrayopt as ao
 from arrayopt import projections
@@ -101,6 +102,14 @@ def test_state_in_half_precision_leaves_points_and_numbers_wide():
     opt = trained({"w": drawn((8, 8), 9).astype("float32")}, engine="numpy", state_dtype="bfloat16")
     kinds = {name: str(x.dtype) for name, x in opt.state["w"].items() if name != "t"}
     assert kinds == {"z": "float32", "v": "bfloat16", "lr_max": "float32", "points": "float32"}
+
+
+@pytest.mark.parametrize("rule", [ao.SGD(lr=0.1), ao.SGD(lr=0.1, ema_decay=0.5), ao.ScheduleFreeAdamW(lr=0.1)])
+def test_what_is_averaged_is_no_part_of_a_graph_of_pytorch(rule):
+    p = torch.nn.Parameter(torch.ones(3))
+    opt = ao.Optimizer(p, rule, engine="array_api")
+    opt.step(torch.ones(3))
+    assert not opt.averaged().requires_grad
 
 
 def test_an_average_that_is_asked_for_comes_first():

@@ -1,5 +1,7 @@
 """State that goes to PyTorch's optimizers, and state that comes from optax's: runs go on as if they had been one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 import torch
 
 import arrayopt as ao
+from arrayopt.exchange import to_torch
 from arrayopt.schedules import Linear
-from tests.support.optimizing import drawn
+from tests.support.optimizing import BASE, OTHER, drawn
 
 SHAPES = {"w": (4, 3), "b": (3,), "s": ()}
 
@@ -74,6 +77,12 @@ def test_pytorch_goes_on(name, engine):
         assert {n: back.state[n]["t"] for n in SHAPES} == {n: opt.state[n]["t"] for n in SHAPES}
 
 
+def begun(opt):
+    """After one call of `step`."""
+    opt.step(tree(1))
+    return opt
+
+
 @pytest.mark.parametrize(
     ("opt", "kind", "says"),
     [
@@ -110,12 +119,56 @@ def test_pytorch_goes_on(name, engine):
             ValueError,
             "torch.optim.SGD has no counterpart for rounding='stochastic' in group 'all'",
         ),
+        (
+            lambda p: begun(ao.Optimizer(p, ao.SGD(lr=1.0), accumulate=3)),
+            ValueError,
+            "no counterpart for the gradients of 1 of 3 micro-steps, which no update has used yet",
+        ),
     ],
 )
 def test_what_pytorch_cannot_have(opt, kind, says):
     with pytest.raises(kind) as error:
         ao.to_torch(opt(tree()))
     assert says in str(error.value)
+
+
+AWAY = OTHER | {"lr_in_momentum": True, "variant": "paper", "scale": "none", "matrix": "last", "ns_steps": 3}
+AWAY |= {"ns_coefficients": ((2.0, -1.5, 0.5), (3.0, -3.0, 1.0)), "ns_dtype": "bfloat16"}
+STARTS = [
+    (kind, BASE[kind.__name__]) for kind in to_torch._THEIRS if kind.__name__ in BASE and kind is not ao.Adafactor
+]
+STARTS += [(ao.SGD, {"lr": 0.1}), (ao.Muon, {"lr": 0.1})]
+STARTS += [(ao.Adafactor, {"lr": 0.1, "variant": "pytorch", "relative_step": False})]
+
+
+@pytest.mark.parametrize(("kind", "start"), STARTS)
+def test_pytorch_computes_the_same_or_it_is_refused(kind, start):
+    """With each field of the rule."""
+    taken = set()
+    for key in {f.name for f in dataclasses.fields(kind)} - {f.name for f in dataclasses.fields(ao.Rule)}:
+        try:
+            rule = kind(**{**start, key: not start[key] if start.get(key) is False else AWAY.get(key)})
+        except (TypeError, ValueError):  # it does not go together with `start`
+            continue
+        p, *grads = map(torch.tensor, drawn((4, 3), *range(5)))
+        opt = ao.Optimizer([p], rule, engine="array_api")
+        opt.step(grads[:1])
+        try:
+            saved = ao.to_torch(opt)
+        except ValueError as error:
+            assert f"no counterpart for {key}={getattr(rule, key)!r} in group 'all'" in str(error)  # noqa: PT017
+            continue
+        taken.add(key)
+        before, q = p.clone(), torch.nn.Parameter(p.clone())
+        theirs = getattr(torch.optim, kind.__name__)([q])
+        theirs.load_state_dict(saved)
+        for g in grads[1:]:
+            opt.step([g])
+            q.grad = g
+            theirs.step()
+        far = 0.1 if kind is ao.Muon else 1e-7  # bfloat16; NAdam's product is in float32
+        assert torch.linalg.norm(q.detach() - p) <= far * torch.linalg.norm(p - before), key
+    assert {"lr", "weight_decay"} <= taken
 
 
 OPTAX = {
@@ -180,6 +233,44 @@ def test_what_of_optax_does_not_fit():
     assert str(opt.state_dict()) == str(before)
     with pytest.raises(TypeError, match="load_optax: `opt` must be an Optimizer; got dict"):
         ao.load_optax({}, optax.adamw(0.1).init(params))
+
+
+LOSES = {
+    "acc_grads": lambda tx: optax.MultiSteps(tx, 2),
+    "grad_acc": lambda tx: optax.chain(optax.apply_every(2), tx),
+    "ema": lambda tx: optax.chain(tx, optax.ema(0.9)),
+    "z": lambda tx: optax.contrib.schedule_free(tx, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", LOSES)
+def test_what_would_be_lost_of_optax_is_refused(name):
+    theirs, params = LOSES[name](optax.adam(0.1)), {n: jnp.asarray(x) for n, x in tree().items()}
+    _, state = theirs.update(params, theirs.init(params), params)
+    opt = ao.Optimizer(tree(), ao.Adam(lr=0.1), engine="array_api")
+    before = str(opt.state_dict())
+    with pytest.raises(ValueError, match=rf"load_optax: the state has .*{name}\.w.*, too, which would be lost"):
+        ao.load_optax(opt, state)
+    assert str(opt.state_dict()) == before
+    ao.load_optax(opt, optax.adam(0.1).init(params))
+
+
+def test_muon_of_optax_is_gone_on_from():
+    """Its state has one of Adam, too, for what is no matrix."""
+    theirs, params = optax.contrib.muon(0.1), {"w": jnp.asarray(drawn((4, 4), 1))}
+    state = theirs.init(params)
+    rule = ao.Muon(lr=0.1, weight_decay=0.0, bias_correction=True, eps_added=True, eps=1e-8)
+    opt = None
+    for k in range(4):
+        if k == 2:
+            opt = ao.Optimizer({"w": np.array(params["w"])}, rule, engine="array_api")
+            ao.load_optax(opt, state)
+        grads = {"w": drawn((4, 4), 10 + k)}
+        updates, state = theirs.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        if opt is not None:
+            opt.step(grads)
+    np.testing.assert_allclose(opt.params["w"], params["w"], rtol=1e-6)
 
 
 def lars(lr, **options):

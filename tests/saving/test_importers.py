@@ -180,6 +180,22 @@ def test_groups_and_names():
         compare(theirs, params, opt)
 
 
+@pytest.mark.parametrize("momenta", [(0.9, 0.0), (0.0, 0.9)])
+@pytest.mark.parametrize("whose", [0, 1, 2])
+def test_momentum_in_one_group_alone(momenta, whose):
+    """And in the rule of the optimizer, which may be that of either group, or of none."""
+    params = parameters()
+    groups = [{"params": [params["w"]], "momentum": momenta[0]}, {"params": [params["b"], params["unused"]]}]
+    theirs = torch.optim.SGD(groups, lr=0.1, momentum=momenta[1])
+    run(theirs, params, range(3))
+    copied = {name: p.detach().clone() for name, p in params.items()}
+    rules = [ao.SGD(lr=1.0, momentum=0.1 if momentum else 0.0) for momentum in momenta]
+    given = [{"w": rules[0]}, {"[!w]*": rules[1]}, {"w": rules[0], "*": rules[1]}][whose]
+    opt = ao.Optimizer(copied, rules[(1, 0, 0)[whose]], groups=given)
+    ao.load_torch(opt, theirs.state_dict(), names=["w", "b", "unused"])
+    compare(theirs, params, opt)
+
+
 def test_schedules_stay_and_state_is_replaced():
     theirs, params = adamw(lr=0.5)
     opt = ao.Optimizer(params, ao.AdamW(lr=ao.schedules.Cosine(0.1, 10), beta1=0.1))

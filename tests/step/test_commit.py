@@ -121,3 +121,51 @@ def test_a_fault_leaves_no_thread_outside():
         thread.start()
         thread.join()
     assert len(looked) == 12
+
+
+def grown():
+    """An optimizer of two groups, before the last of three micro-steps."""
+    params = {name: np.linspace(-1, 1, np.prod(shape)).reshape(shape) for name, shape in SHAPES.items()}
+    opt = ao.Optimizer(params, ao.LAMB(lr=0.1), groups={"b": {"weight_decay": 0.0}}, engine="numpy", accumulate=3)
+    for _ in range(5):
+        opt.step(opt.params)
+    return opt
+
+
+CHANGES = {
+    "a group": lambda opt: opt.add_group({"new": np.ones(3)}, lr=0.3),
+    "a tree": lambda opt: setattr(opt, "params", {name: p + 1.0 for name, p in opt.params.items()}),
+    "a number": lambda opt: setattr(opt, "lr", 0.5),
+    "a state": lambda opt: opt.load_state_dict(grown().state_dict() | {"step": 7}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_signal_at_any_call_of_what_changes_an_optimizer(change):
+    """It is as it was, or has changed: all of it, and goes on from there."""
+
+    def handler(number, frame):
+        raise Fault
+
+    def all_of(opt):
+        saved = opt.state_dict()
+        return contents(opt) | {key: repr(saved[key]) for key in ("rule", "groups")}
+
+    def end(opt):
+        opt.step(opt.params)
+        return all_of(opt)
+
+    opt = grown()
+    before = all_of(opt)
+    with Raising(act=int) as calls:
+        change(opt)
+    ends = [(before, end(grown())), (all_of(opt), end(opt))]
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for at in [*range(calls.count - 400, calls.count - 20, 16), *range(calls.count - 20, calls.count)]:
+            opt = grown()
+            with contextlib.suppress(Fault), Raising(at, lambda: signal.raise_signal(signal.SIGUSR1)):
+                change(opt)
+            assert (all_of(opt), end(opt)) in ends, at
+    finally:
+        signal.signal(signal.SIGUSR1, former)

@@ -88,6 +88,7 @@ ALIASES = {
         lambda xp, p, g, s, h: (p - h.lr * xp.tanh(s["m"]) * g, {"m": s["n"], "n": s["m"] + xp.sum(g)}),
     ),
     "hyper-parameters": (_numbers, lambda xp, p, g, s, h: (p - h.lr * g / s["m"], {"m": h.t + h.lr, "n": h.lr})),
+    "rows exchanged": (_rows, lambda xp, p, g, s, h: (p - h.lr * g, {"r": s["q"], "q": s["r"]})),
     "rows": (_rows, lambda xp, p, g, s, h: (p - h.lr * g, {"r": s["q"], "q": s["r"] + xp.sum(g, axis=-1)})),
 }
 """What slots begin as, and an update."""

@@ -226,8 +226,24 @@ def test_simulated_rules_are_the_rules(hypothesis):
     values = {name: getattr(rule, name) for name in model.names}
     sets = {k: np.concatenate([x, 0.5 * x]) for k, x in one_set(values).items()}
     predicted = model.predict(sets)
-    assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 16
+    assert model.seen.distance(predicted[0]).max() < 16
     assert predicted.shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("matrix", "small"), id="matrices", marks=pytest.mark.slow),
+        pytest.param(("vector", "zeros"), id="vectors"),
+    ],
+)
+def test_every_change_of_a_rule_has_a_graph(names):
+    """What cannot be traced could not be simulated."""
+    seen = Seen(recorded(ao.SGD(lr=0.1)).only(names))
+    shapes = [x.shape for x in seen.trajectory.params[0].values()]
+    for one in plain(shapes):
+        for hypothesis in one.neighbours(narrow=False, known=True):
+            assert Model(hypothesis, seen, {}).simulation.blocks, hypothesis
 
 
 MATRICES = {"wide": (3, 5), "tall": (5, 3), "square": (3, 3), "kernel": (2, 3, 2, 2), "row": (1, 4)}
@@ -244,8 +260,7 @@ def test_products_are_simulated_too(kind, matrix):
     model = Model(Hypothesis(kind, (("matrix", matrix),)), Seen(made), {})
     sets = one_set({name: getattr(rule, name) for name in model.names})
     predicted = model.predict({k: np.concatenate([x, 0.5 * x]) for k, x in sets.items()})
-    assert max(float(x.max()) for row in model.seen.furthest(predicted[0]) for x in row.values()) < 32
-    assert all(block.sweep is not None for block in model.simulation.blocks)
+    assert model.seen.distance(predicted[0]).max() < 32
 
 
 @pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -13,9 +13,8 @@ from arrayopt.testing.diagnosis.keeping import keeps_nothing
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.page import page
 from arrayopt.testing.diagnosis.running import run
-from arrayopt.testing.diagnosis.search import attempt, search
+from arrayopt.testing.diagnosis.search import Watch, attempt, search
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.watch import Watch
 from tests.testing.faulty import adam, lars
 
 START = {"w": np.array([-1.0, -0.25, 0.5, 2.0]), "b": np.array([0.3, 0.1])}

@@ -65,6 +65,6 @@ class CuPy(Fused):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
         kept = [batch for batches in bucket.batches.values() for batch in batches]
-        recorded = [x for x in bucket.run.captured if isinstance(x, Table) and x.bucket.tensors is bucket.tensors]
+        recorded = [x for x in bucket.run.captured if isinstance(x, Table) and x.counts is bucket.counts]
         for batch in {id(x): x for x in [*kept, *recorded]}.values():
             batch.advance(hypers)

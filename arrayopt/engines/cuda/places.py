@@ -61,7 +61,7 @@ class Places:
         )
         if not same:
             found = [(batch, int(row)) for batch, rows in measured for row in rows.all if batch.sized[row]]
-            found.sort(key=lambda x: int(x[0].tensors[x[1]].place))
+            found.sort(key=lambda x: int(x[0].bucket.places[x[0].members[x[1]]]))
             self.measured, self.tensors = measured, [batch.tensors[row] for batch, row in found]
             self.addresses = np.array([*(batch.reported("grad_norm", row) for batch, row in found), 0], np.int64)
             self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)

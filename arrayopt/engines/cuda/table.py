@@ -171,20 +171,27 @@ class Table(Batch):
             self.bucket.run.give_to(self.counts)
 
     def _send_table(self) -> None:
-        """Have the table in device memory as it is here, which it cannot be once a graph has what it was."""
-        if self.captured and not self.table.holds(self.host):
-            moved = np.flatnonzero((self.table.known != self.host).any(axis=1))
-            names = ", ".join(self.tensors[i].name for i in moved[:5])
+        """Have the table in device memory as it is here."""
+        self._check_recorded(slice(None))
+        self.table.put(self.host)
+        self.sent = True
+
+    def _check_recorded(self, columns: Any) -> None:
+        """Raise where a graph has what the table was, in some of its columns, and that is not what it is now."""
+        moved = (self.table.known != self.host)[:, columns].any(axis=1) if self.captured else np.zeros(1, bool)
+        if moved.any():
+            names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
                 f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
                 " write into the same arrays, or make a new Optimizer"
             )
-        self.table.put(self.host)
-        self.sent = True
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
         with on_device(self.access, self.device):
+            if self.captured:
+                self.locate()
+                self._check_recorded([self.at[name] for name in self.plan.touched])
             self.send(hypers)
             self.bucket.run.give_to(self.counts)
 

@@ -131,7 +131,7 @@ class CudaText(CudaWords, Written):
             return f"({'of_row.' if self.windows else ''}origin + i + j)"
         if n.on_host:
             return f"h{self.scalar[n]}"
-        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
 
     def declare(self, n: Node, text: str) -> str:
         """The definition of a value from what it is."""

@@ -52,11 +52,11 @@ class Upload:
         uncaptured()
         room, event = self._room()
         room[...] = values
-        self.known = values if isinstance(values, list) else room  # which is written only here
-        stream = cupy.cuda.get_current_stream()
+        stream, self.known = cupy.cuda.get_current_stream(), None  # until they are on their way
         self.array.set(room, stream=stream)
         event.record(stream)
         self.rooms.append((room, event))
+        self.known = values if isinstance(values, list) else room  # which is written only here
 
     def _room(self) -> tuple[Any, Any]:
         """Pinned memory that no copy is still reading, with the event that tells."""

@@ -130,7 +130,7 @@ def store_bfloat16(x):
 def current_bfloat16(m, p):
     b = float_to_bits(p)  # as in arrayopt/randomness.py
     apart = abs(np.int32(float_to_bits(m) - b)) + np.int32((b >> np.uint32(16)) & np.uint32(1))
-    return m if (np.int32(apart) <= np.int32(0x8000)) & (m == m) else p
+    return m if (np.uint32(apart) <= np.uint32(0x8000)) & (m == m) else p
 
 
 @inner
@@ -216,7 +216,7 @@ class Text(Written):
             return self.position
         if n.on_host:
             return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
-        return f"{n.data}_" if n.op == "input" else f"x{n.id}".replace("-", "_")
+        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
 
     def bare(self, n: Node) -> str:
         """By what name a loop takes a value; a truth value comes as the float that it lies as."""

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import setitem
 from typing import Any
@@ -40,7 +40,7 @@ SHARED = 1 << 20
 """Tensors of more elements may be shared by all threads; smaller ones are one thread's."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Chunk:
     """Tensors that are taken at once.
 
@@ -54,12 +54,18 @@ class Chunk:
         Whether they are of different sizes.
     layers : tuple of int or None
         If they are layers of one stacked tensor that follow each other: which tensor, the first layer, and the last.
+    stack : Stack or None
+        What works through them, made by the first step.
+    views : dict of str to array
+        Their parameters and slots as the stack sees them, where they can be worked on where they lie.
     """
 
     rows: list[int]
     size: int
     ragged: bool = False
     layers: tuple[int, int, int] | None = None
+    stack: Stack | None = None
+    views: dict[str, Any] = field(default_factory=dict)
 
 
 class _Blocks(Batch):
@@ -77,6 +83,7 @@ class _Blocks(Batch):
         self.flat = plan.element == "C" and not plan.small
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)
+        self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -168,33 +175,50 @@ class _Blocks(Batch):
 
     def _run(self, chunk: Chunk, grads: Sequence[Array | None], threads: int) -> None:
         """All passes over a chunk."""
+        rows, stack = chunk.rows, chunk.stack
+        if stack is None:
+            stack = self._begin(chunk)
+        stack.threads = threads
+        arrays = {"g": self._gradient(chunk, grads).reshape(stack.shape(self.plan.element)), **chunk.views}
+        inside = bool(chunk.views)
+        if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
+            arrays["g"] = arrays["g"].copy()  # a gradient may be its own parameter, which calls write before they read
+        for name, axes in self.axes.items() if not inside else ():
+            arrays[name] = joined(name, [self.lying[name][row] for row in rows]).reshape(stack.shape(axes))
+        known = self._known(rows, stack)
+        stack.run(arrays, known)
+        for n in self.reported:
+            self.values[rows, self.where.tensor[n]] = np.ravel(known[n])
+        for name in () if inside else self.plan.written:
+            self._put(name, rows, arrays[name].reshape(-1))
+
+    def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
+        """The scalars of the step: numbers, where all these tensors have the same."""
+        some = self.scalars[rows]
+        if (some == some[0]).all():
+            return {
+                n: bool(x) if n.dtype == "bool" else x for n, x in zip(self.plan.scalars, some[0].tolist(), strict=True)
+            }
+        columns = (x.astype(bool) if n.dtype == "bool" else x for n, x in zip(self.plan.scalars, some.T, strict=True))
+        return dict(zip(self.plan.scalars, map(stack.column, columns), strict=True))
+
+    def _begin(self, chunk: Chunk) -> Stack:
+        """Fill in what all steps of a chunk have in common."""
         rows, firsts = chunk.rows, self.firsts[chunk.rows]
         if chunk.ragged:
-            stack: Stack = Ragged(self.runs, self.geo[rows, 0], firsts)
-        else:
-            a, b, r, c = self.geo[rows[0], 1:5].tolist()
-            extents = (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c)
-            stack = Stack(self.runs, extents, firsts, threads)
-        element = self.plan.element
-        arrays = {"g": self._gradient(chunk, grads).reshape(stack.shape(element))}
-        inside = chunk.layers is not None or (len(rows) == 1 and rows[0] not in self.outside)
+            chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
+            return chunk.stack
+        a, b, r, c = self.geo[rows[0], 1:5].tolist()
+        chunk.stack = Stack(self.runs, (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c), firsts)
         for name, axes in self.axes.items():
             if chunk.layers is not None:
                 found = self._of_layers(name, chunk.layers)
-            elif inside:
+            elif len(rows) == 1 and rows[0] not in self.outside:
                 found = self.lying[name][rows[0]]
             else:
-                found = joined(name, [self.lying[name][row] for row in rows])
-            arrays[name] = found.reshape(stack.shape(axes))
-        known: dict[Node, Any] = {}
-        for i, n in enumerate(self.plan.scalars):
-            column = self.scalars[rows, i]
-            known[n] = stack.column(column.astype(bool) if n.dtype == "bool" else column)
-        stack.run(arrays, known)
-        for n, i in self.where.tensor.items():
-            self.values[rows, i] = np.ravel(known[n])
-        for name in () if inside else self.plan.written:
-            self._put(name, rows, arrays[name].reshape(-1))
+                break
+            chunk.views[name] = found.reshape(chunk.stack.shape(axes))
+        return chunk.stack
 
     def _put(self, name: str, rows: list[int], new: Any) -> None:
         """Bring what was worked on in a copy to where it belongs."""

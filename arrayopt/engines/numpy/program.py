@@ -75,16 +75,16 @@ class Program:
 
     def run(
         self,
+        values: list[Any],
         block: Mapping[str, Any],
-        known: Mapping[Node, Any],
         buffers: Sequence[Any],
         real: Any,
         reduce: Callable[..., Any],
     ) -> dict[Node, Any]:
-        """Make all calls and stores, under an `errstate` of the caller's; what `reduce` makes of the values of each."""
-        values = list(self.blank)
-        for n, i in self.small.items():
-            values[i] = known[n]
+        """Make all calls and stores, under an `errstate` of the caller's; what `reduce` makes of the values of each.
+
+        `values` is a copy of `blank` with the values of `small` in their places.
+        """
         for name, load, i in self.loads:
             values[i] = load(block[name], real)
         for i, target in self.made:

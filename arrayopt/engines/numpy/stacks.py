@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints
-from arrayopt.engines.blas import BAND, bands
+from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.program import program
+from arrayopt.engines.numpy.program import Program, program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.scalars import straight
 from arrayopt.fusion.stages import Between, Stages, Sweep
 
 __all__ = ["Ragged", "Runs", "Stack", "totals"]
@@ -35,13 +36,13 @@ DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
 
-LIVE = 6
+LIVE = 2
 """A block of small matrices has so many times fewer elements: what is computed for each of them lives on in it."""
 
 SHORT = 16
 """Axes of up to so many values are short."""
 
-DOT = 1024
+DOT = 256
 """So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double precision."""
 
 
@@ -125,10 +126,28 @@ class Stack:
     def _between(self, b: Between, parts: dict[Node, Any], arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """What is computed and stored between passes; sums that these have made come first."""
         known |= {r: parts[r] for r in b.combine}
-        for n in b.nodes:
-            known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
+        for loop in b.after:
+            if not loop.axes and not loop.reduces and self.extents[0] == 1 and self._scalars(loop.nodes, known):
+                continue
+            for n in loop.nodes:
+                known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
         for name, n in b.stores.items():
             arrays[name][...] = self._value(n, arrays, known)
+
+    def _scalars(self, nodes: tuple[Node, ...], known: dict[Node, Any]) -> bool:
+        """Compute values per tensor of one tensor in Python's numbers; whether that was possible."""
+        outer, function = straight(nodes)
+        if not all(isinstance(known.get(n), float | bool) for n in outer):
+            return False
+        try:
+            made = function(*(known[n] for n in outer))
+        except (ZeroDivisionError, OverflowError):
+            return False
+        known |= {
+            n: x if isinstance(x, bool) else x.item() if isinstance(x, np.generic) else x
+            for n, x in zip(nodes, made, strict=True)
+        }
+        return True
 
     def _segments(self, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """Passes that follow each other over some small matrices at a time; A counts all matrices here."""
@@ -142,8 +161,11 @@ class Stack:
             here.most = self.most + each  # one block
             mine = arrays | {name: x[:, some] for name, x in local.items()}
             env = known | {n: mine[name] for name, n in s.reads.items()} | {n: carried[n][:, some] for n in s.carried}
-            for between, k in zip(s.small, (*s.passes, None), strict=True):
-                here._between(between, {}, mine, env)
+            for part, k in zip(later[s], (*s.passes, None), strict=True):
+                for n, gone in part:
+                    env[n] = here._small(n, [here._value(a, mine, env) for a in n.args])
+                    for a in gone:
+                        env.pop(a, None)
                 if k is not None:
                     made = here._pass(self.of.form.passes[k], mine, env)
                     env |= {r: x for r, x in made.items() if r.axes}
@@ -154,6 +176,7 @@ class Stack:
                 carried[n][:, some] = env[n]
 
         parts: dict[Node, Any] = {}
+        later = {s: _in_order(s, self.of.form, carried) for s in split.segments}
         for s in split.segments:
             self._between(s.before, parts, arrays, known)
             found: list[dict[Node, Any]] = [{} for _ in blocks]
@@ -206,7 +229,7 @@ class Stack:
                 out[..., :lo, lo:hi] = out[..., lo:hi, :lo].mT
 
         rows = out.shape[-2]
-        self._shared([partial(band, lo, hi) for lo, hi in (bands(rows) if rows > BAND else [(0, rows)])])
+        self._shared([partial(band, lo, hi) for lo, hi in bands(rows)])
         return {}
 
     def _pass(self, p: Sweep, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
@@ -217,19 +240,21 @@ class Stack:
         bold = program(p, self.of.storage, zeros) if any(x == 0.0 for _, x in zeros) else prog
         blocks, real = _blocks(self.shape(p.axes), self.most), self.of.real
         spread = {n: self._spread(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION}
+        begun = {x: _begun(x, spread) for x in (prog, bold)}
         found: list[dict[Node, Any]] = [{} for _ in blocks]
 
         def one(i: int, cuts: tuple[slice, ...]) -> None:
             here = tuple(cut.stop - cut.start for cut in cuts)
-            whole = len(blocks) == 1
-            block = {name: arrays[name] if whole else arrays[name][cuts] for name in p.arrays}
-            env = spread if whole else {n: _cut(x, cuts) for n, x in spread.items()}
-            env = env | {n: self._positions(cuts) for n in p.using(POSITION)}
+            block = {name: arrays[name][cuts] for name in p.arrays} if len(blocks) > 1 else arrays
             chosen = bold if all(_finite(block[name]) for name in bold.finite) else prog
+            values, varying = begun[chosen]
+            values = values.copy()
+            for at, x in varying:
+                values[at] = self._positions(cuts) if x is None else _cut(x, cuts) if len(blocks) > 1 else x
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(chosen.buffers, real, count)]
             reduce = partial(self._reduced, kinds=p.reductions, here=here)
-            found[i] = chosen.run(block, env, room, real, reduce)
+            found[i] = chosen.run(values, block, room, real, reduce)
 
         self._shared([partial(one, i, cuts) for i, cuts in enumerate(blocks)])
         return {r: self._joined(r, kind, [x[r] for x in found], blocks) for r, kind in p.reductions.items()}
@@ -347,9 +372,32 @@ def _over(r: Node, x: Any, axis: int) -> Any:
     return made
 
 
+def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tuple[int, Any]]]:
+    """The values of a program that all blocks have in common, and by their places those that vary; None: positions."""
+    values, varying = list(prog.blank), list[tuple[int, Any]]()
+    for n, at in prog.small.items():
+        values[at] = spread.get(n)
+        if np.ndim(values[at]) or n.op == POSITION:
+            varying.append((at, values[at]))
+    return values, varying
+
+
 def _finite(x: Any) -> bool:
-    """Whether all values are finite, and not so large that the sum of their squares is not."""
-    return bool(np.isfinite(np.vecdot(x.reshape(-1), x.reshape(-1))))
+    """Whether all values are finite."""
+    return bool(np.isfinite(x).all())
+
+
+def _in_order(s: Segment, form: Stages, carried: Iterable[Node]) -> list[list[tuple[Node, list[Node]]]]:
+    """What a segment computes before each pass, and after the last, each with what nothing looks at after it."""
+    wanted, parts = {*s.writes.values(), *carried}, list[list[tuple[Node, list[Node]]]]()
+    for between, k in zip(reversed(s.small), (None, *reversed(s.passes)), strict=True):
+        wanted |= set() if k is None else {*form.passes[k].uses}
+        part = list[tuple[Node, list[Node]]]()
+        for n in reversed(between.nodes):
+            part.append((n, [a for a in dict.fromkeys(n.args) if a.axes and a not in wanted]))
+            wanted |= {*n.args}
+        parts.append(part[::-1])
+    return parts[::-1]
 
 
 def _dims(axes: str) -> list[int]:

@@ -1,6 +1,5 @@
 """Least squares from some numbers of a model, with derivatives by differences."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from arrayopt.rules.fields import hypers
-from arrayopt.testing.diagnosis.coordinates import bounded, coordinate, into, out_of
-from arrayopt.testing.diagnosis.model import Model, Sets, one_set
+from arrayopt.testing.diagnosis.model import Model, Sets, cost, one_set
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["Fit", "changed", "cost", "least_squares", "of_set", "refined"]
+__all__ = ["LINEAR", "Fit", "changed", "least_squares", "refined"]
+
+LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")
+"""Numbers that may be zero, and are not far from it: they are moved themselves, and not their logarithms."""
 
 WHOLE = frozenset({"lookahead_steps"})
 """Numbers that are whole: they are tried and not fitted."""
@@ -62,91 +63,76 @@ class Fit:
     cost: float
 
 
-def cost(errors: Values) -> Values:
-    """The root mean square of each set's errors."""
-    made: Values = np.sqrt(np.mean(np.minimum(errors**2, 1e4), axis=-1)) if errors.shape[-1] else np.zeros(len(errors))
-    return made
-
-
 def changed(found: Fit, values: Mapping[str, Any]) -> Fit:
     """A fit with some other values."""
     made = {**found.values, **values}
-    return Fit(found.model, made, float(cost(found.model.errors(_sets(made)))[0]))
+    return Fit(found.model, made, float(found.model.costs(one_set(made))[0]))
 
 
 def refined(found: Fit, limit: int = 40) -> Fit:
-    """The same after more least squares."""
-    tried = [name for name in found.model.unknown if name not in WHOLE]
-    if not tried or found.cost == 0:
+    """The same after more least squares, with derivatives by differences, all of them evaluated at once."""
+    model, least = found.model, found.cost
+    tried = [name for name in model.unknown if name not in WHOLE]
+    if not tried or least == 0:
         return found
-    values = {
-        name: np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name))
-        for name in found.model.unknown
-    }
-    values, least = _descend(found.model, values, tried, found.cost, limit)
-    return Fit(found.model, of_set(found.model, values), least)
-
-
-def _descend(
-    model: Model, values: Mapping[str, Values], tried: list[str], least: float, limit: int
-) -> tuple[dict[str, Values], float]:
-    """Least squares from some values, with derivatives by differences, all of them evaluated at once."""
+    given = model.sets([found.values])
     intervals = hypers(model.hypothesis.kind)
-    kinds = {name: coordinate(name, intervals.get(name)) for name in tried}
-    signs = {
-        name: np.where(np.asarray(values[name]) < 0, -1.0, 1.0) if kinds[name] == "logarithm" else 1.0 for name in tried
-    }
-    shapes = {name: np.shape(values[name]) for name in tried}
-    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
-    start = np.concatenate([into(kinds[name], signs[name] * values[name]).ravel() for name in tried])
-    last: list[Any] = [None, None, None]
+    moved = [_Moved(name, given[name], intervals.get(name)) for name in tried]
+    ends = np.cumsum([x.size for x in moved])[:-1]
+    start = np.concatenate([x.start for x in moved])
+    still = np.zeros(len(start))
     exact = "float64" in model.seen.trajectory.dtypes.values()
     hold = HOLD * (min(1.0, max(least, 1e-15)) if exact else 1.0)
+    last: list[Any] = [None, None, None]
 
     def sets(points: Values) -> Sets:
         parts = np.split(points, ends, axis=1)
-        made = {
-            n: bounded(n, signs[n] * out_of(kinds[n], x).reshape(-1, *shapes[n]))
-            for n, x in zip(tried, parts, strict=True)
-        }
-        return made | {n: np.asarray(x)[None] for n, x in values.items() if n not in made}
+        return {**given, **{x.name: x.values(part) for x, part in zip(moved, parts, strict=True)}}
 
-    def evaluate(moved: Values) -> None:
-        if last[0] is None or not np.array_equal(last[0], moved):
-            x, n = start + moved / REACH, len(start)
+    def evaluate(by: Values) -> None:
+        if last[0] is None or not np.array_equal(last[0], by):
+            x, n = start + by / REACH, len(start)
             steps = [1e-7, 0.05] if least < FAINT else [1e-7]
-            found = model.errors(sets(np.concatenate([x[None], *(x + step * np.eye(n) for step in steps)])))
-            off = found[1 : n + 1] - found[0]
+            now = model.errors(sets(np.concatenate([x[None], *(x + step * np.eye(n) for step in steps)])))
+            off = now[1 : n + 1] - now[0]
             slope = off / (steps[0] * REACH)
             if len(steps) == 2:  # what so small a step changes by roundings alone
                 faint = np.abs(off).max(axis=1, initial=0.0) < 1e-9
-                slope[faint] = (found[n + 1 :] - found[0])[faint] / (steps[1] * REACH)
-            last[:] = moved.copy(), found[0], slope.T
+                slope[faint] = (now[n + 1 :] - now[0])[faint] / (steps[1] * REACH)
+            last[:] = by.copy(), now[0], slope.T
 
-    def errors(moved: Values) -> Any:
-        evaluate(moved)
-        return np.concatenate([last[1], hold * moved])
+    def errors(by: Values) -> Any:
+        evaluate(by)
+        return np.concatenate([last[1], hold * by])
 
-    def slopes(moved: Values) -> Any:
-        evaluate(moved)
+    def slopes(by: Values) -> Any:
+        evaluate(by)
         return np.concatenate([last[2], hold * np.eye(len(start))])
 
-    still = np.zeros(len(start))
     done = least_squares()(errors, still, jac=slopes, method="lm", max_nfev=limit, ftol=1e-14, xtol=1e-14, gtol=1e-15)
     now = float(cost(np.asarray(done.fun)[None, : -len(start)])[0])
     if not now < least:
-        return dict(values), least
-    return {name: np.asarray(x)[0] for name, x in sets(start[None] + done.x[None] / REACH).items()}, now
+        return Fit(model, model.values(given, 0), least)
+    return Fit(model, model.values(sets(start[None] + done.x[None] / REACH), 0), now)
 
 
-def of_set(model: Model, values: Mapping[str, Values]) -> dict[str, Any]:
-    """All numbers of a model, with one set of the unknown ones."""
-    return {**model.fixed, **{name: _plain(x) for name, x in values.items()}}
+class _Moved:
+    """A number as least squares moves it: itself, its logarithm, or that of its distance from one."""
 
+    def __init__(self, name: str, x: Values, interval: str | None) -> None:
+        self.name, self.size, self._shape = name, x.size, x.shape[1:]
+        self._linear = name in LINEAR or interval == "[0, 1]"
+        self._below = interval == "[0, 1)" and name != "momentum"
+        self._sign = np.where(x[0] < 0, -1.0, 1.0) if not (self._linear or self._below) else 1.0
+        moved = 1.0 - x if self._below else self._sign * x
+        self.start = (x if self._linear and not self._below else np.log(np.maximum(moved, 1e-300))).ravel()
 
-def _sets(values: Mapping[str, Any]) -> Sets:
-    return {name: one_set({name: x})[name] for name, x in values.items()}
-
-
-def _plain(x: Values) -> Any:
-    return float(x.item()) if x.size == 1 else x
+    def values(self, points: Values) -> Values:
+        """The numbers, of some points."""
+        x = points.reshape(-1, *self._shape)
+        if self._below:
+            x = 1.0 - np.exp(np.clip(x, -16.0, 690.0))
+        elif not self._linear:
+            x = self._sign * np.exp(np.clip(x, -690.0, 690.0))
+        # an eps neither so large that nothing is left of a root, nor so small that a valley never ends
+        return np.clip(x, 1e-20, 1.0) if self.name == "eps" else x

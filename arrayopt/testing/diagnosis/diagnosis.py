@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
 from arrayopt.testing.diagnosis.fit import simplified
 from arrayopt.testing.diagnosis.hidden import MADE_UP, made_up, unseen
-from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
+from arrayopt.testing.diagnosis.hypothesis import OFF
+from arrayopt.testing.diagnosis.model import Seen, one_set
 from arrayopt.testing.diagnosis.oddities import lost, motion
-from arrayopt.testing.diagnosis.parting import first_difference, with_lost
 from arrayopt.testing.diagnosis.search import Judged, judge
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 from arrayopt.testing.equivalence import Difference
@@ -173,22 +173,34 @@ class Diagnosis:
 def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str, Any]) -> Diagnosis:
     """The diagnosis of what a search has found."""
     best, names = found[0], trajectory.names
+    seen = best.fit.model.seen
     if best.passes:
         simple = judge(simplified(best.fit))
         best = simple if simple.passes else best
     h, values = best.hypothesis, dict(best.fit.values)
     changes = words.changes(h, values, names)
     switches = {name: values.get(name) if x is None else None if x == OFF else x for name, x in h.switches}
-    others = [_title(x.hypothesis, x.fit.values, names) for x in found[1:]]
-    said, gone = words.remarks(values, known), lost(trajectory)
+    others = []
+    for x in found[1:]:
+        other = "; ".join(words.changes(x.hypothesis, x.fit.values, names))
+        numbers = words.numbers_in_words(x.fit.values)
+        others.append(f"{x.hypothesis.kind.__name__}{': ' if other else ''}{other} ({numbers})")
+    said, gone = words.remarks(values, known), lost(seen)
     if best.coarse:
         said.append("hyper-parameters are rounded to float32")
     if not best.passes and best.fit.cost < 1e-5:
         said.append("the difference is small: something may be computed in a lower precision")
-    said += [*gone[1:2], *motion(trajectory)]
+    said += [*gone[1:2], *motion(seen)]
     if gone and best.passes:
         said.append(f"what is finite follows this, to {in_short(best.ulps)} ULPs")
-    best = with_lost(best) if gone else best
+    if gone:  # values that become no numbers are too far off
+        odd = ~np.isfinite(seen.got)
+        odd[1:] &= np.isfinite(seen.start[1:])
+        best = replace(best, distances=np.where(odd, np.inf, best.distances), beyond=best.beyond | odd)
+    first = None
+    if not best.passes:
+        predicted = best.fit.model.predict(one_set(best.fit.values))[0]
+        first = seen.first_difference(best.distances, best.beyond, predicted, expected=True)
     return Diagnosis(
         subject=trajectory.subject,
         explained=best.passes,
@@ -196,16 +208,16 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         rule=_rule(best),
         switches=switches,
         hypers=values,
-        twist="" if h.twisted is None else changes[len(h.switches)],
+        twist=changes[len(h.switches)] if h.twist else "",
         ulps=best.ulps,
         error=best.fit.cost,
-        first=None if best.passes else first_difference(best),
+        first=first,
         unseen=unseen(best) if best.passes else (),
         made_up=made_up(best, known) if best.passes else (),
         others=tuple(dict.fromkeys(others)) if best.passes else (),
         remarks=tuple(said),
-        by_step={name: [float(row[name].max(initial=0.0)) for row in best.distances] for name in names},
-        agreeing=tuple(name for name in names if not any(row[name].any() for row in best.beyond)),
+        by_step={name: best.distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
+        agreeing=tuple(best.agreeing),
         finite=not gone,
         reason=gone[0] if gone else "",
         changes=tuple(changes),
@@ -214,12 +226,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
 
 def no_rule(made: Trajectory, reason: str) -> Diagnosis:
     """The diagnosis of what comes near no rule, for some reason."""
-    return Diagnosis(made.subject, explained=False, reason=reason, finite=not lost(made))
-
-
-def _title(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> str:
-    changed = words.changes(h, values, names)
-    return f"{h.kind.__name__}{': ' if changed else ''}{'; '.join(changed)} ({words.numbers_in_words(values)})"
+    return Diagnosis(made.subject, explained=False, reason=reason, finite=not lost(Seen(made)))
 
 
 def _rule(found: Judged) -> Rule | None:

@@ -4,21 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from arrayopt.foreign import unknown
 from arrayopt.hyper import is_number
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis, no_rule
 from arrayopt.testing.diagnosis.hypothesis import fields
+from arrayopt.testing.diagnosis.model import Seen
 from arrayopt.testing.diagnosis.probe import STEPS
 from arrayopt.testing.diagnosis.running import run
-from arrayopt.testing.diagnosis.search import LIMITS, LOWER
+from arrayopt.testing.diagnosis.search import LIMITS, LOWER, Watch
 from arrayopt.testing.diagnosis.strategy import examine
 from arrayopt.testing.diagnosis.subjects import as_subject
 from arrayopt.testing.diagnosis.trajectory import Trajectory
-from arrayopt.testing.diagnosis.watch import Watch
 from arrayopt.testing.equivalence import LIMITS as CHECKED
-from arrayopt.testing.equivalence import Difference
 
 __all__ = ["check", "diagnose", "record"]
 
@@ -99,8 +96,9 @@ def diagnose(
         given = {**subject.known, **given}
         made = run(subject, grads, _whole("steps", steps), "diagnose")
         if subject.again:
-            one = run(as_subject(step, params, "diagnose"), made.grads[:1], 1, "diagnose").params[1]
-            odd = [n for n, x in one.items() if np.any(made.distance(0, n, x) > LIMITS[made.dtypes[n]])]
+            one = Seen(run(as_subject(step, params, "diagnose"), made.grads[:1], 1, "diagnose"))
+            far = one.distance(Seen(made).got[:1]) > one.by_dtype(LIMITS)
+            odd = [name for name, part in one.parts.items() if far[:, part].any()]
             if odd:
                 return no_rule(made, f"two runs of the first step differ in {', '.join(odd)}")
     watch = Watch(on_try, seconds)
@@ -174,17 +172,13 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
         owner = hasattr(step, "param_groups") or hasattr(step, "step_count")
         params = None if owner or len(first) < len(kept.names) else first
     made = run(as_subject(step, params, "check"), kept.grads, kept.steps, "check", kept.params[0])
-    for s in range(kept.steps):
-        for name, dtype in kept.dtypes.items():
-            distance = kept.distance(s, name, made.params[s + 1][name])
-            limit = CHECKED[dtype] if max_ulp is None else max_ulp
-            if distance.size and distance.max() > limit:
-                at = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
-                pair = (float(x[s + 1][name][at]) for x in (kept.params, made.params))
-                where = Difference(float(distance.max()), name, at, s, *pair)
-                raise AssertionError(
-                    f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass"
-                )
+    seen, got = Seen(kept), Seen(made).got
+    distances = seen.distance(got)
+    limits = seen.by_dtype(CHECKED if max_ulp is None else dict.fromkeys(CHECKED, max_ulp))
+    where = seen.first_difference(distances, distances > limits, got, expected=False)
+    if where is not None:
+        limit = CHECKED[kept.dtypes[where.tensor]] if max_ulp is None else max_ulp
+        raise AssertionError(f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass")
     return made
 
 

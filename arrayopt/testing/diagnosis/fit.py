@@ -1,5 +1,6 @@
-"""Finding a model's numbers: starts that are all tried at once, least squares from the best, and jumps from there."""
+"""Finding a model's numbers: least squares from many starts, jumps from there, and numbers of few digits."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import product
@@ -7,12 +8,34 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.decimals import ELSEWHERE, LEAST, rounder, snapped
-from arrayopt.testing.diagnosis.descent import Fit, changed, cost, of_set, refined
+from arrayopt.testing.diagnosis.descent import LINEAR, Fit, changed, refined
 from arrayopt.testing.diagnosis.model import Model
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["beside", "fit", "moved", "simplified"]
+__all__ = ["beside", "fit", "moved", "rounder", "simplified", "snapped", "tidy"]
+
+ELSEWHERE: Mapping[str, Sequence[float]] = {
+    "beta1": (0.0, 0.5, 0.99),
+    "beta2": (0.9, 0.95, 0.98, 0.99, 0.999),
+    "eps": (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2),
+    "weight_decay": (0.0, 0.01, 0.1, 1.0),
+    "momentum": (0.5, 0.99),
+    "dampening": (0.0, 0.5),
+    "beta3": (0.99,),
+    "eps1": (1e-30, 1e-20, 1e-10, 1e-6),
+    "eps2": (1e-16, 1e-10, 1e-6),
+    "eps_scale": (1e-3, 0.01),
+    "clip_threshold": (0.5, 2.0),
+    "alpha": (0.9, 0.5, 2.0, 5.0),
+    "alpha_warmup": (3.0, 5.0, 10.0),
+    "beta3_warmup": (3.0, 5.0, 10.0),
+    "warmup_steps": (0.0, 3.0, 5.0, 10.0),
+    "r": (0.0, 1.0),
+}
+"""Where else the search may begin than at a rule's own default."""
+
+LEAST = 1e-13
+"""The cost of roundings in float64."""
 
 RATES = (1e-3, 1e-2, 0.1, 0.3, 3.0, 10.0, 50.0)
 """How much smaller or larger a learning rate may be, where it does not follow from the size of the updates."""
@@ -37,25 +60,11 @@ CLOSE = (5e-3, 0.05)
 """The cost below which numbers are tried elsewhere that do nothing where they are; and that for the rules above."""
 
 
-def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) -> Fit:
-    """The numbers under which a model comes nearest.
-
-    Parameters
-    ----------
-    model : Model
-        What is fitted.
-    warm : dict, optional
-        Numbers of a similar model, to begin from too.
-    limit : int
-        How often least squares may evaluate.
-    """
-    starts = list(_starts(model, warm or {}))
-    sets = {
-        name: np.stack([np.broadcast_to(np.asarray(start[name], float), model.shape(name)) for start in starts])
-        for name in model.unknown
-    }
+def fit(model: Model, warm: Mapping[str, Any]) -> Fit:
+    """The numbers under which a model comes nearest; the search begins at those that are `warm`, too."""
+    sets = model.sets(list(_starts(model, warm)))
     if not sets:
-        return Fit(model, dict(model.fixed), float(cost(model.errors({}))[0]))
+        return Fit(model, dict(model.fixed), float(model.costs({})[0]))
     predicted = model.predict(sets)
     if "lr" in model.unknown:
         twice = model.predict({name: x[:1] * (1.0 + (name == "lr")) for name, x in sets.items()})
@@ -66,22 +75,19 @@ def fit(model: Model, warm: Mapping[str, Any] | None = None, *, limit: int = 6) 
             sets = {name: np.concatenate([x] * (1 + len(RATES))) for name, x in sets.items()}
             sets["lr"] = sets["lr"] * np.repeat([1.0, *RATES], len(predicted))[:, None, None]
         predicted = model.predict(sets)
-    costs = cost(model.seen.errors(predicted))
-    found: Fit | None = None
+    costs = model.seen.costs(predicted)
+    found = Fit(model, {}, math.inf)
     for best in _apart(costs, 2 if warm else 6):
-        values = {name: x[best] for name, x in sets.items()}
-        one = refined(Fit(model, of_set(model, values), float(costs[best])), limit)
+        one = refined(Fit(model, model.values(sets, best), float(costs[best])), 6)
         for _ in range(5):
             if one.cost > NEAR:
                 break
             before, one = one.cost, refined(one, 10)
             if one.cost > 0.7 * before:
                 break
-        found = one if found is None or one.cost < found.cost else found
+        found = one if one.cost < found.cost else found
         if found.cost < ENOUGH:
             break
-    if found is None:
-        raise AssertionError
     return found
 
 
@@ -91,31 +97,21 @@ def moved(found: Fit) -> Fit:
     if not LEAST < found.cost < close:
         return found
     found = _usual_trust(refined(found))
-    unknown = found.model.unknown
     for _ in range(4):
-        tried = [(name, x) for name, xs in ELSEWHERE.items() if name in unknown for x in xs]
-        tried = [(name, x) for name, x in tried if not np.ndim(found.values[name])]
+        tried = _elsewhere(found)
         if not tried or not LEAST < found.cost < close:
             break
         bases = [found, *rounder(found)]
-        sets = {
-            name: np.stack(
-                [np.broadcast_to(np.asarray(base.values[name], float), found.model.shape(name)) for base in bases]
-                * len(tried)
-            )
-            for name in unknown
-        }
-        for i, (name, x) in enumerate(tried):
-            sets[name][i * len(bases) : (i + 1) * len(bases)] = x
-        costs = cost(found.model.errors(sets)).reshape(len(tried), len(bases))
+        sets = found.model.sets([{**base.values, name: x} for name, x in tried for base in bases])
+        costs = found.model.costs(sets)
         best: dict[str, int] = {}  # of each name, the nearest first
-        for i in map(int, np.argsort(costs.min(axis=1), kind="stable")):
-            best.setdefault(tried[i][0], i * len(bases) + int(costs[i].argmin()))
+        nearest = costs.reshape(len(tried), len(bases))
+        for i in np.argsort(nearest.min(axis=1), kind="stable"):
+            best.setdefault(tried[i][0], int(i * len(bases) + nearest[i].argmin()))
         better = found
         for i in list(best.values())[:RETRIED]:
-            values = {name: x[i] for name, x in sets.items()}
-            least = float(costs.ravel()[i])
-            one = refined(Fit(found.model, of_set(found.model, values), least), 12 if least > LEAST else 1)
+            one = Fit(found.model, found.model.values(sets, i), float(costs[i]))
+            one = refined(one, 12 if one.cost > LEAST else 1)
             better = one if one.cost < 0.7 * better.cost else better
         if better is found:
             break
@@ -125,21 +121,18 @@ def moved(found: Fit) -> Fit:
 
 def beside(found: Fit) -> Iterator[Fit]:
     """The same with one number that is often used, where that is as near: least squares may stop beside it."""
-    names = [name for name in found.model.unknown if not np.ndim(found.values[name])]
-    tried = [(name, x) for name in names for x in ELSEWHERE.get(name, ()) if x != found.values[name]]
-    if not tried:
-        return
-    sets = {
-        name: np.stack([np.broadcast_to(np.asarray(found.values[name], float), found.model.shape(name))] * len(tried))
-        for name in found.model.unknown
-    }
-    for i, (name, x) in enumerate(tried):
-        sets[name][i] = x
-    costs = cost(found.model.errors(sets))
-    for i in map(int, np.argsort(costs, kind="stable")):
-        if costs[i] <= 1.02 * found.cost:
-            name, x = tried[i]
-            yield Fit(found.model, {**found.values, name: x}, float(costs[i]))
+    tried = [{**found.values, name: x} for name, x in _elsewhere(found) if x != found.values[name]]
+    if tried:
+        costs = found.model.costs(found.model.sets(tried))
+        for i in np.argsort(costs, kind="stable"):
+            if costs[i] <= 1.02 * found.cost:
+                yield Fit(found.model, tried[i], float(costs[i]))
+
+
+def _elsewhere(found: Fit) -> list[tuple[str, float]]:
+    """Where else unknown numbers may be that are the same all the time."""
+    names = [name for name in ELSEWHERE if name in found.model.unknown and not np.ndim(found.values[name])]
+    return [(name, x) for name in names for x in ELSEWHERE[name]]
 
 
 def _usual_trust(found: Fit) -> Fit:
@@ -194,3 +187,68 @@ def _starts(model: Model, warm: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for name, values in ELSEWHERE.items():
                 if name in base and name not in dict(chosen):
                     yield from ({**given, name: x} for x in values)
+
+
+# ---- few digits -----------------------------------------------------------------------------------------------------
+
+
+def snapped(found: Fit) -> Fit:
+    """The same with numbers of few digits, where these come as near."""
+    for digits in (1, 2, 3, 4):
+        tried = _shortened(found, found.model.unknown, digits)
+        if tried.cost <= max(found.cost, LEAST):
+            return tried
+    for name in found.model.unknown:
+        for digits in (1, 2, 3, 4):
+            tried = _shortened(found, [name], digits)
+            if tried.cost <= 1.02 * found.cost + 1e-12:
+                found = tried
+                break
+    return found
+
+
+def rounder(found: Fit) -> Iterator[Fit]:
+    """The same with numbers of one digit, of two, of three; and with usual numbers where these are near."""
+    usual = {f.name: f.default for f in fields(found.model.hypothesis.kind)}
+    for digits in (1, 2, 3):
+        yield _shortened(found, found.model.unknown, digits)
+    often = {name: (usual.get(name), *ELSEWHERE.get(name, ())) for name in found.model.unknown}
+    yield changed(found, {name: _often(name, found.values[name], often[name]) for name in often})
+
+
+def _shortened(found: Fit, names: Sequence[str], digits: int) -> Fit:
+    """The same with some numbers of few digits."""
+    made = {}
+    for name in names:
+        x = found.values[name]
+        made[name] = np.vectorize(_short)(name, x, digits) if np.ndim(x) else _short(name, x, digits)
+    return changed(found, made)
+
+
+def _often(name: str, x: Any, often: Sequence[Any]) -> Any:
+    """A number that is often used, where it is within a tenth (eps: a half); one near 1 by its distance from 1."""
+    if np.ndim(x):
+        return x
+    for usual in (y for y in often if isinstance(y, float)):
+        a, b = (1.0 - z if 0.5 < usual < 1 else z for z in (x, usual))
+        if math.isclose(a, b, rel_tol=0.5 if name.startswith("eps") else 0.1, abs_tol=1e-30 if usual else 1e-9):
+            return usual
+    return x
+
+
+def _short(name: str, x: float, digits: int) -> float:
+    """A number rounded to some digits; one near 1 by its distance from 1, a factor of gradients to a power of two."""
+    if not math.isfinite(x) or x == 0:
+        return x
+    if name == "grad_factor" and digits == 1:
+        return float(math.copysign(2.0 ** round(math.log2(abs(x))), x))
+    if name in LINEAR and abs(x) < (1e-6 if digits == 1 else 1e-7):
+        return 0.0
+    if 0.5 < x < 1:
+        return float(f"{1.0 - float(f'{1.0 - x:.{digits}g}'):.12g}")
+    return float(f"{x:.{digits}g}")
+
+
+def tidy(x: float) -> bool:
+    """Whether a number has few digits."""
+    return math.isclose(x, float(f"{x:.4g}"), rel_tol=1e-12)

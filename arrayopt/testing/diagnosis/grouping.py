@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.decimals import snapped
 from arrayopt.testing.diagnosis.descent import Fit, changed
-from arrayopt.testing.diagnosis.fit import fit
+from arrayopt.testing.diagnosis.fit import fit, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.search import Judged, judge
@@ -34,8 +33,7 @@ def grouped(
     settings: tuple[Hypothesis, Mapping[str, Any]] | None = (h, values)
     while settings is not None:
         able = [name for name in rest if name not in odd]
-        beyond = on(made.only(able), *settings).beyond if able else []
-        same = [name for name in able if not any(row[name].any() for row in beyond)]
+        same = on(made.only(able), *settings).agreeing if able else []
         shared = len(same) > 1 or all(_has(groups, name, settings[1][name]) for name, _ in settings[0].free)
         if same and shared:
             groups.append((same, *settings))
@@ -117,12 +115,10 @@ def _fitting(
     h: Hypothesis, seen: Seen, values: Mapping[str, Any], free: Sequence[str]
 ) -> Iterator[tuple[Hypothesis, dict[str, Any]]]:
     """A hypothesis with some numbers to be found and the others known, if it fits."""
-    names = Model(h, seen, {}).names
-    if not set(free) <= set(names):
-        return
-    known = {k: x for k, x in values.items() if k in names and k not in free}
     tried = replace(h, free=tuple(x for x in h.free if x[0] in free))  # the others are known, of each step
-    model = Model(tried, seen, known)
+    model = Model(tried, seen, {k: x for k, x in values.items() if k not in free})
+    if not set(free) <= set(model.names):
+        return
     near = {k: x if np.shape(x) == model.shape(k) else float(np.mean(x)) for k, x in values.items()}
     found = fit(model, near)
     judged = judge(snapped(found) if free else found)

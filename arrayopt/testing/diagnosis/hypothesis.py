@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
 BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
 
 
+NO_TWIST = Twist("")
+
 OFF = "off"
 """In `Hypothesis.switches`: a number that is switched off."""
 
@@ -82,9 +85,9 @@ class Hypothesis:
         return sum(name not in ORDINARY for name, _ in self.switches) + bool(self.twist) + len(self.free)
 
     @property
-    def twisted(self) -> Twist | None:
+    def twisted(self) -> Twist:
         """The twist itself."""
-        return TWISTS[self.twist] if self.twist else None
+        return TWISTS.get(self.twist, NO_TWIST)
 
     def rule(self, values: Mapping[str, float] | None = None) -> Rule:
         """The rule with some numbers; without, it is one to be traced. Not twisted.
@@ -94,13 +97,10 @@ class Hypothesis:
         ValueError, TypeError
             If the switches do not go together.
         """
-        made: dict[str, Any] = {}
-        for f in dataclasses.fields(self.kind):
-            if f.default is dataclasses.MISSING:
-                made[f.name] = 0.1
+        made: dict[str, Any] = {f.name: 0.1 for f in dataclasses.fields(self.kind) if f.default is dataclasses.MISSING}
         for name, value in self.switches:
-            made[name] = _starts(self.kind, name)[0] if value is None and _is_number(self.kind, name) else value
-        made = {name: None if value == OFF else value for name, value in made.items()}
+            on = value is None and name in hypers(self.kind)
+            made[name] = _starts(self.kind, name)[0] if on else None if value == OFF else value
         made |= values or {}
         try:
             return self.kind(**made)
@@ -109,21 +109,21 @@ class Hypothesis:
                 raise
             return self.kind(**{**made, "lr": 0.01})
 
-    def exists(self, values: Mapping[str, Any]) -> bool:
+    def exists(self, values: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Whether the rule can be made with numbers that were found; arrays have one for each step or tensor."""
-        own = {name: x for name, x in values.items() if _is_number(self.kind, name)}
-        ends = [{name: float(end(x)) for name, x in own.items()} for end in (np.min, np.max)]
+        own = {name: x for name, x in values.items() if name in hypers(self.kind)}
         try:
-            return all(isinstance(self.rule(x), Rule) for x in ends)
-        except ValueError:
+            for end in (np.min, np.max):
+                self.rule({name: float(end(x)) for name, x in own.items()})
+        except (TypeError, ValueError):
             return False
+        return True
 
     def starts(self) -> dict[str, list[float]]:
         """For each number that was switched on, or that a twist brings, where the search may begin."""
-        made = {
-            name: _starts(self.kind, name) for name, x in self.switches if x is None and _is_number(self.kind, name)
-        }
-        return made | ({} if self.twisted is None else dict(self.twisted.numbers))
+        on = [name for name, x in self.switches if x is None and name in hypers(self.kind)]
+        made = {name: _starts(self.kind, name) for name in on}
+        return made | dict(self.twisted.numbers)
 
     def neighbours(self, *, narrow: bool, known: bool) -> Iterator["Hypothesis"]:
         """All with one change more."""
@@ -133,7 +133,7 @@ class Hypothesis:
                 continue
             for value in _others(f, getattr(rule, f.name), self.kind):
                 new = replace(self, switches=(*self.switches, (f.name, value)))
-                if new.is_possible():
+                if new.exists():
                     yield new
         if not self.free:
             for name, axis in (("weight_decay", "tensor"), ("lr", "tensor"), ("lr", "step"), ("weight_decay", "step")):
@@ -150,21 +150,13 @@ class Hypothesis:
         """All in which a field is as by default again."""
         for name, _ in self.switches:
             new = replace(self, switches=tuple(x for x in self.switches if x[0] != name))
-            if new.is_possible():
+            if new.exists():
                 yield new
 
     def takes(self, tensors: Iterable[Any]) -> bool:
         """Whether the rule is one for all these tensors."""
         rule = self.rule()
         return not any(rule.refuses(np, x) for x in tensors)
-
-    def is_possible(self) -> bool:
-        """Whether the switches go together."""
-        try:
-            self.rule()
-        except (TypeError, ValueError):
-            return False
-        return True
 
 
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
@@ -177,7 +169,7 @@ def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
             for f in dataclasses.fields(one.kind):
                 for value in _others(f, getattr(one.rule(), name), one.kind) if f.name == name else ():
                     new = replace(one, switches=(*one.switches, (name, value)))
-                    if value != OFF and new not in found and new.is_possible():
+                    if value != OFF and new not in found and new.exists():
                         found.append(new)
     return found
 
@@ -196,21 +188,14 @@ def _kinds() -> list[type[Rule]]:
 
 def numbers(rule: Rule) -> list[str]:
     """The numbers of a rule that do something: neither off, nor for what is not parameters."""
+    idle = {"ema_decay"} | ({"lookahead_alpha"} if rule.lookahead_steps is None else set())
     found = []
-    for name in hypers(type(rule)):
-        value = getattr(rule, name)
-        off = value is None or (is_zero(value) and _field(type(rule), name).metadata.get("zero_is_off"))
-        if not off and name not in ("ema_decay", *(["lookahead_alpha"] if rule.lookahead_steps is None else [])):
-            found.append(name)
+    for f in dataclasses.fields(rule):
+        value = getattr(rule, f.name)
+        off = value is None or (f.metadata.get("zero_is_off") and is_zero(value))
+        if f.name in hypers(type(rule)) and f.name not in idle and not off:
+            found.append(f.name)
     return found
-
-
-def _field(kind: type[Rule], name: str) -> "dataclasses.Field[Any]":
-    return next(f for f in dataclasses.fields(kind) if f.name == name)
-
-
-def _is_number(kind: type[Rule], name: str) -> bool:
-    return name in hypers(kind)
 
 
 def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> list[Any]:
@@ -225,7 +210,7 @@ def _others(f: "dataclasses.Field[Any]", value: Any, kind: type[Rule]) -> list[A
         return [x for x in PUBLISHED[f.name] if x != value]
     if is_flag(f):
         return [not value] if isinstance(value, bool) else []
-    if not _is_number(kind, f.name):
+    if f.name not in hypers(kind):
         return []
     if value is None or (is_zero(value) and f.metadata.get("zero_is_off")):
         return [None] if f.name != "lr" else []

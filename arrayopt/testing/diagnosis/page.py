@@ -8,32 +8,21 @@ from html import escape
 from typing import Any
 
 from arrayopt.testing.diagnosis import words
-from arrayopt.testing.page import STYLE
+from arrayopt.testing.page import document
 from arrayopt.testing.ulps import in_short
 
 __all__ = ["page"]
 
+STYLE = """
+svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: #333; }"""
 COLOURS = ("#08519c", "#a33b00", "#238b45", "#6a51a3", "#525252", "#99000d")
 WIDTH, HEIGHT, LEFT, BELOW = 720.0, 300.0, 64.0, 44.0
 
 
 def page(found: Any) -> str:
     """The whole page of a `Diagnosis`, as text to be written in UTF-8."""
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>arrayopt diagnose: {escape(found.subject)}</title>
-<style>{STYLE}
-svg {{ max-width: 100%; height: auto; }} svg text {{ font: 12px system-ui, sans-serif; fill: #333; }}</style>
-</head>
-<body>
-<h1>What does {escape(found.subject)} compute?</h1>
-{_body(found)}
-</body>
-</html>
-"""
+    title, heading = f"arrayopt diagnose: {found.subject}", f"What does {found.subject} compute?"
+    return document(title, heading, _body(found), STYLE)
 
 
 def _body(found: Any) -> str:
@@ -44,16 +33,13 @@ def _body(found: Any) -> str:
     good = "" if found.as_documented else " bad"
     if not found.name:
         return f'<p class="verdict{good}">{escape(first)}</p>'
-    lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != _numbers(found))
+    numbers = words.numbers_in_words(found.hypers)  # which the table has
+    lines = "\n".join(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip() != numbers)
     return f"""<p class="verdict{good}">{escape(first)}</p>
 {lines}
 {_table(found)}
 <h2>Differences by step, in ULPs of the update</h2>
 {_plot(found)}"""
-
-
-def _numbers(found: Any) -> str:
-    return words.numbers_in_words(found.hypers)
 
 
 def _table(found: Any) -> str:

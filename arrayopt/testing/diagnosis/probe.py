@@ -46,9 +46,5 @@ def gradients(
     made = []
     for _ in range(steps):
         much = 10.0 ** rng.uniform(-0.7, 0.7)
-        row = {}
-        for name, shape in shapes.items():
-            x = rng.standard_normal(scales[name].shape) * scales[name] * much
-            row[name] = np.reshape(x, shape)
-        made.append(row)
+        made.append({n: np.reshape(rng.standard_normal(x.shape) * x * much, shapes[n]) for n, x in scales.items()})
     return made

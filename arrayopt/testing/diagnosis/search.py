@@ -1,25 +1,24 @@
 """The search: plain rules first, then those that come nearest with one change, with two, with three."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.rules.ademamix import AdEMAMix
-from arrayopt.testing.diagnosis.coordinates import LINEAR
-from arrayopt.testing.diagnosis.decimals import rounder, snapped, tidy
-from arrayopt.testing.diagnosis.descent import Fit, changed
-from arrayopt.testing.diagnosis.fit import beside, fit, moved
+from arrayopt.testing.diagnosis.descent import LINEAR, Fit, changed
+from arrayopt.testing.diagnosis.fit import beside, fit, moved, rounder, snapped, tidy
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
 from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
-from arrayopt.testing.diagnosis.watch import Watch
 
-__all__ = ["LIMITS", "LOWER", "Judged", "attempt", "judge", "search"]
+__all__ = ["LIMITS", "LOWER", "Judged", "Watch", "attempt", "judge", "search"]
 
 LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
 """The ULPs within which a rule counts as found."""
@@ -41,16 +40,30 @@ LOWER = 1e-6
 """The cost below which what is left may be the rounding of a lower precision: more changes cannot explain it."""
 
 
+class Watch:
+    """Who is told of each hypothesis that is tried, and says when the time is over, in seconds."""
+
+    def __init__(self, on_try: Callable[[Any], object], seconds: float | None = None) -> None:
+        self.on_try, self.stopped = on_try, False
+        self._end = time.monotonic() + (math.inf if seconds is None else seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over. Whoever asks stops then."""
+        self.stopped = self.stopped or time.monotonic() >= self._end
+        return self.stopped
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A fit, and how far it is off.
 
     Attributes
     ----------
-    distances : list of dict of str to array
-        Of each step: the distance of each element, in ULPs.
-    beyond : list of dict of str to array
-        Of each step: the elements that are too far off.
+    distances : array of shape (steps, elements)
+        How far each element is off, in ULPs.
+    beyond : array of bool
+        The elements that are too far off.
     coarse : bool
         Whether hyper-parameters are those rounded to float32.
     refused : bool
@@ -58,20 +71,25 @@ class Judged:
     """
 
     fit: Fit
-    distances: Sequence[Mapping[str, Values]]
-    beyond: Sequence[Mapping[str, Values]]
+    distances: Values
+    beyond: Values
     coarse: bool = False
     refused: bool = False
 
     @property
     def passes(self) -> bool:
         """Whether all is near enough."""
-        return not self.refused and not any(bool(x.any()) for row in self.beyond for x in row.values())
+        return not self.refused and not self.beyond.any()
 
     @property
     def ulps(self) -> float:
         """The largest."""
-        return max((float(x.max(initial=0.0)) for row in self.distances for x in row.values()), default=0.0)
+        return float(self.distances.max(initial=0.0))
+
+    @property
+    def agreeing(self) -> list[str]:
+        """The tensors of which all is near enough."""
+        return [name for name, part in self.fit.model.seen.parts.items() if not self.beyond[:, part].any()]
 
     @property
     def hypothesis(self) -> Hypothesis:
@@ -80,26 +98,20 @@ class Judged:
 
 def judge(found: Fit) -> Judged:
     """How far a fit is off; with hyper-parameters in float32 where these do better and parameters are no wider."""
-    made = _judged(found, found, coarse=False)
-    seen = found.model.seen
-    if not made.passes and all(x != "float64" for x in seen.trajectory.dtypes.values()):
-        values = {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()}
-        other = _judged(found, replace(found, values=values), coarse=True)
-        return other if other.ulps < made.ulps else made
-    return made
+    made, dtypes = _judged(found, found.values), found.model.seen.trajectory.dtypes.values()
+    if made.passes or "float64" in dtypes:
+        return made
+    other = _judged(found, {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()})
+    return replace(other, coarse=True) if other.ulps < made.ulps else made
 
 
-def _judged(shown: Fit, found: Fit, *, coarse: bool) -> Judged:
-    seen = found.model.seen
-    sets = {name: one_set({name: x})[name] for name, x in found.values.items()}
-    predicted = found.model.predict(sets)[0]
-    rows, beyond = seen.furthest(predicted), seen.beyond(predicted, SHARES)
-    made = seen.trajectory
-    for s, row in enumerate(rows):
-        for name, took in zip(row, made.took[s], strict=True):
-            row[name] = np.where(took & np.isfinite(made.params[s + 1][name]), row[name], 0.0)
-            beyond[s][name] = beyond[s][name] & (row[name] > LIMITS[made.dtypes[name]])
-    return Judged(shown, rows, beyond, coarse)
+def _judged(found: Fit, values: Mapping[str, Any]) -> Judged:
+    """How far a fit is off with some values."""
+    seen, predicted = found.model.seen, found.model.predict(one_set(values))[0]
+    distances = np.where(seen.trajectory.took[:, seen.tensor] & np.isfinite(seen.got), seen.distance(predicted), 0.0)
+    with np.errstate(all="ignore"):
+        near = np.abs(predicted - seen.got) <= seen.by_dtype(SHARES) * seen.updates
+    return Judged(found, distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS)))
 
 
 def search(
@@ -115,24 +127,9 @@ def search(
 ) -> list[Judged]:
     """What fits, the simplest first; or the nearest alone, so far if the time is over.
 
-    Parameters
-    ----------
-    seen : Seen
-        What the optimizer did.
-    known : dict of str to float
-        Numbers that are known.
-    name : str
-        What the optimizer is called: among equals, a rule of that name comes first.
-    depth : int
-        How many changes there may be.
-    tried : dict of Hypothesis to Judged, optional
-        What an earlier search has tried, which this one goes on from.
-    near : Judged, optional
-        Where to begin, in place of all plain rules.
-    among : sequence of Hypothesis, optional
-        The plain rules, if not all.
-    watch : Watch
-        Who is told of each hypothesis, and says when to stop.
+    Among equals a rule comes first that is called `name`. An earlier search, which this one goes on from, has `tried`
+    some hypotheses. The search begins at what is `near`, or at all plain rules or those `among` them, and makes `depth`
+    changes.
     """
     narrow = any(x in NARROW for x in seen.trajectory.dtypes.values())
     tried = {} if tried is None else tried
@@ -160,16 +157,12 @@ def search(
         parents = _parents(
             [x for x in nearest if x.hypothesis.changes <= base + level], name, WIDTH if level else len(first)
         )
-        for free in (False, True):
-            for parent in parents:
-                warm, least = parent.fit.values, parent.fit.cost
-                others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-                take([x for x in others if (x.free != parent.hypothesis.free) == free], warm, least)
-                if any(x.passes for x in tried.values()):
-                    break
-            else:
-                continue
-            break
+        for free, parent in product((False, True), parents):
+            others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
+            chosen = [x for x in others if (x.free != parent.hypothesis.free) == free]
+            take(chosen, parent.fit.values, parent.fit.cost)
+            if any(x.passes for x in tried.values()):
+                break
     matches = _matches(tried, name)
     last: Judged | None = None
     while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
@@ -211,23 +204,11 @@ def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
 def attempt(
     hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any], least: float = math.inf
 ) -> Judged:
-    """A hypothesis with the numbers that come nearest.
+    """A hypothesis with the numbers that come nearest; the search begins at those that are `warm`, too.
 
-    Parameters
-    ----------
-    hypothesis : Hypothesis
-        What is tried.
-    seen : Seen
-        What the optimizer did.
-    known : dict of str to float
-        Numbers that are known.
-    warm : dict
-        Numbers to begin at, too.
-    least : float
-        The cost without the last change: one that comes no nearer is not worked on.
+    `least` is the cost without the last change: one that comes no nearer is not worked on.
     """
-    model = Model(hypothesis, seen, {})
-    model = Model(hypothesis, seen, {k: x for k, x in known.items() if k in model.names})
+    model = Model(hypothesis, seen, known)
     found = fit(model, warm)
     near = found.cost < PROMISING and found.cost < 0.999 * least and bool(model.unknown)
     judged = judge(snapped(found) if near else found)

@@ -2,24 +2,21 @@
 
 Each step starts from the parameters that the optimizer really had, so that one step's difference is not the next one's.
 The rule's traced graph is evaluated in float64, with an axis for the sets and one for the tensors before those of the
-elements; what cannot be traced runs as it is written.
+elements.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import NARROW, array_namespace
-from arrayopt.fusion.graph import UPDATES, Node, reachable
-from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.trace import Trace
+from arrayopt.fusion.dims import NotFlat, NotFolded, NotMeasured, NotOriented
+from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
+from arrayopt.fusion.ops import REDUCTIONS
+from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule
-from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import Values as Hypers
-from arrayopt.rules.namespace import rule_namespace
-from arrayopt.testing.diagnosis.graphs import graph_of
 from arrayopt.testing.diagnosis.sweep import Sweep
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
@@ -28,211 +25,137 @@ __all__ = ["Simulation"]
 AT_ONCE = 2**16
 """So many elements are evaluated at once."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Tensors that one evaluation takes, shorter ones filled up with zeros.
-
-    Attributes
-    ----------
-    index : list of int
-        Which tensors of the trajectory.
-    sweep : Sweep or None
-        What is computed of arrays; None where the rule runs as written.
-    host : list of Node
-        What follows from numbers alone.
-    mask : array of bool, optional
-        The elements that are not filled up.
-    p, g : array
-        Parameters before each step and gradients, of shape (1, steps, tensors, *elements).
-    slots : dict of str to array
-        Before the first step, of shape (1, 1, tensors, *elements).
-    """
-
-    index: list[int]
-    sweep: Sweep | None
-    host: list[Node]
-    mask: Values | None
-    p: Values
-    g: Values
-    slots: dict[str, Values]
-    counts: dict[str, Values]
-
-    @property
-    def rank(self) -> int:
-        return self.p.ndim - 3
+_TRACES: dict[Any, Trace] = {}
+"""What rules were traced as."""
 
 
 class Simulation:
     """A rule on the gradients of a trajectory.
 
-    Parameters
-    ----------
-    rule : Rule
-        Of its numbers only matters which are None or zero.
-    trajectory : Trajectory
-        Where each step starts, and its gradients.
-    store : callable, optional
-        What becomes of a slot's values, by its name, when they are stored.
+    Of the rule's numbers only matters which are None or zero. `state` is what slots are stored in, if not in what the
+    rule says.
     """
 
-    def __init__(
-        self, rule: Rule, trajectory: Trajectory, store: Callable[[str, Values], Values] | None = None
-    ) -> None:
-        self.rule, self.trajectory, self.store = rule, trajectory, store
+    def __init__(self, rule: Rule, trajectory: Trajectory, state: str = "") -> None:
+        self.rule, self.trajectory, self.state = rule, trajectory, state
         narrow = {x for x in trajectory.dtypes.values() if x in NARROW}
         self.dtype = narrow.pop() if len(narrow) == 1 else "float64"
         self.blocks = list(self._blocks())
 
-    def run(
-        self,
-        hypers: Mapping[str, Any],
-        t: Values,
-        *,
-        factor: Values | float = 1.0,
-        before: Callable[[Values, Callable[[str], Any]], Values] | None = None,
-        after: Callable[[Values, Values, Callable[[str], Any]], Values] | None = None,
-    ) -> list[Values]:
+    def run(self, hypers: Mapping[str, Any]) -> list[Values]:
         """The parameters after each step: for each tensor an array of shape (sets, steps, elements).
 
-        Parameters
-        ----------
-        hypers : dict of str to array
-            Each broadcasts to (sets, steps, tensors); None where off.
-        t : array of shape (steps, tensors)
-            The number of updates.
-        factor : array of shape (sets, steps, tensors)
-            What gradients are multiplied by.
-        before, after : callable
-            What becomes of the parameter before, and after, the rule's update; the last argument gives numbers by name.
+        Numbers broadcast to (sets, steps, tensors). ``t`` is the number of updates, and gradients are multiplied by
+        ``grad_factor``.
         """
         steps, names = self.trajectory.steps, self.trajectory.names
-        sets = max((np.shape(x)[0] for x in [*hypers.values(), factor] if np.ndim(x) == 3), default=1)
-        whole = (sets, steps, len(names))
-        numbers = {k: np.broadcast_to(x, whole) for k, x in hypers.items() if x is not None}
-        scale = np.broadcast_to(factor, whole)
+        sets = max(len(x) for x in hypers.values())
+        numbers = {k: np.broadcast_to(x, (1 if k == "t" else sets, steps, len(names))) for k, x in hypers.items()}
         found: list[Values] = [np.empty(0)] * len(names)
         with np.errstate(all="ignore"):
-            for block in self.blocks:
-                at, ones = block.index, (1,) * block.rank
+            for at, sweep, p, gradients in self.blocks:
+                ones = (1,) * (p.ndim - 3)
                 took = self.trajectory.took[:, at].reshape(steps, len(at), *ones)
-                counted = t[:, at].reshape(1, steps, len(at), *ones)
-                made = np.empty((sets, *block.p.shape[1:]))
-                few = max(1, AT_ONCE // block.p.size)
+                laid = {k: x[:, :, at].reshape(-1, steps, len(at), *ones) for k, x in numbers.items()}
+                laid[UPDATES] = laid.pop("t")
+                made = np.empty((sets, *p.shape[1:]))
+                few = max(1, AT_ONCE // p.size)
                 for i in range(0, sets, few):
-                    some = slice(i, i + few)
-                    own = {k: x[some][:, :, at].reshape(-1, steps, len(at), *ones) for k, x in numbers.items()}
-                    much = scale[some][:, :, at].reshape(-1, steps, len(at), *ones)
-                    made[some] = self._block(block, {**own, UPDATES: counted}, much, took, before, after)
+                    own = {k: x if k == UPDATES else x[i : i + few] for k, x in laid.items()}
+                    g = gradients * own.pop("grad_factor", 1.0)
+                    made[i : i + few] = np.where(took, sweep.run(p, g, own, took), p)
                 for k, i in enumerate(at):
                     size = self.trajectory.params[0][names[i]].size
                     found[i] = made[:, :, k].reshape(sets, steps, -1)[:, :, :size]
         return found
 
-    def _block(
-        self, block: _Block, own: dict[str, Values], factor: Values, took: Values, before: Any, after: Any
-    ) -> Values:
-        p, g = block.p, block.g * factor
-        start = p if before is None else before(p, own.__getitem__)
-        if block.sweep is None:
-            new = self._written(block, start, g, own, took)
-        else:
-            new = block.sweep.run(start, g, block.slots, self._scalars(block, own), took, block.mask, self.store)
-        if after is not None:
-            new = after(p, new, own.__getitem__)
-        return np.where(took, new, p)
+    def _blocks(self) -> Iterator[tuple[list[int], Sweep, Values, Values]]:
+        """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block.
 
-    def _scalars(self, block: _Block, own: dict[str, Values]) -> dict[Node, Values]:
-        """What follows from numbers of each step alone."""
-        made: dict[Node, Values] = {}
-        for n in block.host:
-            if n.op == "host":
-                made[n] = block.counts[n.data] if n.data.startswith("count:") else own[n.data]
-            elif n.op == "const":
-                made[n] = np.full((1,) * (block.rank + 3), n.data)
-            else:
-                made[n] = np.asarray(OPS[n.op].numpy(*(made[a] for a in n.args)))
-        return made
-
-    def _written(self, block: _Block, p: Values, g: Values, own: dict[str, Values], took: Values) -> Values:
-        """All steps of one tensor, by the rule as it is written, one set after the other."""
-        sets, steps = g.shape[:2]
-        xp, made = rule_namespace(array_namespace(g)), np.empty(g.shape)
-        off: dict[str, Any] = {name: None for name in hypers(type(self.rule)) if name not in own}
-        for i in range(sets):
-            slots = {name: x[0, 0, 0] for name, x in block.slots.items()}
-            for s in range(steps):
-                h = {k: x[min(i, len(x) - 1), s].item() for k, x in own.items()}
-                h["t"] = int(h.pop(UPDATES))
-                made[i, s, 0], new = self.rule(xp, p[min(i, len(p) - 1), s, 0], g[i, s, 0], slots, Hypers(**off, **h))
-                if self.store is not None:
-                    new = {name: self.store(name, x) for name, x in new.items()}
-                slots = {name: new[name] for name in slots} if took[s].all() else slots
-        return made
-
-    def _blocks(self) -> Iterable[_Block]:
-        """The tensors, sorted by the graph that they need; where that sees no rows or columns, all in one block."""
-        together: dict[Any, list[tuple[int, Trace, list[Node]]]] = {}
+        Of each block: which tensors, what computes them, and their parameters before each step and gradients, of shape
+        (1, steps, tensors, *elements). Shorter tensors are filled up with zeros.
+        """
+        together: dict[Any, tuple[list[int], Trace, list[Node]]] = {}
         for i, name in enumerate(self.trajectory.names):
-            made = graph_of(self.rule, self.trajectory.params[0][name].shape, self.dtype)
-            if made is None:
-                yield self._make([i], None, [], flat=False)
-                continue
+            made = _traced(self.rule, self.trajectory.params[0][name].shape, self.dtype)
             nodes = reachable(made.outputs.values())
-            flat = made.element == "C"
             place = {n: k for k, n in enumerate(nodes)}
             key = tuple((n.op, tuple(place[a] for a in n.args), n.axes, repr(n.data)) for n in nodes)
-            together.setdefault((key, None if flat else i), []).append((i, made, nodes))
-        for (_, alone), found in together.items():
-            yield self._make([i for i, _, _ in found], found[0][1], found[0][2], flat=alone is None)
+            together.setdefault((key, None if made.element == "C" else i), ([], made, nodes))[0].append(i)
+        for index, made, nodes in together.values():
+            yield (index, *self._laid(index, made, nodes))
 
-    def _make(self, index: list[int], made: Trace | None, nodes: list[Node], *, flat: bool) -> _Block:
-        names = [self.trajectory.names[i] for i in index]
-        first = self.trajectory.params[0]
-        longest = max(first[name].size for name in names)
+    def _laid(self, index: list[int], made: Trace, nodes: list[Node]) -> tuple[Sweep, Values, Values]:
+        """What computes some tensors, their parameters and their gradients."""
+        names, before = [self.trajectory.names[i] for i in index], self.trajectory.params[:-1]
+        starts = [before[0][name] for name in names]
+        sizes = [dict(zip(made.element, _seen_shape(made.element, x.shape), strict=True)) for x in starts]
+        longest = max(x.size for x in starts)
 
-        def laid(x: Values) -> Values:
-            """A tensor as the graph sees it."""
-            if flat:
-                return np.pad(x.ravel(), (0, longest - x.size))
-            if made is not None and made.element == "RC":
-                return x.reshape(x.shape[0], -1)
-            if x.ndim > 4 and made is not None:
-                x = x.reshape(x.shape[0], -1, *x.shape[-2:])
-            return x.reshape(-1) if x.ndim == 0 else x
+        def lay(arrays: list[Any], axes: str = made.element) -> Values:
+            """An array of each tensor, as the graph sees it: with ones for axes that it has not."""
+            rows = []
+            for x, size in zip(arrays, sizes, strict=True):
+                row = np.reshape(x, [size[a] if a in axes else 1 for a in made.element])
+                rows.append(np.pad(row, (0, longest - row.size)) if made.element == axes == "C" else row)
+            return np.stack(rows)
 
-        def lay(values: Mapping[str, Values | None]) -> Values:
-            given = [(first[name], values[name]) for name in names]
-            return np.stack([laid(np.zeros(p.shape) if x is None else x) for p, x in given])
-
-        mask = None
-        if flat and len({first[name].size for name in names}) > 1:
-            mask = np.stack([laid(np.ones(first[name].shape)) for name in names]).astype(bool)[None, None]
-        fresh = [self.rule.all_slots(array_namespace(first[n]), first[n], self.dtype) for n in names]
-        slots: dict[str, Values] = {}
-        for slot, axes in (dict.fromkeys(fresh[0]) if made is None else made.slots).items():
-            whole_ones = made is None or axes in ("C", made.element)
-            laid_out = [laid(x[slot]) if whole_ones else x[slot] for x in fresh]
-            if flat:
-                laid_out = [np.reshape(x, -1) for x in laid_out]
-            if made is not None and not flat:  # with a one for each axis that the slot does not have
-                whole = laid(first[names[0]]).shape
-                sizes = dict(zip(made.element, whole, strict=True))
-                laid_out = [np.reshape(x, [sizes[a] if a in str(axes) else 1 for a in made.element]) for x in laid_out]
-            slots[slot] = np.stack(laid_out)[None, None]
+        fresh = [self.rule.all_slots(array_namespace(x), x, self.dtype) for x in starts]
+        slots = {slot: lay([x[slot] for x in fresh], str(axes))[None, None] for slot, axes in made.slots.items()}
         counts = {}
         for n in nodes:
             if n.op == "host" and n.data.startswith("count:"):
-                over = n.data.removeprefix("count:")
-                if flat:
-                    sizes_of = [first[name].size if over else 1 for name in names]
-                else:
-                    sizes = dict(zip(made.element, laid(first[names[0]]).shape, strict=True)) if made else {}
-                    sizes_of = [int(np.prod([sizes[a] for a in over]))]
-                rank = 1 if flat else len(made.element if made else "")
-                counts[n.data] = np.reshape(np.array(sizes_of, float), (1, 1, len(names), *(1,) * rank))
-        p = np.stack([lay(values) for values in self.trajectory.params[:-1]])[None]
-        g = np.stack([lay(values) for values in self.trajectory.grads])[None]
-        host = [n for n in nodes if n.on_host]
-        sweep = None if made is None else Sweep(made, [n for n in nodes if not n.on_host])
-        return _Block(index, sweep, host, mask, p, g, slots, counts)
+                count = [float(prod(size[a] for a in n.data.removeprefix("count:"))) for size in sizes]
+                counts[n.data] = np.reshape(count, (1, 1, len(names), *(1,) * len(made.element)))
+        filled = len({x.size for x in starts}) > 1
+        mask = lay([np.ones(x.shape) for x in starts]).astype(bool)[None, None] if filled else None
+        p = np.stack([lay([row[name] for name in names]) for row in before])[None]
+        grads = [
+            [np.zeros(x.shape) if row[n] is None else row[n] for n, x in zip(names, starts, strict=True)]
+            for row in self.trajectory.grads
+        ]
+        g = np.stack([lay(row) for row in grads])[None]
+        return Sweep(made, nodes, {**slots, **counts}, mask, self.state), p, g
+
+
+def _seen_shape(element: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A tensor's shape as a graph sees it."""
+    if element == "C":
+        return (prod(shape),)
+    if element == "RC":
+        return shape[0], prod(shape[1:])
+    return (shape[0], prod(shape[1:-2]), *shape[-2:]) if len(shape) > 4 else shape
+
+
+def _traced(rule: Rule, shape: tuple[int, ...], dtype: str) -> Trace:
+    """A rule's graph for tensors of a shape, each traced once; flat where it sees no rows or columns."""
+    ways: list[dict[str, Any]] = [{"flat": True}, {}]
+    if rule.refuses(np, np.zeros(1)) and len(shape) > 1:  # one for matrices asks which way these lie
+        ways = [{"tall": _sign(*shape[-2:])}, {"tall": _sign(shape[0], prod(shape[1:])), "folded": True}]
+    rank = max(len(shape), 1)
+    key = (rule.structure, rank, dtype, repr(ways))
+    for way in ways if key not in _TRACES else ():
+        try:
+            made = trace(rule, rank, dtype, lean=True, **way)
+        except (NotFlat, NotFolded, NotMeasured, NotOriented, TraceError):
+            continue
+        if _is_simple(made):
+            _TRACES[key] = made
+        break
+    if key not in _TRACES:
+        raise TraceError(f"{type(rule).__name__} cannot be simulated on tensors of shape {shape}")
+    return _TRACES[key]
+
+
+def _sign(rows: int, columns: int) -> int:
+    return (rows > columns) - (rows < columns)
+
+
+def _is_simple(made: Trace) -> bool:
+    """Whether values over r or c, which products bring, meet no values along one axis alone, and are not reduced."""
+    for n in reachable(made.outputs.values()):
+        square = [bool(set("rc") & set(a.axes)) for a in n.args]
+        single = any(a.axes and not x for a, x in zip(n.args, square, strict=True))
+        if any(square) and n.op != PRODUCT and (single or n.op in REDUCTIONS):
+            return False
+    return True

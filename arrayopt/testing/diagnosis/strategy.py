@@ -13,11 +13,13 @@ from arrayopt.testing.diagnosis.hidden import made_up, unseen
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.oddities import untold
-from arrayopt.testing.diagnosis.search import LOWER, Judged, attempt, search
+from arrayopt.testing.diagnosis.search import LOWER, Judged, Watch, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
-from arrayopt.testing.diagnosis.watch import Watch
 
 __all__ = ["examine"]
+
+Part = tuple[tuple[str, ...], Diagnosis]
+"""Some tensors, and what they follow."""
 
 MANY = 6
 """With more tensors than these, a few are searched first."""
@@ -34,27 +36,16 @@ def examine(
 ) -> Diagnosis:
     """The diagnosis of a trajectory.
 
-    Parameters
-    ----------
-    made : Trajectory
-        What the optimizer did.
-    known : dict of str to (float or array)
-        Numbers that are taken as they are.
-    said : dict of str to (float or array)
-        Numbers that the optimizer is said to have.
-    depth : int
-        How many changes to a plain rule are tried at once.
-    watch : Watch
-        Who is told of each hypothesis, and says when to stop.
+    Numbers that are `known` are taken as they are; those that are `said` are what the optimizer is said to have.
     """
-    reason = untold(made)
+    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
+    reason = untold(seen)
     if reason:
         return no_rule(made, reason)
     if len(made.names) > MANY:
         found = _from_few(made, known, said, min(depth, 2), watch)
         if found is not None:
             return found
-    seen, tried = Seen(made), {}  # type: Seen, dict[Hypothesis, Judged]
     mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
     for deep in dict.fromkeys((0, min(depth, 1), depth)):
         best = search(seen, known, made.subject, depth=deep, tried=tried, watch=watch)
@@ -91,11 +82,10 @@ def _from_few(
         if again[0].passes:
             return made_of(again, made, said)
     groups, rest = grouped(made, taken, hypothesis, values, steps=True)
-    parts = _parts(made, groups)
-    if rest:
-        other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, watch=watch)
-        parts += other.parts or [(tuple(rest), other)]
-    return _joined(parts)
+    if not rest:
+        return _joined(made, groups)
+    other = examine(made.only(rest), _of(known, made, rest), {}, depth=1, watch=watch)
+    return _joined(made, groups, other.parts or [(tuple(rest), other)])
 
 
 def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch) -> Iterator[list[Judged]]:
@@ -115,7 +105,10 @@ def _begun(made: Trajectory, known: Mapping[str, Any], depth: int, watch: Watch)
         if best[0].passes or watch.over:
             return
         if len(few) > 1 and not told:
-            costs = {name: _alone(made, best[0].hypothesis, known, name) for name in few}
+            costs = {}  # of each tensor by itself
+            for name in few:
+                model = Model(best[0].hypothesis, Seen(made.only([name])), _of(known, made, [name]))
+                costs[name] = fit(model, {}).cost
             best = looked([min(few, key=costs.__getitem__)], deep)
             told = best[0].passes
             if told:
@@ -142,14 +135,7 @@ def _everywhere(made: Trajectory, best: Sequence[Judged], said: Mapping[str, Any
     if rest:
         return None
     one = merged(made, groups)
-    return _joined(_parts(made, groups)) if one is None or not one.passes else made_of([one], made, said)
-
-
-def _alone(made: Trajectory, h: Hypothesis, known: Mapping[str, Any], name: str) -> float:
-    """How far a tensor by itself is from a hypothesis."""
-    model = Model(h, Seen(made.only([name])), {})
-    given = {k: x for k, x in _of(known, made, [name]).items() if k in model.names}
-    return fit(replace(model, fixed=given)).cost
+    return made_of([one], made, said) if one is not None and one.passes else _joined(made, groups)
 
 
 def _of_one(found: Judged) -> tuple[Hypothesis, dict[str, Any]]:
@@ -160,11 +146,6 @@ def _of_one(found: Judged) -> tuple[Hypothesis, dict[str, Any]]:
     return replace(h, free=tuple((name, axis) for name, axis in h.free if axis != "tensor")), values
 
 
-def _parts(made: Trajectory, groups: Sequence[Group]) -> list[tuple[tuple[str, ...], Diagnosis]]:
-    """What each group follows."""
-    return [(tuple(names), made_of([on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
-
-
 def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], watch: Watch) -> bool:
     """Whether a rule that is for matrices alone is not far from what these do."""
     names = [name for name, x in made.params[0].items() if x.ndim > 1]
@@ -173,8 +154,10 @@ def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], watch: Watch) -
     return search(Seen(part), _of(known, made, names), depth=0, among=among, watch=watch)[0].fit.cost < FAR
 
 
-def _joined(parts: Sequence[tuple[tuple[str, ...], Diagnosis]]) -> Diagnosis:
+def _joined(made: Trajectory, groups: Sequence[Group], others: Sequence[Part] = ()) -> Diagnosis:
     """One diagnosis of several, each of other tensors."""
+    parts = [(tuple(names), made_of([on(made.only(names), h, x)], made.only(names), {})) for names, h, x in groups]
+    parts += others
     main = next((part for _, part in parts if not part.explained), parts[0][1])
     return replace(
         main,

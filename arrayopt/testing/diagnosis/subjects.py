@@ -32,10 +32,6 @@ class Subject:
 
     Attributes
     ----------
-    name : str
-        What it is called.
-    params : dict of str to array
-        Where it begins.
     step : callable
         Takes parameters and gradients by name, and gives the new parameters.
     known : dict of str to (float or array)
@@ -60,12 +56,14 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
         If it cannot, saying why.
     """
     if isinstance(step, Rule):
-        step = Optimizer(_given(params, who, step), step, engine="array_api")
-        params = None
+        step, params = Optimizer(_given(params, who), step, engine="array_api"), None
     if isinstance(step, Optimizer):
-        return _ours(step, params, who)
-    if _is_torch(step):
-        return _torch(step, params, who)
+        _check_owner(who, "an Optimizer", params, used=bool(step.step_count), how=f"has made {step.step_count} steps")
+        return _ours(step, who)
+    if any(c.__module__.partition(".")[0] == "torch" and c.__name__ == "Optimizer" for c in type(step).__mro__):
+        used = any(state for state in step.state.values())
+        _check_owner(who, "an optimizer of PyTorch", params, used=used, how="has made steps")
+        return _torch(step)
     if not isinstance(step, type) and callable(getattr(step, "init", None)) and callable(getattr(step, "update", None)):
         return _optax(step, params, who)
     if callable(step) and not isinstance(step, type):
@@ -77,7 +75,7 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
     )
 
 
-def _given(params: Any, who: str, step: Any) -> Any:
+def _given(params: Any, who: str) -> Any:
     """Copies of what the user gave, or chosen parameters."""
     if params is None:
         return probe.parameters()
@@ -85,11 +83,22 @@ def _given(params: Any, who: str, step: Any) -> Any:
     return rebuild(params, lambda x: like(x, detached(x)) if is_array(x) else x)
 
 
-# ---- functions -------------------------------------------------------------------------------------------------------
+def _check_owner(who: str, what: str, params: Any, *, used: bool, how: str) -> None:
+    """Raise ValueError where an optimizer that owns its parameters is given others, or has been used."""
+    if params is not None:
+        raise ValueError(f"{who}: {what} has its own parameters; leave `params` out")
+    if used:
+        raise ValueError(f"{who}: {what} must be fresh; it {how}")
+
+
+def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
+    """A tree with other leaves, in their order."""
+    rest = iter(values.values())
+    return rebuild(tree, lambda x: None if x is None else next(rest))
 
 
 def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
-    tree = _given(params, who, step)
+    tree = _given(params, who)
     name = getattr(step, "__qualname__", type(step).__name__).replace(".<locals>", "")
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
@@ -110,29 +119,16 @@ def _function(step: Callable[..., Any], params: Any, who: str) -> Subject:
     return Subject(name, dict(named_params(tree, who, functional=True)), one, {}, again=keeps_nothing(step))
 
 
-def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
-    """A tree with other leaves, in their order."""
-    rest = iter(values.values())
-    return rebuild(tree, lambda x: None if x is None else next(rest))
-
-
-# ---- this package ----------------------------------------------------------------------------------------------------
-
-
-def _ours(opt: Optimizer, params: Any, who: str) -> Subject:
-    if params is not None:
-        raise ValueError(f"{who}: an Optimizer has its own parameters; leave `params` out")
-    if opt.step_count:
-        raise ValueError(f"{who}: the Optimizer must be fresh; it has made {opt.step_count} steps")
+def _ours(opt: Optimizer, who: str) -> Subject:
     mine = copy.deepcopy(opt)
     rules = {name: group.rule for group in mine.groups for name in group.names}
-    names = [name for name, _ in named_params(mine.params, who)]
-    rows = [{k: v for k in hypers(type(r)) if is_number(v := getattr(r, k))} for r in (rules[name] for name in names)]
+    tensors = dict(named_params(mine.params, who))
+    rows = [{k: v for k in hypers(type(r)) if is_number(v := getattr(r, k))} for r in map(rules.__getitem__, tensors)]
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         return dict(named_params(mine.step(_filled(mine.params, grads)), who))
 
-    return Subject(type(mine.rule).__name__, dict(named_params(mine.params, who)), one, _agreed(rows))
+    return Subject(type(mine.rule).__name__, tensors, one, _agreed(rows))
 
 
 def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -145,18 +141,7 @@ def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return made
 
 
-# ---- PyTorch ---------------------------------------------------------------------------------------------------------
-
-
-def _is_torch(step: Any) -> bool:
-    return any(c.__module__.partition(".")[0] == "torch" and c.__name__ == "Optimizer" for c in type(step).__mro__)
-
-
-def _torch(opt: Any, params: Any, who: str) -> Subject:
-    if params is not None:
-        raise ValueError(f"{who}: an optimizer of PyTorch has its own parameters; leave `params` out")
-    if any(state for state in opt.state.values()):
-        raise ValueError(f"{who}: the optimizer must be fresh; it has made steps")
+def _torch(opt: Any) -> Subject:
     mine = copy.deepcopy(opt)
     tensors: dict[str, Array] = {}
     rows = []
@@ -188,14 +173,11 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
     return made
 
 
-# ---- optax -----------------------------------------------------------------------------------------------------------
-
-
 def _optax(transformation: Any, params: Any, who: str) -> Subject:
     import jax
 
     given = {k: jax.numpy.asarray(x) for k, x in probe.parameters().items()} if params is None else params
-    tree = _given(given, who, transformation)
+    tree = _given(given, who)
     held: dict[str, Any] = {}
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:

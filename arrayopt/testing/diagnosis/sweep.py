@@ -3,9 +3,7 @@
 Values are arrays of shape (sets, steps, tensors, *elements), or with ones there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from graphlib import TopologicalSorter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,123 +27,88 @@ def rounded(x: Values, dtype: str) -> Values:
         return np.asarray(x).astype(dtype).astype(np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class _Loop:
-    """Slots whose new values depend on each other's old ones.
-
-    Attributes
-    ----------
-    old, new : dict of str to Node
-        Their old and their new values, by name.
-    nodes : list of Node
-        What is computed of the old ones on the way to the new ones.
-    """
-
-    old: Mapping[str, Node]
-    new: Mapping[str, Node]
-    nodes: Sequence[Node]
-
-    @property
-    def reads(self) -> set[Node]:
-        """What must be there before."""
-        asked = {*self.new.values(), *(a for n in self.nodes for a in n.args)}
-        return asked - {*self.old.values(), *self.nodes}
-
-
 class Sweep:
     """A graph, and the order in which it is computed.
+
+    Nodes that need each other, over the slots from step to step, are one unit, which is computed step after step.
 
     Parameters
     ----------
     made : Trace
         The graph.
     nodes : list of Node
-        All that is computed of arrays, arguments first.
+        All that is computed, arguments first.
+    given : dict of str to array
+        The slots before the first step, and the numbers of elements, of shape (1, 1, tensors, *elements).
+    mask : array of bool, optional
+        The elements that count, of the same shape.
+    state : str
+        What slots are stored in, if not in what the rule says.
     """
 
-    def __init__(self, made: Trace, nodes: Sequence[Node]) -> None:
-        self._made = made
-        old = {n.data: n for n in nodes if n.op == "input" and n.data in made.slots}
-        loops = _loops(nodes, old, made.outputs)
-        unit: dict[Node, Node | _Loop] = {n: n for n in nodes}
-        for loop in loops:
-            unit |= dict.fromkeys([*loop.old.values(), *loop.nodes], loop)
-        reads = {x: x.reads if isinstance(x, _Loop) else set(x.args) for x in unit.values()}
-        asked = {x: {unit[a] for a in found if a in unit} for x, found in reads.items()}
-        self._order = list(TopologicalSorter(asked).static_order())
-        last = {n: i for i, x in enumerate(self._order) for n in reads[x]}
+    def __init__(
+        self, made: Trace, nodes: Sequence[Node], given: Mapping[str, Values], mask: Values | None, state: str
+    ) -> None:
+        self._made, self._given, self._state = made, given, state
+        self._where: Any = True if mask is None else mask
+        self._host = [n for n in nodes if n.on_host]
+        nodes = [n for n in nodes if not n.on_host]
+        self._new = {n: made.outputs[n.data] for n in nodes if n.op == "input" and n.data in made.slots}
+        args = {n: {self._new[n]} if n in self._new else set(n.args) for n in nodes}
+        needs = {n: 1 << i for i, n in enumerate(nodes)}  # of each node a bit for each that it needs
+        before: dict[Node, int] = {}
+        while needs != before:
+            before = dict(needs)
+            for n in nodes:
+                for a in args[n]:
+                    needs[n] |= needs.get(a, 0)
+        units: dict[int, list[Node]] = {}  # those that need each other need the same
+        for n in nodes:
+            units.setdefault(needs[n], []).append(n)
+        order = [units[found] for found in sorted(units, key=int.bit_count)]
+        reads = [{a for n in unit for a in args[n]}.difference(unit) for unit in order]
+        last = {n: i for i, found in enumerate(reads) for n in found}
+        self._asked = {made.outputs["p"], *last}
         last.pop(made.outputs["p"], None)
-        self._done: list[list[Node]] = [[] for _ in self._order]
-        for n, i in last.items():
-            self._done[i].append(n)
-        self._asked = {made.outputs["p"], *(n for found in reads.values() for n in found)}
+        self._units = [(unit, reads[i], [n for n in reads[i] if last.get(n) == i]) for i, unit in enumerate(order)]
 
-    def run(
-        self,
-        p: Values,
-        g: Values,
-        slots: Mapping[str, Values],
-        known: Mapping[Node, Values],
-        took: Values,
-        mask: Values | None,
-        store: Callable[[str, Values], Values] | None = None,
-    ) -> Values:
-        """The new parameters of all steps.
-
-        Parameters
-        ----------
-        p, g : array
-            Parameters before each step, and gradients.
-        slots : dict of str to array
-            Before the first step, of shape (1, 1, tensors, *elements).
-        known : dict of Node to array
-            What follows from numbers.
-        took : array of bool, shape (steps, tensors, *ones)
-            Whether a step has a gradient of a tensor.
-        mask : array of bool, optional
-            The elements that count, of shape (1, 1, tensors, *elements).
-        store : callable, optional
-            What becomes of a slot's new values, by its name, when they are stored.
-        """
-        values, given = dict(known), {"p": p, "g": g}
-        for x, done in zip(self._order, self._done, strict=True):
-            if isinstance(x, _Loop):
-                values |= self._looped(x, values, slots, took, mask, store)
-            elif x.op == "input":
-                values[x] = given[x.data]
+    def run(self, p: Values, g: Values, numbers: Mapping[str, Values], took: Values) -> Values:
+        """The new parameters of all steps, from those before each; `took` says which steps have gradients."""
+        given = {**self._given, **numbers, "p": p, "g": g}
+        values: dict[Node, Values] = {}
+        for n in self._host:  # what follows from numbers of each step alone
+            if n.op == "const":
+                values[n] = np.full((1,) * p.ndim, n.data)
             else:
-                values[x] = self._one(x, values, mask)
+                values[n] = given[n.data] if n.op == "host" else self._one(n, values)
+        for unit, reads, done in self._units:
+            if any(n in self._new for n in unit):
+                outer = {n: values[n] for n in reads}
+                values |= self._looped(unit, outer, took)
+            else:
+                values[unit[0]] = given[unit[0].data] if unit[0].op == "input" else self._one(unit[0], values)
             for n in done:
                 del values[n]
         return values[self._made.outputs["p"]]
 
-    def _looped(
-        self,
-        loop: _Loop,
-        values: Mapping[Node, Values],
-        slots: Mapping[str, Values],
-        took: Values,
-        mask: Values | None,
-        store: Callable[[str, Values], Values] | None,
-    ) -> dict[Node, Values]:
+    def _looped(self, unit: Sequence[Node], outer: Mapping[Node, Values], took: Values) -> dict[Node, Values]:
         """Step after step."""
-        outer = {n: values[n] for n in loop.reads}
-        rows: dict[Node, list[Values]] = {n: [] for n in (*loop.old.values(), *loop.nodes) if n in self._asked}
-        now = {name: slots[name] for name in loop.old}
+        now = {n: self._given[n.data] for n in unit if n in self._new}
+        rows: dict[Node, list[Values]] = {n: [] for n in unit if n in self._asked}
         for s, took_now in enumerate(took):
-            at = {n: x if x.shape[1] == 1 else x[:, s : s + 1] for n, x in outer.items()}
-            at |= {n: now[name] for name, n in loop.old.items()}
-            for n in loop.nodes:
-                at[n] = self._one(n, at, mask)
+            at = {n: x if x.shape[1] == 1 else x[:, s : s + 1] for n, x in outer.items()} | now
+            for n in unit:
+                if n not in now:
+                    at[n] = self._one(n, at)
             for n, row in rows.items():
                 row.append(at[n])
-            for name, n in loop.new.items():
-                new = rounded(at[n], self._made.storage[name]) if self._made.storage[name] in NARROW else at[n]
-                new = new if store is None else store(name, new)
-                now[name] = new if took_now.all() else np.where(took_now, new, now[name])
+            for n in now:
+                new, dtype = at[self._new[n]], self._state or self._made.storage[n.data]
+                new = rounded(new, dtype) if dtype in NARROW else new
+                now[n] = new if took_now.all() else np.where(took_now, new, now[n])
         return {n: _put_together(row) for n, row in rows.items()}
 
-    def _one(self, n: Node, values: Mapping[Node, Values], mask: Values | None) -> Values:
+    def _one(self, n: Node, values: Mapping[Node, Values]) -> Values:
         """One operation."""
         if n.op == PRODUCT:
             a, b = (np.swapaxes(values[x], -1, -2) if t else values[x] for x, t in zip(n.args, n.data, strict=False))
@@ -154,40 +117,11 @@ class Sweep:
         if n.op in REDUCTIONS:
             element = self._made.element
             axes = tuple(3 + element.index(a) for a in n.args[0].axes if a not in n.axes)
-            where: Any = True if mask is None else mask
             start = {"sum": 0.0, "max": -np.inf, "min": np.inf}[n.op]
             of = values[n.args[0]]
-            return np.asarray(REDUCTIONS[n.op].ufunc.reduce(of, axis=axes, keepdims=True, where=where, initial=start))
+            reduce = REDUCTIONS[n.op].ufunc.reduce
+            return np.asarray(reduce(of, axis=axes, keepdims=True, where=self._where, initial=start))
         return np.asarray(OPS[n.op].numpy(*(values[a] for a in n.args)))
-
-
-def _loops(nodes: Sequence[Node], old: Mapping[str, Node], new: Mapping[str, Node]) -> list[_Loop]:
-    """The slots, sorted into loops."""
-    leads: dict[Node, set[Node]] = {n: set() for n in old.values()}  # of each old value, what depends on it
-    for first, found in leads.items():
-        found.add(first)
-        for n in nodes:
-            if any(a in found for a in n.args):
-                found.add(n)
-    reach = {name: {name} for name in old}  # of each slot those that depend on it in one step, or in several
-    for _ in old:
-        for name in old:
-            reach[name] |= {b for a in reach[name] for b in old if new[b] in leads[old[a]]}
-    made: list[_Loop] = []
-    done: set[str] = set()
-    for name in old:
-        if name in done:
-            continue
-        group = {a for a in reach[name] if name in reach[a]}
-        done |= group
-        ahead: set[Node] = set().union(*(leads[old[a]] for a in group))
-        back: set[Node] = {new[a] for a in group}
-        for n in reversed(nodes):
-            if n in back:
-                back |= set(n.args)
-        inside = [n for n in nodes if n in ahead and n in back and n.op != "input"]
-        made.append(_Loop({a: old[a] for a in group}, {a: new[a] for a in group}, inside))
-    return made
 
 
 def _put_together(row: Sequence[Values]) -> Values:

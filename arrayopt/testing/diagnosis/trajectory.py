@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.ulps import Scale, ulps
-
 __all__ = ["Trajectory", "Values"]
 
 Values = np.ndarray[Any, Any]
@@ -52,30 +50,14 @@ class Trajectory:
     @cached_property
     def took(self) -> Values:
         """Of shape (steps, tensors): whether a step has a gradient of a tensor."""
-        return np.array([[g[name] is not None for name in self.names] for g in self.grads])
+        took = [[g[name] is not None for name in self.names] for g in self.grads]
+        return np.array(took, bool).reshape(self.steps, len(self.names))
 
     @cached_property
     def counts(self) -> Values:
         """Of shape (steps, tensors): the number of updates of each tensor, counting this one."""
         made: Values = np.maximum(np.cumsum(self.took, axis=0), 1).astype(float)
         return made
-
-    @cached_property
-    def scales(self) -> list[dict[str, Values]]:
-        """After each step, how large the numbers were that each element was computed from; see `Scale`."""
-        with np.errstate(all="ignore"):
-            made = {name: Scale(x) for name, x in self.params[0].items()}
-            found = []
-            for now in self.params[1:]:
-                for name, scale in made.items():
-                    scale.follow(now[name])
-                found.append({name: scale.values for name, scale in made.items()})
-        return found
-
-    def distance(self, step: int, name: str, expected: Values) -> Values:
-        """How far each element after a step is from what was expected, in ULPs."""
-        got = self.params[step + 1][name]
-        return ulps(expected, got, self.scales[step][name], self.dtypes[name])
 
     def only(self, names: Sequence[str]) -> "Trajectory":
         """The same of some tensors."""

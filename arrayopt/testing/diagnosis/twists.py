@@ -1,54 +1,27 @@
-"""What people get wrong, or do otherwise on purpose: small changes of what goes into a rule, or of what comes out.
+"""What people get wrong, or do otherwise on purpose: small changes of what goes into a rule, or of the rule.
 
-A twist is a row of `TWISTS`. Its functions get numbers as arrays that broadcast to (sets, steps, tensors).
+A twist is a row of `TWISTS`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.rules.radam import RAdam
-from arrayopt.testing.diagnosis.altered import (
-    Numbers,
-    added_up,
-    count_per_tensor,
-    each,
-    early_eps,
-    eps_root_early,
-    joint_clip,
-    late,
-    late_eps,
-    no_c1,
-    no_c2,
-    swapped,
-    uphill_decay,
-    without_decay,
-)
-from arrayopt.testing.diagnosis.kinds import (
-    begun,
-    begun_first,
-    coupled,
-    eps_in_root,
-    forgetful,
-    inverted,
-    no_root,
-    uncorrected,
-)
+from arrayopt.testing.diagnosis import kinds
 from arrayopt.testing.diagnosis.sweep import rounded
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
 __all__ = ["TWISTS", "Twist"]
 
+Numbers = dict[str, Any]
+"""Hyper-parameters, ``t`` and ``grad_factor``, as arrays that broadcast to (sets, steps, tensors)."""
 
-def _always(rule: Rule) -> bool:
-    return True
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Twist:
     """One change.
 
@@ -58,39 +31,30 @@ class Twist:
         What it is, to follow the rule's name and "but"; ``{name}`` is a number's value.
     applies : callable
         Takes a rule, and says whether the change means something there.
-    kind : callable, optional
-        Gives the class of rules in place of another.
-    grads : callable, optional
-        Gives another trajectory in place of the one that was recorded.
+    kind, grads : callable
+        Give another class of rules, and another trajectory, in place of these.
     numbers : dict of str to list
-        Numbers of its own, with values to begin the search at.
-    factor : callable, optional
-        What gradients are multiplied by.
-    t : callable, optional
-        The number of updates, of shape (steps, tensors).
-    hypers : callable, optional
-        Gives other hyper-parameters; also takes t.
-    before, after, store : callable, optional
-        See `Simulation`.
-    known : bool
-        Whether it can be told only where hyper-parameters are known.
-    wide : bool
-        Whether it can be told only where parameters are wider than 16 bits.
+        Numbers of its own, with values to begin the search at. Gradients are multiplied by a ``grad_factor``.
+    alters : callable
+        Gives other numbers in place of these; also takes the trajectory.
+    state : str
+        What the state is stored in, if not in what the rule says.
+    known, wide : bool
+        Whether it can be told only where hyper-parameters are known, or where parameters are wider than 16 bits.
     """
 
     words: str
-    applies: Callable[[Rule], bool] = _always
-    kind: Callable[[type[Rule]], type[Rule]] | None = None
-    grads: Callable[[Trajectory], Trajectory] | None = None
+    applies: Callable[[Rule], bool] = lambda rule: True
+    kind: Callable[[type[Rule]], type[Rule]] = lambda kind: kind
+    grads: Callable[[Trajectory], Trajectory] = lambda made: made
     numbers: Mapping[str, list[float]] = field(default_factory=dict)
-    factor: Callable[[Numbers, Trajectory], Values] | None = None
-    t: Callable[[Trajectory], Values] | None = None
-    hypers: Callable[[Numbers, Values], Numbers] | None = None
-    before: Callable[[Values, Callable[[str], Any]], Values] | None = None
-    after: Callable[[Values, Values, Callable[[str], Any]], Values] | None = None
-    store: Callable[[str, Values], Values] | None = None
+    alters: Callable[[Numbers, Trajectory], Numbers] = lambda h, made: h
+    state: str = ""
     known: bool = False
     wide: bool = False
+
+
+# ---- where it may be -------------------------------------------------------------------------------------------------
 
 
 def _has(*names: str) -> Callable[[Rule], bool]:
@@ -111,136 +75,183 @@ def _adapts(rule: Rule) -> bool:
     return hasattr(rule, "_ratio") and bool(getattr(rule, "adapt", True))
 
 
-_DECAY = _has("weight_decay", "lr")
-_MOMENTS = {"c1": ("first", no_c1), "c2": ("second", no_c2)}
-_UNCORRECTED: dict[str, Twist] = {}
-for _c, (_which, _change) in _MOMENTS.items():
-    _words = f"the {_which} moment is not corrected for its start at zero"
-    _UNCORRECTED[f"no {_c}"] = Twist(
-        words=_words, applies=lambda rule: _corrects(rule) and not _adapts(rule), hypers=_change
-    )
-    _UNCORRECTED[f"no {_c} by ratio"] = Twist(
-        words=_words, applies=lambda rule: _corrects(rule) and _adapts(rule), kind=partial(uncorrected, which=_c)
-    )
+def _corrects_alone(rule: Rule) -> bool:
+    return _corrects(rule) and not _adapts(rule)
+
+
+def _corrects_by_ratio(rule: Rule) -> bool:
+    return _corrects(rule) and _adapts(rule)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajectory]:
+    """A trajectory whose gradients are changed one by one."""
+
+    def changed(made: Trajectory) -> Trajectory:
+        grads = [{name: None if x is None else change(x) for name, x in g.items()} for g in made.grads]
+        return replace(made, grads=grads)
+
+    return changed
+
+
+def _added_up(made: Trajectory) -> Trajectory:
+    """Gradients that are not set to zero between steps."""
+    total = {name: np.zeros(x.shape) for name, x in made.params[0].items()}
+    grads = []
+    for g in made.grads:
+        total = {name: total[name] if x is None else total[name] + x for name, x in g.items()}
+        grads.append({name: None if g[name] is None else x for name, x in total.items()})
+    return replace(made, grads=grads)
+
+
+def _late(made: Trajectory) -> Trajectory:
+    """Each gradient one step later, and zero in the first."""
+    first = {name: None if x is None else 0.0 * x for name, x in made.grads[0].items()}
+    return replace(made, grads=[first, *made.grads[:-1]])
+
+
+# ---- t and numbers ---------------------------------------------------------------------------------------------------
+
+
+def _to(**changes: Callable[[Numbers], Any]) -> Callable[[Numbers, Trajectory], Numbers]:
+    """Numbers of which some are what functions give."""
+    return lambda h, made: {**h, **{name: change(h) for name, change in changes.items()}}
+
+
+def _count_per_tensor(h: Numbers, made: Trajectory) -> Numbers:
+    """One count for all, which each tensor moves on."""
+    flat = np.cumsum(made.took.ravel()).reshape(1, *made.took.shape)
+    return {**h, "t": np.maximum(flat, 1).astype(float)}
+
+
+def _joint_clip(h: Numbers, made: Trajectory) -> Numbers:
+    """What the joint norm of all gradients asks for."""
+    squares = [sum(float(np.sum(x**2)) for x in g.values() if x is not None) for g in made.grads]
+    norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
+    return {**h, "grad_factor": np.minimum(1.0, h["clip_norm"] / norms)}
+
+
+def _correction(h: Numbers, beta: str) -> Any:
+    return -np.expm1(h["t"] * np.log(np.maximum(h[beta], 1e-300)))
+
+
+def _uncorrected(h: Numbers, divisor: Any) -> Numbers:
+    """The direction times a divisor of the moments, said by the other numbers."""
+    decay = h.get("weight_decay")
+    h = h if decay is None else {**h, "weight_decay": decay / divisor}
+    return {**h, "lr": h["lr"] * divisor}
+
+
+def _no_c1(h: Numbers, made: Trajectory) -> Numbers:
+    """The first moment is not corrected."""
+    return _uncorrected(h, _correction(h, "beta1"))
+
+
+def _no_c2(h: Numbers, made: Trajectory) -> Numbers:
+    """The second moment is not corrected."""
+    root = np.sqrt(_correction(h, "beta2"))
+    return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root)
+
+
+_EPS_LATE = _to(eps=lambda h: h["eps"] * np.sqrt(_correction(h, "beta2")))
+_NO_C1 = "the first moment is not corrected for its start at zero"
+_NO_C2 = "the second moment is not corrected for its start at zero"
 _BEGUN = "the first moment begins with the first gradient, and is not corrected"
+_DECAY = _has("weight_decay", "lr")
 
 TWISTS: dict[str, Twist] = {
     # t and the bias correction
     "t = 1": Twist(
-        words="t is 1 in every step: the bias correction is 1-β, and not 1-β^t",
-        applies=_corrects,
-        t=lambda x: x.took**0.0,
+        "t is 1 in every step: the bias correction is 1-β, and not 1-β^t",
+        _corrects,
+        alters=_to(t=lambda h: np.ones_like(h["t"])),
     ),
-    "t + 1": Twist(words="t is too large by one: it begins at 2", applies=_counts, t=lambda x: x.counts + 1.0),
+    "t + 1": Twist("t is too large by one: it begins at 2", _counts, alters=_to(t=lambda h: h["t"] + 1.0)),
     "t - 1": Twist(
-        words="t is too small by one: it is 1 in the first two steps",
-        applies=_counts,
-        t=lambda x: np.maximum(x.counts - 1.0, 1.0),
+        "t is too small by one: it is 1 in the first two steps",
+        _counts,
+        alters=_to(t=lambda h: np.maximum(h["t"] - 1.0, 1.0)),
     ),
-    "t per tensor": Twist(
-        words="t moves on with each tensor, and not once in each step", applies=_counts, t=count_per_tensor
-    ),
-    **_UNCORRECTED,
-    "m begun": Twist(
-        words=_BEGUN,
-        applies=lambda rule: _corrects(rule) and not _adapts(rule),
-        kind=begun_first,
-        hypers=no_c1,
-    ),
+    "t per tensor": Twist("t moves on with each tensor, and not once in each step", _counts, alters=_count_per_tensor),
+    "no c1": Twist(_NO_C1, _corrects_alone, alters=_no_c1),
+    "no c1 by ratio": Twist(_NO_C1, _corrects_by_ratio, kind=kinds.uncorrected_m),
+    "no c2": Twist(_NO_C2, _corrects_alone, alters=_no_c2),
+    "no c2 by ratio": Twist(_NO_C2, _corrects_by_ratio, kind=kinds.uncorrected_v),
+    "m begun": Twist(_BEGUN, _corrects_alone, kind=kinds.begun_first, alters=_no_c1),
     "m begun by ratio": Twist(
-        words=_BEGUN,
-        applies=lambda rule: _corrects(rule) and _adapts(rule),
-        kind=lambda kind: begun_first(uncorrected(kind, "c1")),
+        _BEGUN, _corrects_by_ratio, kind=lambda kind: kinds.begun_first(kinds.uncorrected_m(kind))
     ),
-    "begun": Twist(
-        words="both moments begin with the first gradient, and are not corrected", applies=_corrects, kind=begun
-    ),
+    "begun": Twist("both moments begin with the first gradient, and are not corrected", _corrects, kind=kinds.begun),
     # eps and the root
-    "eps in root": Twist(words="eps stands inside the root", applies=_has("eps", "beta2"), kind=eps_in_root),
+    "eps in root": Twist("eps stands inside the root", _has("eps", "beta2"), kind=kinds.eps_in_root),
     "eps in root, early": Twist(
-        words="eps stands inside the root, and is added before the bias correction",
-        applies=_corrects,
-        kind=eps_in_root,
-        hypers=eps_root_early,
+        "eps stands inside the root, and is added before the bias correction",
+        _corrects,
+        kind=kinds.eps_in_root,
+        alters=_to(eps=lambda h: h["eps"] / _correction(h, "beta2")),
     ),
-    "eps early": Twist(words="eps is added to √v before the bias correction of v", applies=_corrects, hypers=early_eps),
-    "eps falling": Twist(
-        words="eps is multiplied by √(1-β2^t)",
-        applies=_corrects,
-        hypers=late_eps,
+    "eps early": Twist(
+        "eps is added to √v before the bias correction of v",
+        _corrects,
+        alters=_to(eps=lambda h: h["eps"] / np.sqrt(_correction(h, "beta2"))),
     ),
+    "eps falling": Twist("eps is multiplied by √(1-β2^t)", _corrects, alters=_EPS_LATE),
     "eps late": Twist(
-        words="eps is added to √v after the bias correction of v",
-        applies=lambda rule: isinstance(rule, RAdam),
-        hypers=late_eps,
+        "eps is added to √v after the bias correction of v", lambda rule: isinstance(rule, RAdam), alters=_EPS_LATE
     ),
-    "no root": Twist(words="the root of v is left out", applies=_has("beta2", "eps"), kind=no_root),
-    "swapped": Twist(words="β1 and β2 are swapped", applies=_has("beta1", "beta2"), hypers=swapped, known=True),
-    # the decay
-    "l2": Twist(
-        words="weight decay is coupled: it is added to the gradient", applies=_has("weight_decay"), kind=coupled
-    ),
-    "decoupled": Twist(
-        words="weight decay is decoupled: it is taken off p beside the update, times lr",
-        applies=_DECAY,
-        hypers=without_decay,
-        after=lambda p, new, n: new - n("lr") * n("decay") * p,
-    ),
-    "decay first": Twist(
-        words="weight decay is taken off p before the update, which then knows no decay",
-        applies=_DECAY,
-        hypers=without_decay,
-        before=lambda p, n: p * (1.0 - n("lr") * n("decay")),
-    ),
-    "decay after": Twist(
-        words="weight decay is taken off the new p, after the update",
-        applies=_DECAY,
-        hypers=without_decay,
-        after=lambda p, new, n: new * (1.0 - n("lr") * n("decay")),
-    ),
-    "decay without lr": Twist(
-        words="weight decay is not multiplied by lr",
-        applies=_DECAY,
-        hypers=without_decay,
-        after=lambda p, new, n: new - n("decay") * p,
-    ),
-    "decay uphill": Twist(words="weight decay has the wrong sign", applies=_has("weight_decay"), hypers=uphill_decay),
-    # norms and ratios
-    "joined": Twist(
-        words="all tensors are taken as one: norms are over all of them at once",
-        applies=lambda rule: not rule.refuses(np, np.zeros(1)),
-        grads=Trajectory.joined,
-    ),
-    "ratio inverted": Twist(words="the trust ratio is upside down", applies=_adapts, kind=inverted),
-    "ratio without decay": Twist(words="the trust ratio forgets the weight decay", applies=_adapts, kind=forgetful),
-    # gradients
-    "joint clip": Twist(
-        words="all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
-        numbers={"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]},
-        factor=joint_clip,
-    ),
-    "scaled": Twist(
-        words="the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
-        numbers={"grad_factor": [2.0**k for k in (-16, -10, -5, -1, 1, 5, 10, 16)]},
-        factor=lambda h, made: h["grad_factor"],
+    "no root": Twist("the root of v is left out", _has("beta2", "eps"), kind=kinds.no_root),
+    "swapped": Twist(
+        "β1 and β2 are swapped",
+        _has("beta1", "beta2"),
+        alters=_to(beta1=lambda h: h["beta2"], beta2=lambda h: h["beta1"]),
         known=True,
     ),
-    "added up": Twist(words="gradients add up from step to step: they are not set to zero", grads=added_up),
-    "late": Twist(words="each step uses the gradient of the step before", grads=late),
-    "uphill": Twist(words="the sign is wrong: it goes up the gradient", grads=each(np.negative)),
-    "sign": Twist(words="only the sign of the gradient is used", grads=each(np.sign)),
+    # the decay
+    "l2": Twist("weight decay is coupled: it is added to the gradient", _has("weight_decay"), kind=kinds.coupled),
+    "decoupled": Twist(
+        "weight decay is decoupled: it is taken off p beside the update, times lr", _DECAY, kind=kinds.decoupled
+    ),
+    "decay first": Twist(
+        "weight decay is taken off p before the update, which then knows no decay", _DECAY, kind=kinds.decay_first
+    ),
+    "decay after": Twist("weight decay is taken off the new p, after the update", _DECAY, kind=kinds.decay_after),
+    "decay without lr": Twist("weight decay is not multiplied by lr", _DECAY, kind=kinds.decay_without_lr),
+    "decay uphill": Twist(
+        "weight decay has the wrong sign", _has("weight_decay"), alters=_to(weight_decay=lambda h: -h["weight_decay"])
+    ),
+    # norms and ratios
+    "joined": Twist(
+        "all tensors are taken as one: norms are over all of them at once",
+        lambda rule: not rule.refuses(np, np.zeros(1)),
+        grads=Trajectory.joined,
+    ),
+    "ratio inverted": Twist("the trust ratio is upside down", _adapts, kind=kinds.inverted),
+    "ratio without decay": Twist("the trust ratio forgets the weight decay", _adapts, kind=kinds.forgetful),
+    # gradients
+    "joint clip": Twist(
+        "all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
+        numbers={"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]},
+        alters=_joint_clip,
+    ),
+    "scaled": Twist(
+        "the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",
+        numbers={"grad_factor": [2.0**k for k in (-16, -10, -5, -1, 1, 5, 10, 16)]},
+        known=True,
+    ),
+    "added up": Twist("gradients add up from step to step: they are not set to zero", grads=_added_up),
+    "late": Twist("each step uses the gradient of the step before", grads=_late),
+    "uphill": Twist("the sign is wrong: it goes up the gradient", grads=_each(np.negative)),
+    "sign": Twist("only the sign of the gradient is used", grads=_each(np.sign)),
     # precision
-    "float16 state": Twist(
-        words="the state is stored in float16", store=lambda name, x: rounded(x, "float16"), wide=True
-    ),
-    "bfloat16 state": Twist(
-        words="the state is stored in bfloat16", store=lambda name, x: rounded(x, "bfloat16"), wide=True
-    ),
+    "float16 state": Twist("the state is stored in float16", state="float16", wide=True),
+    "bfloat16 state": Twist("the state is stored in bfloat16", state="bfloat16", wide=True),
     "float16 gradient": Twist(
-        words="the gradient is rounded to float16", grads=each(lambda x: rounded(x, "float16")), wide=True
+        "the gradient is rounded to float16", grads=_each(lambda x: rounded(x, "float16")), wide=True
     ),
     "bfloat16 gradient": Twist(
-        words="the gradient is rounded to bfloat16", grads=each(lambda x: rounded(x, "bfloat16")), wide=True
+        "the gradient is rounded to bfloat16", grads=_each(lambda x: rounded(x, "bfloat16")), wide=True
     ),
 }
 """All of them, by a short name."""

@@ -74,7 +74,7 @@ def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[
             made.append(NUMBERS.get(name, name + " {}").format(number(values[name])))
         else:
             made.append(f"{name} is off" if x == OFF else f"{name}={x!r}")
-    if h.twisted is not None:
+    if h.twist:
         made.append(h.twisted.words.format(**{k: x for k, x in values.items() if not np.ndim(x)}))
     for name, axis in h.free:
         made.append(_varying(name, axis, np.ravel(values[name]), names))

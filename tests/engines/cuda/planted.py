@@ -91,8 +91,8 @@ MORE = [
     ("a report counts the updates themselves", LAUNCHES, "table.counts.array if table.own_counts is None else table.own_counts", "table.counts.array", REPORTS),
     ("a report with the counts of the last one", TABLE, "if self.own_counts is not None and self.follows_t:", "if False:", REPORTS),
     ("tensors beyond the threads of a block left out of the joint norm", "kernels/judge.cuh", "i < count; i += kThreads", "i < count && i < kThreads; i += kThreads", f"{ON_STREAMS}::test_the_joint_norm_of_more_tensors_than_a_block_has_threads"),
-    ("gradients after an overflow scaled by the scale before", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "self.state.array[:-1] = self.verdict[-len(STATE) : -1]", f"{STEPS}::test_accumulation_with_a_loss_scale"),
-    ("a loss scale that is not kept", JUDGE, "self.state.array[...] = self.verdict[-len(STATE) :]", "pass", SCALED),
+    ("gradients after an overflow scaled by the scale before", JUDGE, "self.made[...] = self.verdict", "self.made[:-1] = self.verdict[:-1]", f"{STEPS}::test_accumulation_with_a_loss_scale"),
+    ("a loss scale that is not kept", JUDGE, "self.made[...] = self.verdict", "pass", SCALED),
 ]  # fmt: skip
 """Others."""
 

@@ -261,6 +261,30 @@ def test_several_devices(cupy):
             assert np.abs(opts[1].params[name].get() - host[name]).max() < 1e-6
 
 
+@pytest.mark.parametrize("engine", ["cupy", "array_api"])
+@pytest.mark.parametrize("options", [{"clip_norm": 0.5}, {"loss_scale": 4.0, "accumulate": 2}], ids=str)
+def test_another_device_is_current(cupy, engine, options, unchecked, tmp_path):
+    """In any call: what is made anew lies where its tensor does."""
+    shapes, rule = {"w": (6, 5), "b": (6,)}, ao.LAMB(ema_decay=0.5)
+    opts = pair(cupy, rule, shapes, **options)
+    with cupy.cuda.Device(1):
+        there = {name: cupy.asarray(x) for name, x in opts[0].params.items()}
+    opts[1] = ao.Optimizer(there, rule, engine=engine, **options)
+    for k in range(3):
+        grads = trees(shapes, "float32", 10 + k)
+        opts[0].step(grads)
+        with cupy.cuda.Device(1):
+            given = {name: cupy.asarray(g) for name, g in grads.items()}
+        opts[1].step(given)
+        opts[1].load_state_dict(opts[1].state_dict())
+        opts[1].save(tmp_path / "x")
+        opts[1].load(tmp_path / "x")
+    found = [opt.averaged()["w"] for opt in opts]
+    assert found[1].device.id == opts[1].state_dict()["tensors"]["w"]["slots"]["m"].device.id == 1
+    np.testing.assert_allclose(found[1].get(), found[0], rtol=1e-5)
+    compare(opts)
+
+
 def test_stats(cupy):
     opts = pair(cupy, ao.LAMB(), SHAPES, stats=True)
     step(cupy, opts, SHAPES)

@@ -5,13 +5,13 @@ import ctypes
 import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arrayopt.state.run import Run
 from tests.cudacpu import KernelError
 from tests.cudacpu.standin import cublas as fake
-from tests.support.slow import examples
+from tests.support.slow import settled
 
 SIDES = st.integers(1, 6)
 SHAPES = st.tuples(SIDES, SIDES, SIDES, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 2))
@@ -49,7 +49,7 @@ def table(cupy, alike):
     return cupy.asarray(np.array(rows))
 
 
-@settings(max_examples=examples(30), deadline=None, derandomize=True)
+@settled(30)
 @given(shapes=st.lists(SHAPES, min_size=1, max_size=3), dtype=st.sampled_from(["float32", "float64", "bfloat16"]))
 def test_products_row_by_row(shapes, dtype):
     from tests.cudacpu import standin

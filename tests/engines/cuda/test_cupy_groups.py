@@ -7,6 +7,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt import projections as P
+from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import compare, pair, step
 from tests.support.slow import marked
 
@@ -60,3 +61,22 @@ def test_a_rule_per_group(cupy):
     for k in range(2):
         step(cupy, opts, SHAPES, seed=400 + k)
     compare(opts)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("beside", ["a rule that runs as it is written", "arrays of NumPy"])
+def test_the_device_counts_beside_what_the_host_counts(cupy, beside, accumulate):
+    """The host looks at its own counts when the device has been given the others."""
+    shapes = {"a": (40,), "w": (6, 5), "b": (7,)}
+    groups = {"a": ao.Adam(lr=0.1), "w": ao.SOAP(lr=0.1, precondition_frequency=2)}
+    groups = groups if beside.startswith("a rule") else {}
+    there = {name: np if name == "w" and not groups else cupy for name in shapes}
+    trees = [{name: (np, there[name])[i].ones(shape, "f4") for name, shape in shapes.items()} for i in range(2)]
+    opts = [ao.Optimizer(x, ao.AdamW(lr=0.1), groups=groups, accumulate=accumulate) for x in trees]
+    with standin.checking(check=False):
+        for k in range(4):
+            for i, opt in enumerate(opts):
+                opt.step({n: (np, there[n])[i].full(shape, 0.1 * k + 0.1, "f4") for n, shape in shapes.items()})
+        for name, x in trees[0].items():
+            assert [opt.state[name]["t"] for opt in opts] == [4 // accumulate] * 2
+            np.testing.assert_allclose(ao.arrays.to_host(trees[1][name]), x, rtol=1e-5)

@@ -5,6 +5,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines.cuda import stages
+from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import trees
 from tests.support import parts as cut
 from tests.support.ranks import gradients, left_by, parameters
@@ -140,6 +141,21 @@ def test_norms_of_parts_are_those_of_whole_tensors(cupy, label, ranks, tmp_path)
     loaded.load(tmp_path / "parts")
     for name, x in results[-1][0].items():
         assert cut.taken(name, loaded.params[name], ranks - 1, ranks).tobytes() == x.tobytes()
+
+
+def test_norms_have_one_order_on_all_ranks(cupy):
+    """However many tensors each rank has whole, cut, or not at all."""
+    shapes = {"x": (5000,), "y": (5000,), "w": (2000,), "c": (18000,)}
+
+    def rank(comm):
+        opt = ao.Optimizer({n: cupy.ones(s, "f4") for n, s in shapes.items()}, ao.SGD(lr=0.1), comm=comm, clip_norm=1.0)
+        grads = {n: cupy.ones(s, "f4") for n, s in shapes.items()}
+        grads["w"][3] = np.nan
+        opt.step(grads)
+        return opt.nonfinite()
+
+    with standin.checking(check=False):
+        assert ao.ranks.run(3, rank) == [["w"]] * 3
 
 
 def test_who_is_let_go_is_free_at_once(cupy):

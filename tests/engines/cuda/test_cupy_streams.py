@@ -220,6 +220,25 @@ def test_staging_memory_is_not_given_away_before_it_is_read(cupy, lasting):
     assert all((x.get() == value).all() for value, x in found)
 
 
+def test_what_could_not_be_sent_is_sent_the_next_time(cupy, monkeypatch):
+    opts = made(cupy, rule=ao.SGD(lr=0.5))
+    step(cupy, opts, 0)
+    for opt in opts:
+        opt.lr = 0.01
+
+    def lost(*args, **options):
+        raise MemoryError
+
+    grads = {name: cupy.asarray(g) for name, g in gradients(1).items()}
+    with monkeypatch.context() as m:
+        m.setattr(type(opts[1].params["w"]), "set", lost)
+        with pytest.raises(MemoryError):
+            opts[1].step(grads)
+    opts[0].step(gradients(1))
+    opts[1].step(grads)
+    compare(opts)
+
+
 def test_what_others_read_is_there(cupy):
     """A monitor, a checkpoint's numbers, another library's state: on another stream than the steps."""
     for seed in range(6):
@@ -429,6 +448,22 @@ def test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_device
             opts[1].step(held[-1])
     for x, p in zip(host, params, strict=True):
         near(x, p.detach().numpy())
+
+
+def test_a_tensor_of_pytorch_that_moves_to_a_device_has_its_streams(cupy, pytorch):
+    """Before the first step, as by ``model.cuda()``."""
+    streams, tensor = pytorch
+    param, grad, waits = tensor(np.ones(300, "f4")), tensor(np.ones(300, "f4"), 1), []
+    opt = ao.Optimizer(param, ao.SGD(lr=0.1, momentum=0.9))
+    param.set_(param.clone())
+    param.number = 1
+    for _ in range(3):
+        with cupy.cuda.Device(1):
+            stream = streams.wrapped(cupy.cuda.Stream(non_blocking=True))
+        stream.wait_stream = waits.append
+        with streams.stream(stream):
+            opt.step(grad)
+    assert len(waits) == 2
 
 
 @pytest.mark.parametrize(

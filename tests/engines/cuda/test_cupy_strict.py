@@ -238,3 +238,77 @@ def test_counts_that_a_replay_has_moved_on_are_fetched(cupy):
         graph.launch(stream)
     stream.synchronize()
     assert opt.state["w"]["t"] == opt.step_count == 3
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "load"])
+def test_a_replay_goes_on_from_a_loaded_state(cupy, how, tmp_path):
+    """It is written where the graph looks for it."""
+    opts = pair(cupy, ao.AdamW(lr=0.1), FULL)
+    values = trees(FULL, "float32", 5)
+    there = {name: cupy.asarray(g) for name, g in values.items()}
+    states, stream = [], cupy.cuda.Stream(non_blocking=True)
+    for i, (opt, grads) in enumerate(zip(opts, (values, there), strict=True)):
+        opt.step(grads)
+        states.append(opt.state_dict() if how == "load_state_dict" else tmp_path / str(i))
+        if how == "load":
+            opt.save(states[-1])
+    graph = captured(cupy, opts[1], stream, there)
+    with stream:
+        graph.launch(stream)
+        opts[0].step(values)
+        for opt, state in zip(opts, states, strict=True):
+            getattr(opt, how)(state)
+        for _ in range(2):
+            opts[0].step(values)
+            opts[1].advance()
+            graph.launch(stream)
+    stream.synchronize()
+    compare(opts)
+
+
+def test_a_replay_does_not_go_on_with_an_array_that_was_replaced(cupy):
+    opt = pair(cupy, ao.AdamW(lr=0.1), FULL)[1]
+    grads = {name: cupy.asarray(g) for name, g in trees(FULL, "float32", 5).items()}
+    opt.step(grads)
+    stream, old = cupy.cuda.Stream(non_blocking=True), opt.params["w"]
+    cupy.cuda.get_current_stream().synchronize()
+    graph = captured(cupy, opt, stream, grads)
+    with stream:
+        graph.launch(stream)
+        opt.params["w"] = old.copy()
+        with pytest.raises(ValueError, match="arrays of w are not those of the captured step"):
+            opt.advance()
+        opt.params["w"] = old
+        with pytest.raises(ValueError, match="arrays of w are not those"):
+            opt.step({**grads, "w": grads["w"].copy()})
+        opt.advance()
+        graph.launch(stream)
+    stream.synchronize()
+    assert opt.state["w"]["t"] == opt.step_count == 3
+
+
+@pytest.mark.parametrize("change", ["structure", "group"])
+def test_a_step_is_captured_again_where_groups_have_changed(cupy, change):
+    opts = pair(cupy, ao.LAMB(lr=0.1), FULL)
+    values = trees(FULL, "float32", 5)
+    given = [values, {name: cupy.asarray(g) for name, g in values.items()}]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for opt, grads in zip(opts, given, strict=True):
+            opt.step(grads)
+            opt.step(grads) if opt is opts[0] else captured(cupy, opt, stream, grads).launch(stream)
+        for opt, grads, xp in zip(opts, given, (np, cupy), strict=True):
+            if change == "group":
+                opt.add_group({"more": xp.ones(5, "f4")})
+                grads["more"] = xp.ones(5, "f4")
+            else:
+                opt.adapt = False
+            opt.step(grads)
+        graph = captured(cupy, opts[1], stream, given[1])
+        for k in range(3):
+            opts[0].step(values)
+            if k:
+                opts[1].advance()
+            graph.launch(stream)
+    stream.synchronize()
+    compare(opts)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import arrayopt as ao
@@ -10,12 +10,12 @@ from arrayopt.engines.cuda.queue import Line, tickets
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.fusion.layout import geometry
 from arrayopt.fusion.plans import plan_for
-from tests.support.slow import examples
+from tests.support.slow import settled
 
 SIZES = st.lists(st.sampled_from([1, 7, 4096, 4097, 9000, 70_000]), min_size=1, max_size=6)
 FEW, MANY = st.sampled_from([1, 3, 20]), st.sampled_from([1, 3, 40, 130])
 MATRICES = st.lists(st.tuples(FEW, FEW, MANY, MANY), min_size=1, max_size=4)
-some = settings(max_examples=examples(25), deadline=None, derandomize=True)
+some = settled(25)
 
 
 def check(rule, shapes, lag, chosen, *, apart=False):
