@@ -36,3 +36,4 @@ static __forceinline__ unsigned __float_as_uint(float x) {
 }
 
 static __forceinline__ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static __forceinline__ int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }

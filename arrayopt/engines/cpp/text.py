@@ -33,6 +33,7 @@ from arrayopt.fusion.program import (
 
 __all__ = ["Text", "index", "print_function"]
 
+FUNCTIONS = {"min": "least", "max": "greatest"}
 STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 START = {"sum": "0", "max": "-INFINITY", "min": "INFINITY"}
 COMBINE = {"sum": "+", "max": "largest", "min": "smallest"}
@@ -54,8 +55,8 @@ def index(x: Index, within: int = 0) -> str:
         return f"t[{x.args[0]}]"
     if x.op in ("name", "number"):
         return str(x.args[0])
-    if x.op == "min":
-        return f"least({', '.join(map(index, x.args))})"
+    if x.op in FUNCTIONS:
+        return f"{FUNCTIONS[x.op]}({', '.join(map(index, x.args))})"
     left, right = x.args
     strength = STRENGTH[x.op]
     text = f"{index(left, strength - 1)} {x.op[0]} {index(right, strength)}"
@@ -119,12 +120,16 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
             case View(name, room, first, _):
                 m.put(depth, f"auto* const {name} = {room} + {index(first)};")
             case Read(node, place, wide):
-                _read(m, depth, node, place, wide=wide)
+                if _bare(m, node) not in known:
+                    _read(m, depth, node, place, wide=wide)
+                known.add(_bare(m, node))
             case Compute(node):
                 kind = "auto" if node.dtype == "real" else m.kind(node)
                 m.put(depth, f"const {kind} {m.name(node)} = {m.expression(node)};")
+                known.add(m.name(node))
             case Start(name, reduction):
-                m.put(depth, f"double {name} = {START[reduction.op]};")
+                m.put(depth, f"{'' if name in known else 'double '}{name} = {START[reduction.op]};")
+                known.add(name)
             case Fill(view, size, reduction):
                 m.put(depth, f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] = {START[reduction.op]};")
             case Take(reduction, into, value):

@@ -67,8 +67,8 @@ def index(x: Index, within: int = 0) -> str:
         return f"table[row, {x.args[0]}]"
     if x.op in ("name", "number"):
         return str(x.args[0])
-    if x.op == "min":
-        return f"min({', '.join(map(index, x.args))})"
+    if x.op in ("min", "max"):
+        return f"{x.op}({', '.join(map(index, x.args))})"
     left, right = x.args
     strength = STRENGTH[x.op]
     text = f"{index(left, strength - 1)} {x.op} {index(right, strength)}"
