@@ -1,8 +1,8 @@
 // What compiled loops for CPUs call.
 
-template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
+template <class A, class B>
 static __forceinline__ double maximum(A a, B b) { return maximum((double)a, (double)b); }
-template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
+template <class A, class B>
 static __forceinline__ double minimum(A a, B b) { return minimum((double)a, (double)b); }
 
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
@@ -24,6 +24,7 @@ static void take(const T* __restrict source, W* __restrict planes, int64_t lanes
     for (int64_t first = 0; first < lanes; first += block) {
         const int64_t n = least(block, lanes - first);
         for (int64_t j = 0; j < count; ++j)
+#pragma omp simd
             for (int64_t i = 0; i < n; ++i) planes[j * lanes + first + i] = widen(source[(first + i) * count + j]);
     }
 }
@@ -34,6 +35,7 @@ static void give(T* __restrict target, const W* __restrict planes, int64_t lanes
     for (int64_t first = 0; first < lanes; first += block) {
         const int64_t n = least(block, lanes - first);
         for (int64_t j = 0; j < count; ++j)
+#pragma omp simd
             for (int64_t i = 0; i < n; ++i) narrow(planes[j * lanes + first + i], target[(first + i) * count + j]);
     }
 }

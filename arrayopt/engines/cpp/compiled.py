@@ -15,7 +15,7 @@ import numpy as np
 __all__ = ["load"]
 
 FLAGS = (
-    "-O3",
+    "-O2",
     "-march=native",
     "-fopenmp-simd",
     "-ffp-contract=fast",
