@@ -34,9 +34,14 @@ def emit(
     for function in functions:
         if function is not None:
             print_function(m, function)
-    m.put(0, "", 'extern "C" void run(const int64_t* rows, int64_t count, int64_t first, int64_t last, int64_t thread,')
-    m.put(0, "    int64_t threads, int64_t* table, const double* scalars, double* values, W* work, double* part) {")
-    m.put(1, "for (int64_t j = 0; j < count; ++j) {", "    int64_t* t = table + rows[j] * kColumns;")
+    m.put(
+        0, "", 'extern "C" void run(const int64_t* at, int64_t first, int64_t last, int64_t thread, int64_t threads) {'
+    )
+    m.put(1, "const int64_t* const rows = (const int64_t*)at[0];")
+    m.put(1, "const double* const scalars = (const double*)at[2];")
+    m.put(1, "double *const values = (double*)at[3], *const part = (double*)at[5];")
+    m.put(1, "W* const work = (W*)at[4];")
+    m.put(1, "for (int64_t j = 0; j < at[6]; ++j) {", "    int64_t* t = (int64_t*)at[1] + rows[j] * kColumns;")
     m.put(2, f"const double* s = scalars + rows[j] * {len(m.scalar)};")
     m.put(2, f"double* v = values + rows[j] * {len(m.tensor)};")
     m.put(2, "const int64_t f = t[FIRST], n = t[LAST] - f;")

@@ -1,8 +1,7 @@
 """The C++ engine: a plan as fused loops that a C++ compiler compiles."""
 
-from typing import Any
-
-from arrayopt.engines.cpp.compiled import load
+from arrayopt.engines.cpp.compiled import Library, helped
+from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import Table
@@ -13,16 +12,27 @@ __all__ = ["Cpp"]
 class _Table(Table):
     """A table, and a library."""
 
-    def compile(self, dtype: str, grad_dtype: str) -> Any:
-        """See `Table.compile`."""
-        from arrayopt.arrays import REAL, WORKING
-
-        real = REAL.get(WORKING[dtype], WORKING[dtype])
-        return load(emit(self.plan, dtype, grad_dtype, split=self.split), real)
+    emit = staticmethod(emit)
+    makes = Library
 
 
 class Cpp(Native):
-    """See `Native`."""
+    """See `Native`.
+
+    Parameters
+    ----------
+    asked : bool, default False
+        See `compiler`.
+
+    Raises
+    ------
+    ValueError
+        If no compiler works.
+    """
 
     name = "cpp"
     batch = products = _Table
+    helped = staticmethod(helped)
+
+    def __init__(self, *, asked: bool = False) -> None:
+        compiler(asked=asked)

@@ -4,17 +4,17 @@ import contextlib
 import functools
 import heapq
 import sys
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, memory
+from arrayopt.arrays import REAL, WORKING, Array, Ints, memory
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.batch import Batch, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.native.code import Code
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.threads import run
@@ -46,18 +46,27 @@ class Table(Batch):
 
     Attributes
     ----------
-    code : Code
+    made : Code
         The code.
+    real : type
+        The type of its arithmetic.
     column : dict of str to int
         Where a column of the table is; see `arrayopt.engines.native.columns`.
     """
+
+    emit: ClassVar[Callable[..., str]]
+    """Writes the text of a plan."""
+    makes: ClassVar[type[Code]]
+    """What is made of a text."""
 
     def __init__(
         self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
     ) -> None:
         super().__init__(plan, split, bucket, members)
         windows, every = windows_of(self)
-        self.module = self.compile(dtype, grad_dtype)
+        self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])).type
+        self.made = self.code_of(plan, split, dtype, grad_dtype, bucket)
+        self.made.ready()
         names = columns(plan, self.where)
         self.column = {name: i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(names)), np.int64)
@@ -72,7 +81,7 @@ class Table(Batch):
             self.put(name, self.room[room])
             self.room[room] += length
         if plan.multiplies:
-            self.put("BLAS", blas_address(self.module.W.__name__))
+            self.put("BLAS", blas_address(self.real.__name__))
         if plan.draws:
             self.put("START", self.firsts)
         self.put("OWN", self.room["work"])
@@ -92,15 +101,10 @@ class Table(Batch):
         self.nothing = self._rooms(np.zeros(0, np.int64), 1)
         self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
 
-    @abstractmethod
-    def compile(self, dtype: str, grad_dtype: str) -> Any:
-        """The compiled code of the plan, for parameters and gradients of these dtypes.
-
-        Returns
-        -------
-        module
-            `run`, whose arguments are those of the header of the code; and `W`, the type of arithmetic.
-        """
+    @classmethod
+    def code_of(cls, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket) -> Code:
+        """The code of a plan, for parameters and gradients of these dtypes."""
+        return cls.makes(cls.emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
 
     def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
         """Fill in a column, for some rows."""
@@ -115,7 +119,7 @@ class Table(Batch):
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any one of these tensors, and for partial sums."""
         need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
-        return np.empty(need[0], self.module.W), np.empty(need[1])
+        return np.empty(need[0], self.real), np.empty(need[1])
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
@@ -144,7 +148,7 @@ class Table(Batch):
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
         if self.cut is None and len(rows.full):
-            shared, own, _ = self._share(rows, threads)
+            shared, own, *_ = self._share(rows, threads)
             if self.plan.spilled:
                 self._scratch(shared, own)
         self.copies = []
@@ -189,10 +193,10 @@ class Table(Batch):
             self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
             return given
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
-        self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+        self.made.bind(rows, self.table, self.scalars, self.values, *self.nothing)(-1, 0, 0, 1)
         if self.table[rows[0], column] not in (0, given[0].ctypes.data):
             raise RuntimeError(
-                "engine 'numba': NumPy's arrays are not laid out in memory as it knows them; use another"
+                "NumPy's arrays are not laid out in memory as compiled loops know them; use engine='numpy'"
             )
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])
@@ -216,7 +220,10 @@ class Table(Batch):
         return given
 
     def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
-        """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
+        """Sort rows out: those that all threads share, for each thread those that are its own; and the calls of either.
+
+        A call has the addresses of its arrays, which are the table's, and room that it keeps.
+        """
         if rows.kept is None or rows.kept[0] != threads:
             full, asked = rows.full, threads
             sizes = self.loads[full]
@@ -225,9 +232,12 @@ class Table(Batch):
                 threads = 1
             least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
             big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
-            own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
-            rooms = [self._rooms(full[big], threads), *(self._rooms(x, 1) for x in own_rows)]
-            rows.kept = asked, full[big], own_rows, rooms
+            own = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
+            rest, room = (self.table, self.scalars, self.values), self._rooms(full[big], threads)
+            shared = [self.made.bind(np.array([row]), *rest, *room) for row in full[big]]
+            stages = self.stages[-1] + 1
+            tasks = [functools.partial(self.made.bind(x, *rest, *self._rooms(x, 1)), 0, stages, 0, 1) for x in own]
+            rows.kept = asked, full[big], own, shared, tasks
         return rows.kept[1:]  # type: ignore[no-any-return]
 
     def _scratch(self, shared: Ints, own: list[Ints]) -> None:
@@ -237,7 +247,7 @@ class Table(Batch):
             largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
             need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
+                wide = np.result_type(self.real, np.complex64) if kind == "complex" else self.real
                 self.scratch[name] = np.empty(need, wide)
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shared)
@@ -246,18 +256,11 @@ class Table(Batch):
 
     def _loop(self, rows: Rows, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
-        shared, own, rooms = self._share(rows, threads)
-        rest = (self.table, self.scalars, self.values)
-        for row in shared:
+        _, _, shared, tasks = self._share(rows, threads)
+        for call in shared:
             for stage in self.stages:
-                n, alone = threads if stage % 2 else 1, np.array([row])
-                args = (*rest, *rooms[0])
-                run([functools.partial(self.module.run, alone, stage, stage + 1, i, n, *args) for i in range(n)])
-        stages = self.stages[-1] + 1
-        tasks = [
-            functools.partial(self.module.run, x, 0, stages, 0, 1, *rest, *room)
-            for x, room in zip(own, rooms[1:], strict=True)
-        ]
+                n = threads if stage % 2 else 1
+                run([functools.partial(call, stage, stage + 1, i, n) for i in range(n)])
         if tasks:
             run(tasks)
 

@@ -12,21 +12,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from numba.core.errors import NumbaError
-
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.numba.compiled import aloud, lacks, load, ready, say
-from arrayopt.engines.numba.kept import turn, usable_folder
+from arrayopt.engines.native.code import Left
+from arrayopt.engines.native.kept import usable_folder
+from arrayopt.engines.numba.compiled import Module
 from arrayopt.engines.threads import process_count
 
-__all__ = ["WORTH", "ahead"]
+__all__ = ["WORTH", "helped"]
 
 WORTH = 8000
 """For so many letters of text another process is worth starting, which takes as long as to compile half of them."""
@@ -34,52 +32,27 @@ WORTH = 8000
 MOST = 8
 """So many processes compile at once at most, for each takes some 200 MB of memory."""
 
-Texts = deque[tuple[str, str]]
-"""What is to be compiled: texts, and what each is of."""
-
-
-def ahead(texts: Sequence[tuple[str, str]]) -> None:
-    """Have modules compiled, as far as that can be done sooner than one after the other; the rest is left to `ready`.
-
-    Parameters
-    ----------
-    texts : sequence of (str, str)
-        As for `load`.
-    """
-    left: Texts = deque(x for x in texts if lacks(load(*x)))
-    if len(left) < 2:
-        return
-    left = deque(sorted(left, key=lambda x: len(x[0]), reverse=True))
-    for _, what in left:
-        say(what)
-    with _helped(left):
-        while left:
-            with suppress(IndexError, NumbaError):  # the last one has just been taken; it will fail again, and say so
-                ready(load(*left.popleft()), wait=False)
-
 
 @contextmanager
-def _helped(left: Texts) -> Iterator[None]:
+def helped(left: Left) -> Iterator[None]:
     """Have other processes take texts, too; wait for them at the end, but not for much longer than it took so far."""
-    rest = sum(len(text) for text, _ in left) - len(left[0][0])
+    rest = sum(len(x.text) for x in left) - len(left[0].text)
     count = min(process_count(), MOST, len(left), 1 + rest // WORTH) - 1
-    names = list(dict.fromkeys(what for _, what in left))
-    with turn("compiling", wait=False) as mine, aloud(names) if mine else nullcontext():  # else other ranks would, too
-        children: list[_Child] = []
-        began = time.monotonic()
-        try:
-            if mine and count > 0 and _may_start():
-                with suppress(OSError, RuntimeError):  # the system has no more processes or threads
-                    while len(children) < count:
-                        children.append(_Child(left))
-            yield
-            until = began + 3 * (time.monotonic() - began) + 10
+    children: list[_Child] = []
+    began = time.monotonic()
+    try:
+        if count > 0 and _may_start():
+            with suppress(OSError, RuntimeError):  # the system has no more processes or threads
+                while len(children) < count:
+                    children.append(_Child(left))
+        yield
+        until = began + 3 * (time.monotonic() - began) + 10
+        for child in children:
+            child.idle.wait(max(0.0, until - time.monotonic()))
+    finally:
+        with uninterrupted():
             for child in children:
-                child.idle.wait(max(0.0, until - time.monotonic()))
-        finally:
-            with uninterrupted():
-                for child in children:
-                    child.end()
+                child.end()
 
 
 def _may_start() -> bool:
@@ -100,7 +73,7 @@ class _Child:
         Whether it is compiling nothing.
     """
 
-    def __init__(self, left: Texts) -> None:
+    def __init__(self, left: Left) -> None:
         self.idle = threading.Event()
         self.idle.set()
         self._process = subprocess.Popen(
@@ -119,13 +92,14 @@ class _Child:
             self.end()
             raise
 
-    def _feed(self, left: Texts) -> None:
+    def _feed(self, left: Left) -> None:
         """Hand it a text each time that it says that it is ready for one."""
         pipes: Any = self._process
         with suppress(OSError, ValueError, IndexError):  # it has ended, or nothing is left
             while pipes.stdout.read(1):
                 self.idle.clear()
-                pipes.stdin.write(json.dumps(left.popleft()).encode() + b"\n")
+                code = left.popleft()
+                pipes.stdin.write(json.dumps([code.text, code.what]).encode() + b"\n")
                 pipes.stdin.flush()
         self.idle.set()
 
@@ -157,7 +131,7 @@ def serve() -> None:
             answers.write(b".")
             answers.flush()
             with suppress(Exception):
-                ready(load(*json.loads(given.get())), wait=False)
+                Module(*json.loads(given.get())).ready(wait=False)
     finally:
         os._exit(1)
 

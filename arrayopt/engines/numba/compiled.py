@@ -1,14 +1,11 @@
 """Generated modules, and what Numba makes of them: read from disk where it was kept, else compiled and kept."""
 
 import hashlib
-import json
 import linecache
-import math
 import pickle
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +15,14 @@ import numba
 import numpy as np
 from numba.core import compiler, serialize
 from numba.core.caching import NullCache
+from numba.core.errors import NumbaError
 
 from arrayopt._version import __version__
-from arrayopt.engines.compiling import LOG, compiling, quiet
-from arrayopt.engines.numba.kept import read, turn, usable_folder, write
+from arrayopt.engines.compiling import LOG
+from arrayopt.engines.native.code import Code, remember, say
+from arrayopt.engines.native.kept import read, write
 
-__all__ = ["aloud", "converts_float16", "lacks", "load", "ready", "say"]
+__all__ = ["Module", "converts_float16", "load"]
 
 CHECKS = 128
 """A loop over several arrays is vectorized after a check that they do not overlap, of up to so many pairs of arrays.
@@ -31,16 +30,11 @@ CHECKS = 128
 By default LLVM gives up at more than 8, as there are in rules with three slots.
 """
 
-TIMES = "seconds"
-"""The file that remembers for how long was compiled."""
-
 NUMBA: Any = numba.config
 REBUILD: Any = compiler.CompileResult._rebuild
 DUMPS: Any = serialize.dumps
 
 llvm.set_option("arrayopt", f"-runtime-memory-check-threshold={CHECKS}")
-
-_said: set[str] = set()
 
 
 def load(text: str, what: str) -> ModuleType:
@@ -64,40 +58,40 @@ def load(text: str, what: str) -> ModuleType:
     return sys.modules[name]
 
 
-def lacks(module: ModuleType) -> bool:
-    """Whether a module is still to be compiled: neither done in this process nor kept on disk."""
-    return not module.run.overloads and read(*_place(module)) is None
+class Module(Code):
+    """The module of a text, compiled for the types of arguments that all calls have. See `load` for the parameters."""
 
+    def __init__(self, text: str, what: str) -> None:
+        super().__init__(text, what)
+        self.module = load(text, what)
+        self.run = self.module.run
 
-def ready(module: ModuleType, *, wait: bool = True) -> None:
-    """Have a module compiled, or read from disk. Only one process at a time compiles it, and the others read that.
+    def made(self) -> bool:
+        """See `Code.made`."""
+        return bool(self.run.overloads)
 
-    Parameters
-    ----------
-    module : module
-        The module of an emitted text.
-    wait : bool
-        Whether to wait for another process that is compiling it; otherwise it is left to that.
-    """
-    if not module.run.overloads:
-        alone = turn(_place(module)[0], wait=wait) if lacks(module) else nullcontext(True)
-        with alone as mine:
-            if mine:
-                with aloud([module.run._cache.what]):
-                    module.run(*_nothing(module))
+    def place(self) -> tuple[str, str]:
+        """See `Code.place`."""
+        types = tuple(map(numba.typeof, self._nothing()))
+        place: tuple[str, str] = self.run._cache.place(types, self.run.targetctx.codegen())
+        return place
 
+    def make(self) -> None:
+        """See `Code.make`."""
+        try:
+            self.run(*self._nothing())
+        except NumbaError as error:
+            raise ValueError(f"Numba cannot compile {self.what}; use another engine: {error}") from error
 
-def _nothing(module: ModuleType) -> tuple[Any, ...]:
-    """Arguments of a module's `run` with which it does nothing; they are of the types that all calls have."""
-    rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
-    return rows, 0, 0, 0, 1, table, scalars, scalars, np.zeros(0, module.W), np.zeros(0)
+    def bind(self, rows: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
+        """See `Code.bind`."""
+        run = self.run
+        return lambda first, last, thread, threads: run(rows, first, last, thread, threads, *arrays)
 
-
-def _place(module: ModuleType) -> tuple[str, str]:
-    """See `_Disk.place`; for the types that all calls have."""
-    run = module.run
-    place: tuple[str, str] = run._cache.place(tuple(map(numba.typeof, _nothing(module))), run.targetctx.codegen())
-    return place
+    def _nothing(self) -> tuple[Any, ...]:
+        """Arguments of `run` with which it does nothing; they are of the types that all calls have."""
+        rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
+        return rows, 0, 0, 0, 1, table, scalars, scalars, np.zeros(0, self.module.W), np.zeros(0)
 
 
 def converts_float16() -> bool:
@@ -129,7 +123,7 @@ class _Disk(NullCache):
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep what has been compiled for some types of arguments."""
-        _remember(self.what, time.perf_counter() - self.began)
+        remember(self.what, time.perf_counter() - self.began)
         if not compiled.lifted and not compiled.library.has_dynamic_globals:
             write(*self.place(signature, compiled.codegen), DUMPS(compiled._reduce()))
 
@@ -139,49 +133,3 @@ class _Disk(NullCache):
         depends += [repr(codegen.magic_tuple()), str(NUMBA.OPT), str(NUMBA.BOUNDSCHECK), str(signature), self.digest]
         identity = "\n".join(depends)
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.code", identity
-
-
-def aloud(what: Sequence[str]) -> AbstractContextManager[None]:
-    """The section that compiles something: `compiling`, unless a terminal shows what `say` says."""
-    if _is_terminal(sys.stderr):
-        return nullcontext()
-    try:
-        return compiling(what, str(usable_folder()))
-    except OSError:
-        return compiling(what)
-
-
-def say(what: str) -> None:
-    """Say once that something is being compiled: in the log, and to a user at a terminal, who waits."""
-    if what in _said:
-        return
-    _said.add(what)
-    took = _times().get(what)
-    line = f"compiling {what}, " + (f"which took {took:.1f} s the last time" if took else "which takes some seconds")
-    LOG.info(line)
-    if not quiet() and _is_terminal(sys.stderr):
-        with suppress(OSError):
-            sys.stderr.write(f"arrayopt: {line}\n")
-            sys.stderr.flush()
-
-
-def _is_terminal(stream: Any) -> bool:
-    """Whether somebody sees what is written there."""
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it is closed
-        return False
-
-
-def _times() -> dict[str, float]:
-    """How long it took to compile what was compiled, in seconds."""
-    try:
-        found = json.loads(read(TIMES, TIMES) or b"{}")
-        return {str(what): float(x) for what, x in found.items() if math.isfinite(x)}
-    except (AttributeError, TypeError, ValueError):
-        return {}
-
-
-def _remember(what: str, seconds: float) -> None:
-    """Remember how long it took to compile something."""
-    write(TIMES, TIMES, json.dumps({**_times(), what: round(seconds, 3)}).encode())

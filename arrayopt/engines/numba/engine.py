@@ -1,17 +1,12 @@
 """The Numba engine: a plan as fused loops that Numba compiles."""
 
-from collections.abc import Iterable
-from types import ModuleType
-
-from numba.core.errors import NumbaError
-
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import Asked, NoRemedyError
+from arrayopt.engines.base import NoRemedyError
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import Table
-from arrayopt.engines.numba.ahead import ahead
-from arrayopt.engines.numba.compiled import converts_float16, load, ready
+from arrayopt.engines.numba.ahead import helped
+from arrayopt.engines.numba.compiled import Module, converts_float16
 from arrayopt.engines.numba.emit import emit
 
 __all__ = ["Numba"]
@@ -20,15 +15,8 @@ __all__ = ["Numba"]
 class _Table(Table):
     """A table, and a module of Numba."""
 
-    def compile(self, dtype: str, grad_dtype: str) -> ModuleType:
-        """See `Table.compile`."""
-        rule = self.bucket.rule
-        module = load(emit(self.plan, dtype, grad_dtype, split=self.split), _about(rule, dtype))
-        try:
-            ready(module)
-        except NumbaError as error:
-            raise ValueError(f"engine 'numba' cannot compile {type(rule).__name__}; use another: {error}") from error
-        return module
+    emit = staticmethod(emit)
+    makes = Module
 
 
 class Numba(Native):
@@ -36,23 +24,10 @@ class Numba(Native):
 
     name = "numba"
     batch = products = _Table
-
-    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
-        """See `Fused.foresee`."""
-        texts: dict[tuple[str, str], None] = {}
-        for bucket, asked in coming:
-            for plan, split, dtype, grad_dtype in self.kinds(bucket, asked):
-                if not plan.idle:
-                    texts[emit(plan, dtype, grad_dtype, split=split), _about(bucket.rule, dtype)] = None
-        ahead(list(texts))
+    helped = staticmethod(helped)
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""
         super().check(bucket)
         if dtype_name(bucket.tensors[0].array) == "float16" and not converts_float16():
             raise NoRemedyError("it needs a processor that converts float16 (F16C)")
-
-
-def _about(rule: object, dtype: str) -> str:
-    """What a text is of, for a line that says that it is being compiled."""
-    return f"{type(rule).__name__} for {dtype}"

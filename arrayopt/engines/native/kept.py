@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
-import numba
-
 from arrayopt._version import __version__
 from arrayopt.engines.compiling import LOG
 
@@ -55,7 +53,7 @@ def cache_folder() -> Path:
         folder = Path(given) if given else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
     except (RuntimeError, KeyError) as error:
         raise OSError("there is no home folder") from error
-    return folder / f"{__version__}-numba{numba.__version__}"
+    return folder / __version__
 
 
 def usable_folder() -> Path:
