@@ -44,7 +44,7 @@ FLAGS = (
     "-pipe",
     "-w",
 )
-"""Loops over elements say themselves that they are to be vectorized: -O3 makes none quicker, and takes twice as long."""
+"""Loops over elements say themselves that they are to be vectorized: -O3 makes none quicker, and takes longer."""
 
 PATIENCE = 120.0
 """A compiler that takes longer than so many seconds is taken to hang."""
