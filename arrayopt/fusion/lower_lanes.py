@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
-from arrayopt.fusion.lower_passes import Lowering, loops_over, number, position_of
+from arrayopt.fusion.lower_passes import Lowering, loops_over, position_of
 from arrayopt.fusion.program import (
     Array,
     Elements,
@@ -30,6 +30,7 @@ from arrayopt.fusion.program import (
     column,
     least,
     name,
+    number,
     product,
 )
 from arrayopt.fusion.stages import Loop as Small

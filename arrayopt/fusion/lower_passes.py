@@ -27,21 +27,17 @@ from arrayopt.fusion.program import (
     greatest,
     least,
     name,
+    number,
     product,
 )
 from arrayopt.fusion.stages import KINDS, Between, Sweep, staged
 from arrayopt.fusion.stages import Loop as Small
 from arrayopt.fusion.windows import WINDOW
 
-__all__ = ["INDEX", "Lowering", "loops_over", "number", "position_of"]
+__all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
 
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 """What the position along an axis is called."""
-
-
-def number(x: int) -> Index:
-    """A number."""
-    return Index("number", (x,))
 
 
 ZERO, ONE = number(0), number(1)

@@ -39,6 +39,7 @@ __all__ = [
     "greatest",
     "least",
     "name",
+    "number",
     "product",
 ]
 
@@ -79,7 +80,12 @@ class Index:
 
 
 def _index(x: "Index | int") -> Index:
-    return x if isinstance(x, Index) else Index("number", (x,))
+    return x if isinstance(x, Index) else number(x)
+
+
+def number(x: int) -> Index:
+    """A number that is known now."""
+    return Index("number", (x,))
 
 
 def name(x: str) -> Index:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from arrayopt.engines.numba.text import REST, UNITS, Text
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.lower import number
 from arrayopt.fusion.program import (
     Array,
     Compute,
@@ -25,6 +24,7 @@ from arrayopt.fusion.program import (
     When,
     Write,
     elements_of,
+    number,
 )
 
 __all__ = ["print_copies", "print_function"]
