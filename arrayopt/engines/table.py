@@ -125,7 +125,7 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     """
     if bucket.engine is None or bucket.engine[0] != name:
         found = _select(name, bucket)
-        if bucket.kind == "none" and not getattr(found[0], "counts", False):  # a device counts by itself
+        if bucket.kind == "none" and not found[0].counts:  # a device counts by itself
             found = Elsewhere(), "other ranks have these tensors"
         bucket.engine = name, *found
     return bucket.engine[1:]

@@ -147,18 +147,18 @@ class Lowering:
 
     def _tile(self, k: int, p: Sweep) -> Iterator[Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
-        unit, at, rt, ct, ab = map(name, ("unit", "at", "rt", "ct", "ab"))
+        unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
         yield Let("ct", unit % columns)
         yield Let("rt", unit // columns % rows)
         yield Let("at", unit // columns // rows)
-        for x, tile, first in (("A", "G", "ab"), ("R", "TR", "r"), ("C", "TC", "c")):
-            number = {"A": at, "R": rt, "C": ct}[x]
-            yield Let(f"{first}0", name(f"{x}_0") + number * name(tile))
-        for x, tile, first in (("A", "G", "ab"), ("R", "TR", "r"), ("C", "TC", "c")):
-            yield Let(f"{first}1", least(name(f"{x}_1"), name(f"{first}0") + name(tile)))
-        for x, number in (("C", "ct"), ("R", "rt"), ("A", "at")):
-            yield Let(number, name(number) + name(f"{x}_T"))
+        tiles = (("A", "G", "ab", at), ("R", "TR", "r", rt), ("C", "TC", "c", ct))
+        for axis, extent, first, tile in tiles:
+            yield Let(f"{first}0", name(f"{axis}_0") + tile * name(extent))
+        for axis, extent, first, _ in tiles:
+            yield Let(f"{first}1", least(name(f"{axis}_1"), name(f"{first}0") + name(extent)))
+        for axis, number_of in (("C", "ct"), ("R", "rt"), ("A", "at")):
+            yield Let(number_of, name(number_of) + name(f"{axis}_T"))
         sums = {kind: p.reducing(kind) for kind in KINDS}
         yield from (Start(f"t{s.id}", s) for s in sums["tensor"])
         yield Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(k, p)))
@@ -208,7 +208,10 @@ class Lowering:
     # ---- products of matrices ---------------------------------------------------------------------------------------
 
     def _product(self, k: int, p: Sweep) -> Function:
-        """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
+        """Product k: this thread's share of the bands, from outside in.
+
+        Of a symmetric product the last bands take longest.
+        """
         (n,), names = p.nodes, list(p.loads)
         turned_left, turned_right, symmetric, _ = n.data
         rows, columns = (x.upper() for x in p.axes[-2:])
@@ -216,7 +219,7 @@ class Lowering:
         length = left[0] if turned_left else left[1]
         ab, band, bands = name("ab"), name("band"), name("bands")
         operands = [(names[0], n.args[0]), (names[-1], n.args[1]), (next(iter(p.stores)), n)]
-        at = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+        a, b, out = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
         body.append(Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
         body.append(Let("bands", (name(rows) + name("high") - 1) // name("high")))
@@ -226,7 +229,7 @@ class Lowering:
         here.append(Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
         here += [Let("i0", band * name("high")), Let("i1", least(name(rows), name("i0") + name("high")))]
         sides = name(rows), name(columns), name(length)
-        here.append(Multiply(*at, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
+        here.append(Multiply(a, b, out, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
         return Function(f"units_{k}", "threads", (*body, self._shared(here)))
 
     def _shared(self, body: Sequence[Statement]) -> Loop:
@@ -283,8 +286,8 @@ class Lowering:
         base, kind, element = self.part(s), self.where.partials[s], self.plan.element
         if kind == "tensor":
             each = Take(s, "acc", Place("part", base + name("unit")))
-            loop = Loop("unit", ZERO, column("IN_UNITS"), (each,))
-            return [Start("acc", s), loop, Write(self.place(s), "acc")]
+            taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
+            return [Start("acc", s), taken, Write(self.place(s), "acc")]
         outer = "".join(x for x in "AB" if x not in s.axes and x in element)
         ab = ZERO if element == "RC" else name("a") if element == "ARC" else name("a") * name("B") + name("b")
         rows, columns = name("NR"), name("NC")
@@ -301,8 +304,9 @@ class Lowering:
         combined = loops_over(s.axes, [Start("acc", s), *inside, Write(self.place(s), "acc")])
         if kind not in ("row", "column") or outer:
             return combined
-        each = Loop("i", ZERO, product(s.axes), (Write(self.place(s, name("i")), Place("one", name("i"))),))
-        copied = (View("one", "work", base, product(s.axes)), each)
+        view = View("one", "work", base, product(s.axes))
+        copy = Write(self.place(s, name("i")), Place("one", name("i")))
+        copied: tuple[Statement, ...] = (view, Loop("i", ZERO, product(s.axes), (copy,)))
         return [When(count, ONE, copied, tuple(combined))]
 
     def _small(self, loop: Small) -> list[Statement]:

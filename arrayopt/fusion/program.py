@@ -7,7 +7,7 @@ the table: see `arrayopt.engines.native.columns`. Values of the plan are called 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -356,7 +356,9 @@ class Multiply:
     symmetric: bool
 
 
-Statement = Union[Let, Array, View, Read, Compute, Start, Fill, Take, Write, Loop, When, Elements, Spread, Multiply]
+Statement = (
+    Let | Array | View | Read | Compute | Start | Fill | Take | Write | Loop | When | Elements | Spread | Multiply
+)
 
 
 @dataclass(frozen=True, slots=True)

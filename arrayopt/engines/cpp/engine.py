@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from arrayopt.engines.batch import Kind
 from arrayopt.engines.cpp.compiled import load
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
@@ -13,16 +14,16 @@ __all__ = ["Cpp"]
 class _Table(Table):
     """A table, and a library."""
 
-    def compile(self, dtype: str, grad_dtype: str) -> Any:
+    def compile(self, kind: Kind) -> Any:
         """See `Table.compile`."""
         from arrayopt.arrays import REAL, WORKING
 
-        real = REAL.get(WORKING[dtype], WORKING[dtype])
-        return load(emit(self.plan, dtype, grad_dtype, split=self.split), real)
+        real = REAL.get(WORKING[kind.dtype], WORKING[kind.dtype])
+        return load(emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split), real)
 
 
 class Cpp(Native):
     """See `Native`."""
 
     name = "cpp"
-    batch = products = _Table
+    batch = _Table

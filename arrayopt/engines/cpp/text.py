@@ -155,9 +155,8 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 numbers = [*map(index, (first, end, *sides)), *(str(int(flag)) for flag in (*turned, symmetric))]
                 m.put(depth, f"multiply((void*)t[BLAS], {', '.join([*arrays, *numbers])});")
             case Spread(back, array, first, end, planes, each):
-                way, count = "give" if back else "take", index(each)
-                size = index(end - first)
-                m.put(depth, f"{way}(at_{array} + {index(first)}, {planes}, ({size}) / ({count}), {count});")
+                way, source = "give" if back else "take", f"at_{array} + {index(first)}"
+                m.put(depth, f"{way}({source}, {planes}, {index((end - first) // each)}, {index(each)});")
             case Elements():
                 given = [index(x.count), *(f"{array} + {index(first)}" for array, first, _ in x.slices.values())]
                 given += [_bare(m, n) for n in x.scalars]

@@ -1,13 +1,11 @@
 """An engine that compiles plans for CPUs: what such engines have in common."""
 
 import math
-from typing import ClassVar
 
 from arrayopt.arrays import size
 from arrayopt.engines.blas import lacking
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.native.table import Table
 from arrayopt.engines.threads import thread_count
 
 __all__ = ["Native"]
@@ -16,8 +14,7 @@ __all__ = ["Native"]
 class Native(Fused):
     """Fused loops in machine code; results do not depend on the number of threads."""
 
-    batch: ClassVar[type[Table]]
-    cuts = parts = True
+    cuts = parts = products = True
 
     def check_products(self, bucket: Bucket) -> None:
         """See `Fused.check_products`."""

@@ -12,16 +12,14 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, memory
 from arrayopt.engines.base import Asked, Partials
-from arrayopt.engines.batch import Batch, Rows, plain
+from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.threads import run
-from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
-from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.params.known import located
@@ -52,12 +50,11 @@ class Table(Batch):
         Where a column of the table is; see `arrayopt.engines.native.columns`.
     """
 
-    def __init__(
-        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
-    ) -> None:
-        super().__init__(plan, split, bucket, members)
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        super().__init__(kind, bucket, members)
+        plan, split = kind.plan, kind.split
         windows, every = windows_of(self)
-        self.module = self.compile(dtype, grad_dtype)
+        self.module = self.compile(kind)
         names = columns(plan, self.where)
         self.column = {name: i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(names)), np.int64)
@@ -93,7 +90,7 @@ class Table(Batch):
         self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
 
     @abstractmethod
-    def compile(self, dtype: str, grad_dtype: str) -> Any:
+    def compile(self, kind: Kind) -> Any:
         """The compiled code of the plan, for parameters and gradients of these dtypes.
 
         Returns

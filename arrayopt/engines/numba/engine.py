@@ -7,6 +7,7 @@ from numba.core.errors import NumbaError
 
 from arrayopt.arrays import dtype_name
 from arrayopt.engines.base import Asked, NoRemedyError
+from arrayopt.engines.batch import Kind
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import Table
@@ -20,10 +21,10 @@ __all__ = ["Numba"]
 class _Table(Table):
     """A table, and a module of Numba."""
 
-    def compile(self, dtype: str, grad_dtype: str) -> ModuleType:
+    def compile(self, kind: Kind) -> ModuleType:
         """See `Table.compile`."""
         rule = self.bucket.rule
-        module = load(emit(self.plan, dtype, grad_dtype, split=self.split), _about(rule, dtype))
+        module = load(emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split), _about(rule, kind.dtype))
         try:
             ready(module)
         except NumbaError as error:
@@ -35,15 +36,16 @@ class Numba(Native):
     """See `Native`."""
 
     name = "numba"
-    batch = products = _Table
+    batch = _Table
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """See `Fused.foresee`."""
         texts: dict[tuple[str, str], None] = {}
         for bucket, asked in coming:
-            for plan, split, dtype, grad_dtype in self.kinds(bucket, asked):
-                if not plan.idle:
-                    texts[emit(plan, dtype, grad_dtype, split=split), _about(bucket.rule, dtype)] = None
+            for kind in self.kinds(bucket, asked):
+                if not kind.plan.idle:
+                    text = emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
+                    texts[text, _about(bucket.rule, kind.dtype)] = None
         ahead(list(texts))
 
     def check(self, bucket: Bucket) -> None:
