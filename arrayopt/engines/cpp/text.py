@@ -100,7 +100,8 @@ def print_function(m: Text, function: Function) -> None:
     for elements in elements_of(function.body):
         _elements(m, elements)
         most = max(most, len(elements.totals))
-    m.put(0, "", f"static void {function.name}({ARGUMENTS[function.shared]}) {{")
+    given = ", ".join([ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)])
+    m.put(0, "", f"static void {function.name}({given}) {{")
     m.put(1, *([f"W got[{most}];"] if most else []))
     _statements(m, 1, function.body)
     m.put(0, "}")
