@@ -4,18 +4,18 @@ from typing import Any
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import Sweep
 
 __all__ = ["described", "scratch_of"]
 
 
-def scratch_of(p: Sweep, plan: Plan) -> tuple[str, ...]:
+def scratch_of(p: Pass, plan: Plan) -> tuple[str, ...]:
     """The scratch arrays of a pass."""
     return tuple(x for x in p.arrays if x in plan.spilled)
 
 
-def described(p: Sweep, plan: Plan, where: Layout) -> tuple[Any, ...]:
+def described(p: Pass, plan: Plan, where: Layout) -> tuple[Any, ...]:
     """What a pass does, without the names of its values and of its scratch arrays.
 
     Two passes of a plan with equal descriptions have the same code, if the code is told where the scratch arrays are.

@@ -28,11 +28,11 @@ def _whole(plan: Plan) -> Program:
     m = Lowering(plan, where)
     stages: list[Call | None] = []
     made: dict[Any, Function] = {}
-    for k, b in enumerate(m.form.between):
+    for k, b in enumerate(plan.between):
         stages.append(Call(m.between(k, b)) if b else None)
-        if k == len(m.form.passes):
+        if k == len(plan.passes):
             break
-        p = m.form.passes[k]
+        p = plan.passes[k]
         if not plan.multiplies:
             stages.append(Call(m.units(k, p)))
             continue

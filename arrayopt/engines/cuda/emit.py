@@ -15,8 +15,8 @@ from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.headers import header
 from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import Sweep
 
 __all__ = ["LEAN", "emit"]
 
@@ -52,7 +52,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     alike: dict[Any, list[int]] = {}
     for j, stage in enumerate(stages(plan)):
         if stage.kind == "pass":
-            k, p = stage.index, m.form.passes[stage.index]
+            k, p = stage.index, m.plan.passes[stage.index]
             again = _later(m, k)
             kept = tuple(name in again for name in p.arrays)
             same = alike.setdefault((described(p, plan, m.where), kept), [])
@@ -70,7 +70,7 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
 RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
 
 
-def _pass(m: CudaText, k: int, p: Sweep) -> None:
+def _pass(m: CudaText, k: int, p: Pass) -> None:
     """What pass k does with some elements of a tensor."""
     sums = {kind: p.reducing(name) for kind, name in RESULTS.items()}
     inputs = [n.data for kind in ("tensor", "batch", "row", "column") for n in p.using(kind) if n.op == "input"]
@@ -112,7 +112,7 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(0, "};", "")
 
 
-def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
+def _enter(m: CudaText, k: int, p: Pass, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row, a column."""
     columns = {name: f"column_{name}" if name in m.plan.spilled else f"AT_{name}" for name in dict.fromkeys(arrays)}
     reads = [f"at_{name}(global(reinterpret_cast<{m.stored(name)}*>(t[{column}])))" for name, column in columns.items()]
@@ -147,7 +147,7 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     m.put(1, "}")
 
 
-def _load(m: CudaText, k: int, p: Sweep) -> None:
+def _load(m: CudaText, k: int, p: Pass) -> None:
     """The elements of the arrays, up to N of them that are neighbours."""
     again = _later(m, k) | set(p.stores)
     m.put(1, "template <int N, bool kAligned>")
@@ -171,7 +171,7 @@ def _last(again: set[str], name: str) -> str:
     return "false" if name in again else "true"
 
 
-def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
+def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
     """What is done with elements that have been read: operations, sums, stores."""
     later = _later(m, k)
     m.put(1, "template <int N>", "__device__ __forceinline__ void work(")
@@ -200,7 +200,7 @@ def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
     m.put(1, "}")
 
 
-def _scratch(m: CudaText, same: Mapping[int, Sweep]) -> str:
+def _scratch(m: CudaText, same: Mapping[int, Pass]) -> str:
     """The arguments that say where the scratch arrays are, of the passes that some stages are."""
     columns = {j: [f"AT_{x}" for x in scratch_of(p, m.plan)] for j, p in same.items()}
     *others, last = columns
@@ -220,7 +220,7 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
         if same is None:
             continue
         m.open(f"stage{j}", ", int stage" if same[1:] else "")
-        arguments = _scratch(m, {at[k]: m.form.passes[k] for k in same})
+        arguments = _scratch(m, {at[k]: m.plan.passes[k] for k in same})
         m.put(1, f"Pass{stage.index} pass(step, tensor{arguments});")
         if stage.square:
             m.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")

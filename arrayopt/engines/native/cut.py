@@ -20,7 +20,6 @@ from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, uni
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, GEOMETRY
-from arrayopt.fusion.stages import staged
 from arrayopt.fusion.windows import whole
 from arrayopt.state.shares import Shards
 
@@ -76,7 +75,7 @@ class Cut:
             table.table[:, column] += ends[room] - table.room[room]
         self.work, self.parts = np.empty(ends["work"][-1], table.module.W), np.empty(ends["part"][-1])
         self.scratch: list[Any] = []
-        self.form = staged(table.plan)
+        self.plan = table.plan
         self.numbers = {reduction: i for i, reduction in enumerate(table.where.partials)}
 
     def _units(self, row: int) -> list[int]:
@@ -157,7 +156,7 @@ class Cut:
         return [
             Partials(self._pieces(row, reduction, kind))
             for row in rows.tolist()
-            for reduction, kind in self.form.passes[k].reductions.items()
+            for reduction, kind in self.plan.passes[k].reductions.items()
         ]
 
     def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:
