@@ -15,7 +15,8 @@ import numpy as np
 __all__ = ["load"]
 
 FLAGS = (
-    "-O3",
+    "-O2",
+    "-ftree-vectorize",
     "-march=native",
     "-fopenmp-simd",
     "-ffp-contract=fast",
