@@ -1,9 +1,9 @@
 // What compiled loops for CPUs call.
 
-template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
-static __forceinline__ double maximum(A a, B b) { return maximum((double)a, (double)b); }
-template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
-static __forceinline__ double minimum(A a, B b) { return minimum((double)a, (double)b); }
+static __forceinline__ double maximum(float a, double b) { return maximum((double)a, b); }
+static __forceinline__ double maximum(double a, float b) { return maximum(a, (double)b); }
+static __forceinline__ double minimum(float a, double b) { return minimum((double)a, b); }
+static __forceinline__ double minimum(double a, float b) { return minimum(a, (double)b); }
 
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)

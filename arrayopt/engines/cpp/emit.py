@@ -33,8 +33,8 @@ def emit(
     program = lowered(plan, split)
     for function in program.functions:
         print_function(m, function)
-    m.put(0, "", 'extern "C" void run(const int64_t* rows, int64_t count, int64_t first, int64_t last, int64_t thread,')
-    m.put(0, "    int64_t threads, int64_t* table, const double* scalars, double* values, W* work, double* part) {")
+    m.put(0, "", 'extern "C" void run(int64_t* table, const double* scalars, double* values, W* work, double* part,')
+    m.put(0, "    const int64_t* rows, int64_t count, int64_t first, int64_t last, int64_t thread, int64_t threads) {")
     m.put(1, "for (int64_t j = 0; j < count; ++j) {", "    int64_t* t = table + rows[j] * kColumns;")
     m.put(2, f"const double* s = scalars + rows[j] * {len(m.scalar)};")
     m.put(2, f"double* v = values + rows[j] * {len(m.tensor)};")

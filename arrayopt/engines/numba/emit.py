@@ -63,7 +63,7 @@ def _entry(m: Text, program: Program) -> None:
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {REST}):", "    for row in rows:")
+    m.put(0, "", "", "@jit", f"def run({REST}, rows, first, last, thread, threads):", "    for row in rows:")
     m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     m.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
