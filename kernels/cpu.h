@@ -1,37 +1,36 @@
-// What sources for CPUs begin with: the words of CUDA that the headers use, and what compiled loops call.
-//
-// Nothing is included: the standard headers take longer to read than most rules' loops to compile.
-
-#define __device__
-#define __forceinline__ inline __attribute__((always_inline))
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
+// What sources for CPUs begin with: the words of CUDA that the headers use. Nothing is included, which halves the time
+// that a small source takes to compile.
 
 typedef __INT64_TYPE__ int64_t;
 
-#define FUNCTION(name)                                                                \
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+
+#define OF_ONE(name)                                                                 \
     static __forceinline__ float name(float x) { return __builtin_##name##f(x); } \
     static __forceinline__ double name(double x) { return __builtin_##name(x); }
-FUNCTION(ceil)
-FUNCTION(cos)
-FUNCTION(exp)
-FUNCTION(expm1)
-FUNCTION(fabs)
-FUNCTION(floor)
-FUNCTION(log)
-FUNCTION(log1p)
-FUNCTION(log2)
-FUNCTION(sin)
-FUNCTION(sqrt)
-FUNCTION(tanh)
+#define OF_TWO(name)                                                                             \
+    static __forceinline__ float name(float x, float y) { return __builtin_##name##f(x, y); } \
+    static __forceinline__ double name(double x, double y) { return __builtin_##name(x, y); } \
+    static __forceinline__ double name(float x, double y) { return __builtin_##name(x, y); }  \
+    static __forceinline__ double name(double x, float y) { return __builtin_##name(x, y); }
 
-#define FUNCTION_OF_TWO(name)                                                                        \
-    static __forceinline__ float name(float a, float b) { return __builtin_##name##f(a, b); } \
-    static __forceinline__ double name(double a, double b) { return __builtin_##name(a, b); } \
-    template <class A, class B>                                                                 \
-    static __forceinline__ double name(A a, B b) { return __builtin_##name((double)a, (double)b); }
-FUNCTION_OF_TWO(hypot)
-FUNCTION_OF_TWO(pow)
+OF_ONE(ceil)
+OF_ONE(cos)
+OF_ONE(exp)
+OF_ONE(expm1)
+OF_ONE(fabs)
+OF_ONE(floor)
+OF_ONE(log)
+OF_ONE(log1p)
+OF_ONE(log2)
+OF_ONE(sin)
+OF_ONE(sqrt)
+OF_ONE(tanh)
+OF_TWO(hypot)
+OF_TWO(pow)
 
 static __forceinline__ float floorf(float x) { return __builtin_floorf(x); }
 static __forceinline__ float rintf(float x) { return __builtin_rintf(x); }

@@ -1,6 +1,6 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
-from arrayopt.engines.base import Asked, Report
+from arrayopt.engines.base import Asked, Engine, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
 from arrayopt.hyper import is_number
@@ -203,7 +203,7 @@ def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
     return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)
 
 
-class ArrayAPI:
+class ArrayAPI(Engine):
     """Whole arrays, one operation after the other: slow, obvious, and what all else is compared with."""
 
     name = "array_api"
@@ -247,16 +247,6 @@ class ArrayAPI:
             return reports
 
         return launch
-
-    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
-        """Nothing is captured."""
-
-    def capturing(self, bucket: Bucket) -> bool:
-        """Nothing is captured."""
-        return False
-
-    def judge(self, buckets: Sequence[Bucket]) -> None:
-        """The host decides."""
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""

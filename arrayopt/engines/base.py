@@ -1,8 +1,9 @@
 """What an engine is: something that runs a rule's update over a bucket of tensors."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
 from arrayopt.engines.bucket import Bucket
@@ -11,7 +12,7 @@ from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "Engine", "Judge", "NoRemedyError", "Partials", "Report", "Swap", "abreast"]
+__all__ = ["Asked", "CompilationError", "Engine", "Judge", "NoRemedyError", "Partials", "Report", "Swap", "abreast"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
@@ -19,6 +20,10 @@ Report = dict[str, Array]
 
 class NoRemedyError(ValueError):
     """An engine cannot run a bucket, and its user can do nothing about that."""
+
+
+class CompilationError(ValueError):
+    """An engine cannot compile here what it is to run; another engine may serve."""
 
 
 class Partials(NamedTuple):
@@ -83,16 +88,29 @@ class Asked(NamedTuple):
     left: Left | None = None
 
 
-class Engine(Protocol):
-    """Runs rules over tensors. It writes nothing before `launch`, so that a step that fails has changed nothing."""
+class Engine(ABC):
+    """Runs rules over tensors. It writes nothing before `launch`, so that a step that fails has changed nothing.
+
+    A subclass must have what is abstract here: Python refuses to create an engine that lacks any of it.
+
+    Attributes
+    ----------
+    counts : bool
+        Whether the engine counts the updates itself, as on a device.
+    """
+
+    counts: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """What the engine is called."""
+        """What the engine is called in ``explain()`` and in errors; ``name = "mine"`` in the class's body will do."""
 
+    @abstractmethod
     def check(self, bucket: Bucket) -> None:
         """Raise ValueError or `TraceError`, saying why, if the bucket is not for this engine."""
 
+    @abstractmethod
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """Make a step ready, raising whatever there is to raise.
 
@@ -103,15 +121,18 @@ class Engine(Protocol):
             arrays that later steps leave alone.
         """
 
-    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
+    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Have the hyper-parameters of the next step where a captured step will look for them."""
 
     def capturing(self, bucket: Bucket) -> bool:
         """Whether what is launched now goes into a CUDA graph."""
+        return False
 
     def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
         """What decides for all these buckets together, on their device; None where the host does."""
+        return None
 
+    @abstractmethod
     def explain(self, bucket: Bucket) -> str:
         """Say in a few lines how these tensors' updates are run."""
 

@@ -19,10 +19,30 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
 
-__all__ = ["Batch", "Idle", "Rows", "plain"]
+__all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is the same for all tensors of a batch.
+
+    Attributes
+    ----------
+    plan : Plan
+        The plan.
+    split : Lanes or None
+        The plan in segments, where small matrices are taken side by side.
+    dtype, grad_dtype : str
+        The dtypes of parameters and of gradients.
+    """
+
+    plan: Plan
+    split: Lanes | None
+    dtype: str
+    grad_dtype: str
 
 
 @dataclass(slots=True, eq=False)
@@ -66,29 +86,29 @@ class Batch(ABC):
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16
 
-    def __init__(self, plan: Plan, split: Lanes | None, bucket: Bucket, members: list[int]) -> None:
-        self.plan, self.split, self.members = plan, split, members
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        self.plan, self.split, self.members = kind.plan, kind.split, members
         self.bucket = weakref.proxy(bucket)  # which keeps this: a circle would wait for the garbage collector
         self.tensors = [bucket.tensors[i] for i in members]
         self.whole_bucket = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
-        self.where = layout(plan) if split is None else split.where
+        self.where = layout(self.plan) if self.split is None else self.split.where
         shapes = [x.shape for x in self.tensors]
-        if split is None:
-            self.geo = geometry(shapes, plan.element, self.chunk)
+        if self.split is None:
+            self.geo = geometry(shapes, self.plan.element, self.chunk)
         else:
-            self.geo = lane_geometry(shapes, plan.element, self.lane_room)
+            self.geo = lane_geometry(shapes, self.plan.element, self.lane_room)
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
         self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0  # of whole tensors: the same on all ranks
-        self.scalars = np.zeros((len(members), len(plan.scalars)))
+        self.scalars = np.zeros((len(members), len(self.plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
-        self.code = scalar_code(plan)
+        self.code = scalar_code(self.plan)
         self._names = [name for name in self.code.names if not name.startswith((COUNT, KEY))]
         self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
         self._located = -1
-        self._versioned = array_api_compat.is_torch_array(self.tensors[0].array) and "p" in plan.written
+        self._versioned = array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
 
     # ---- which tensors ----------------------------------------------------------------------------------------------
 
@@ -122,8 +142,11 @@ class Batch(ABC):
         """All passes over some of the tensors, which are ready."""
 
     def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
-        """Run the passes over this rank's units of tensors that ranks share; stop where partial results are wanted."""
-        yield from ()
+        """Run the passes over this rank's units of tensors that ranks share; stop where partial results are wanted.
+
+        An engine with `cuts` must have this method.
+        """
+        raise NotImplementedError
 
     def held(self, rows: Rows) -> Rows:
         """Those of the rows of which this rank has elements."""
@@ -210,11 +233,6 @@ class Batch(ABC):
 
 class Idle(Batch):
     """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step is reported."""
-
-    def __init__(
-        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
-    ) -> None:
-        super().__init__(plan, split, bucket, members)
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""

@@ -1,17 +1,16 @@
 """The engine for tensors that other ranks update: here they are counted, and nothing else."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from arrayopt.engines.base import Asked, Report
+from arrayopt.engines.base import Asked, Engine, Report
 from arrayopt.engines.bucket import Bucket
 
 __all__ = ["Elsewhere"]
 
 
-class Elsewhere:
+class Elsewhere(Engine):
     """Counts updates, so that all ranks know how often each tensor was updated."""
 
     name = "none"
@@ -28,16 +27,6 @@ class Elsewhere:
             return {}
 
         return launch
-
-    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
-        """Nothing is captured."""
-
-    def capturing(self, bucket: Bucket) -> bool:
-        """Nothing is captured."""
-        return False
-
-    def judge(self, buckets: Sequence[Bucket]) -> None:
-        """The host decides."""
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""

@@ -1,6 +1,6 @@
 """What the fused engines share: tensors of a bucket sorted by plan, prepared and launched."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -9,8 +9,8 @@ import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
 from arrayopt.engines.array_api import ArrayAPI
-from arrayopt.engines.base import Asked, Judge, NoRemedyError, Partials, Report, abreast
-from arrayopt.engines.batch import Batch, Idle, Rows
+from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report, abreast
+from arrayopt.engines.batch import Batch, Idle, Kind, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split
@@ -32,16 +32,9 @@ Prepared = list[tuple[Any, Rows, Sequence[Array | None]]]
 """Batches that are ready for a step, each with the rows and the gradients that it is to take."""
 
 
-Kind = tuple[Plan, Lanes | None, str, str]
-"""What is the same for all tensors of a batch: the plan, in segments or not, and the dtypes of arrays and gradients."""
-
-
-class Fused(ABC):
+class Fused(Engine):
     """An engine that runs plans."""
 
-    name: ClassVar[str]
-    batch: ClassVar[type[Any]]
-    """The kind of `Batch` that the engine runs."""
     lean: ClassVar[bool] = False
     """See `arrayopt.fusion.trace.trace`."""
     cuts: ClassVar[bool] = False
@@ -50,19 +43,25 @@ class Fused(ABC):
     """Whether parts that the user has made of tensors can be run."""
     side_by_side: ClassVar[bool] = True
     """Whether small matrices are taken side by side; see `arrayopt.fusion.lanes`."""
-    counts: ClassVar[bool] = False
-    """Whether the batches themselves count the updates."""
     narrows: ClassVar[bool] = False
     """Whether there is arithmetic in bfloat16, as the iterations of Muon ask for."""
-    products: ClassVar[type[Any] | None] = None
-    """The kind of `Batch` for plans with products of matrices, where the engine has these."""
-
+    products: ClassVar[bool] = False
+    """Whether plans with products of matrices can be run."""
     halves: ClassVar[bool] = True
     """Whether half of a symmetric product is computed."""
+
+    def __init__(self) -> None:
+        if self.cuts and self.batch.passes is Batch.passes:
+            raise TypeError(f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have `passes`")
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
         """`arrayopt.fusion.layout.geometry` of tensors that ranks may share, with the engine's units."""
         return geometry(shapes, element)
+
+    @property
+    @abstractmethod
+    def batch(self) -> type[Batch]:
+        """The class of the engine's batches; ``batch = Table`` in the class's body will do."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -85,24 +84,13 @@ class Fused(ABC):
 
     def check_products(self, bucket: Bucket) -> None:
         """Raise ValueError, saying why, if the engine cannot multiply matrices."""
-        if self.products is None:
+        if not self.products:
             raise ValueError(f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not do")
         if bucket.kind == "cut":
             raise ValueError(
                 f"{type(bucket.rule).__name__} multiplies whole matrices, and of {bucket.tensors[0].name!r} each rank"
                 f" has a part; {BY_GROUP}"
             )
-
-    def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
-        """Nothing is captured."""
-
-    def capturing(self, bucket: Bucket) -> bool:
-        """Nothing is captured."""
-        return False
-
-    def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
-        """The host decides."""
-        return None
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""
@@ -128,7 +116,7 @@ class Fused(ABC):
         branches = ["some updates of each tensor as they are written"] if bucket.rule.branches else []
         return "\n    ".join([self.describe(), *branches, *lines])
 
-    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:  # noqa: B027
+    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """Before the first steps of these buckets: what takes long may be begun for all of them together."""
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
@@ -227,7 +215,7 @@ class Fused(ABC):
 
         def made() -> list[Batch]:
             found = self._members(bucket, asked, common)
-            return [self._batch(kind[0])(*kind, bucket, members) for kind, members in found.items()]
+            return [self._batch(kind.plan)(kind, bucket, members) for kind, members in found.items()]
 
         return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
 
@@ -241,7 +229,7 @@ class Fused(ABC):
                 plan = self.plan(bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats)
                 split = self._split(plan, tensor)
                 grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
-                found.setdefault((plan, split, dtype_name(tensor.array), grad), []).append(i)
+                found.setdefault(Kind(plan, split, dtype_name(x), grad), []).append(i)
         return found
 
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
@@ -249,11 +237,9 @@ class Fused(ABC):
         asks = [asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))]
         return [kind for one in asks for kind in self._members(bucket, one, None)]
 
-    def _batch(self, plan: Plan) -> Any:
-        """The kind of batch that runs a plan."""
-        if plan.idle and not self.counts:
-            return Idle
-        return self.products if plan.multiplies and self.products else self.batch
+    def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Batch]:
+        """What makes the batch that runs a plan."""
+        return Idle if plan.idle and not self.counts else self.batch
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:

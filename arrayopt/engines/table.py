@@ -8,14 +8,15 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from arrayopt.arrays import Array, dtype_name, library, place, size
-from arrayopt.engines.base import Engine, NoRemedyError
+from arrayopt.engines.base import CompilationError, Engine, NoRemedyError
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.compiling import LOG
 from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "explain_buckets", "select"]
+__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "explain_buckets", "instead", "select"]
 
 
 class NotFusedWarning(UserWarning):
@@ -42,9 +43,6 @@ class EngineRow:
         The name of the package, and how it is had.
     emits : str
         The module whose `emit` writes its code, where it has one.
-    looks : bool
-        Whether the class itself looks for what it needs, as a compiler, and raises ValueError where it is not there;
-        it is told whether the engine was asked for.
     """
 
     home: tuple[str, str]
@@ -52,16 +50,13 @@ class EngineRow:
     needs: str = ""
     install: str = ""
     emits: str = ""
-    looks: bool = False
 
-    def open(self, *, asked: bool = False) -> Engine:
-        """The engine, which a user has asked for or not; ValueError where what it needs is not there."""
+    def open(self) -> Engine:
+        """The engine; ValueError where what it needs is not installed."""
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         try:
-            made: Engine = getattr(import_module(self.home[0]), self.home[1])(
-                **({"asked": asked} if self.looks else {})
-            )
+            made: Engine = getattr(import_module(self.home[0]), self.home[1])()
         except ImportError as error:  # as where a package is older than another that it needs
             raise ValueError(f"{self.needs or self.home[0]} cannot be imported: {error}") from error
         return made
@@ -95,9 +90,7 @@ ENGINES: dict[str, EngineRow] = {
         "Numba, which is not installed; pip install 'arrayopt[cpu]'",
         "arrayopt.engines.numba.emit",
     ),
-    "cpp": EngineRow(
-        ("arrayopt.engines.cpp.engine", "Cpp"), ("numpy", "torch"), emits="arrayopt.engines.cpp.emit", looks=True
-    ),
+    "cpp": EngineRow(("arrayopt.engines.cpp.engine", "Cpp"), ("numpy", "torch"), emits="arrayopt.engines.cpp.emit"),
     "cupy": EngineRow(
         ("arrayopt.engines.cuda.engine", "CuPy"),
         ("cupy", "torch on cuda"),
@@ -133,10 +126,29 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     """
     if bucket.engine is None or bucket.engine[0] != name:
         found = _select(name, bucket)
-        if bucket.kind == "none" and not getattr(found[0], "counts", False):  # a device counts by itself
+        if bucket.kind == "none" and not found[0].counts:  # a device counts by itself
             found = Elsewhere(), "other ranks have these tensors"
         bucket.engine = name, *found
     return bucket.engine[1:]
+
+
+def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
+    """The engine in place of one that could not compile what a bucket needs.
+
+    Raises
+    ------
+    CompilationError
+        The same, if the user has asked for that engine, or if other ranks share the tensors with it.
+    """
+    if name != "auto" or bucket.kind == "cut":
+        raise error
+    failed, _ = select(name, bucket)
+    bucket.refused[failed.name] = str(error)
+    bucket.engine = None
+    bucket.batches.clear()
+    chosen, _ = select(name, bucket)
+    LOG.warning("arrayopt: engine %r serves instead of %r: %s", chosen.name, failed.name, error)
+    return chosen
 
 
 def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
@@ -148,7 +160,7 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
                 f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}"
             )
         try:
-            return _serving(name, arrays, bucket, asked=True), "asked for"
+            return _serving(name, arrays, bucket), "asked for"
         except ReturnedError:
             raise
         except ValueError as error:
@@ -204,14 +216,16 @@ def _kind(x: Array) -> str:
     return f"{name} on {kind}" if name == "torch" and kind != "cpu" else name
 
 
-def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> Engine:
+def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
     """An engine, if it can run this bucket; ValueError with the reason otherwise."""
     row = ENGINES[name]
+    if name in bucket.refused:
+        raise ValueError(bucket.refused[name])
     if row.takes and name not in FUSED.get(arrays, ()):
         raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
     if row.takes and bucket.rule.stacked and not isinstance(bucket, Layers):
         raise ValueError("it takes stacked tensors where they can be written in place")
-    engine = row.open(asked=asked)
+    engine = row.open()
     try:
         engine.check(bucket)
     except TraceError as error:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import BANDS, CHUNK, Layout
+from arrayopt.fusion.passes import KINDS, Between, Pass
+from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
@@ -27,21 +29,15 @@ from arrayopt.fusion.program import (
     greatest,
     least,
     name,
+    number,
     product,
 )
-from arrayopt.fusion.stages import KINDS, Between, Sweep, staged
-from arrayopt.fusion.stages import Loop as Small
 from arrayopt.fusion.windows import WINDOW
 
-__all__ = ["INDEX", "Lowering", "loops_over", "number", "position_of"]
+__all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
 
 INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 """What the position along an axis is called."""
-
-
-def number(x: int) -> Index:
-    """A number."""
-    return Index("number", (x,))
 
 
 ZERO, ONE = number(0), number(1)
@@ -65,7 +61,7 @@ class Lowering:
     """
 
     def __init__(self, plan: Plan, where: Layout) -> None:
-        self.plan, self.where, self.form = plan, where, staged(plan)
+        self.plan, self.where = plan, where
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
         self.seen: dict[Node, None] | None = None
@@ -96,7 +92,7 @@ class Lowering:
 
     # ---- passes -----------------------------------------------------------------------------------------------------
 
-    def units(self, k: int, p: Sweep) -> Function:
+    def units(self, k: int, p: Pass) -> Function:
         """Pass k over units lo to hi of one tensor."""
         if p.multiplies:
             return self._product(k, p)
@@ -122,7 +118,7 @@ class Lowering:
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{k}", "units", tuple(body))
 
-    def _elements(self, k: int, p: Sweep, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
+    def _elements(self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
         """The loop over the elements of a stretch."""
         columns = {f"v{n.id}": n for n in p.using("column")}
         sums = {s: s.args[0] for s in [*p.reducing("tensor", "row", "batch"), *p.reducing("column")]}
@@ -140,29 +136,29 @@ class Lowering:
             ONE,
         )
 
-    def _stretch(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _stretch(self, k: int, p: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as one row of elements."""
         o, e = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), o + name("TC")))
         yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
-        for i, s in enumerate(p.reductions):
+        for i, s in enumerate(p.sums):
             yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
 
-    def _tile(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _tile(self, k: int, p: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
-        unit, at, rt, ct, ab = map(name, ("unit", "at", "rt", "ct", "ab"))
+        unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
         yield Let("ct", unit % columns)
         yield Let("rt", unit // columns % rows)
         yield Let("at", unit // columns // rows)
-        for x, tile, first in (("A", "G", "ab"), ("R", "TR", "r"), ("C", "TC", "c")):
-            number = {"A": at, "R": rt, "C": ct}[x]
-            yield Let(f"{first}0", name(f"{x}_0") + number * name(tile))
-        for x, tile, first in (("A", "G", "ab"), ("R", "TR", "r"), ("C", "TC", "c")):
-            yield Let(f"{first}1", least(name(f"{x}_1"), name(f"{first}0") + name(tile)))
-        for x, number in (("C", "ct"), ("R", "rt"), ("A", "at")):
-            yield Let(number, name(number) + name(f"{x}_T"))
+        tiles = (("A", "G", "ab", at), ("R", "TR", "r", rt), ("C", "TC", "c", ct))
+        for axis, extent, first, tile in tiles:
+            yield Let(f"{first}0", name(f"{axis}_0") + tile * name(extent))
+        for axis, extent, first, _ in tiles:
+            yield Let(f"{first}1", least(name(f"{axis}_1"), name(f"{first}0") + name(extent)))
+        for axis, number_of in (("C", "ct"), ("R", "rt"), ("A", "at")):
+            yield Let(number_of, name(number_of) + name(f"{axis}_T"))
         sums = {kind: p.reducing(kind) for kind in KINDS}
         yield from (Start(f"t{s.id}", s) for s in sums["tensor"])
         yield Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(k, p)))
@@ -170,7 +166,7 @@ class Lowering:
             here = self.part(s) + (at * name("NR") + rt) * name("NC") + ct
             yield Write(Place("part", here), f"t{s.id}")
 
-    def _batch(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _batch(self, k: int, p: Pass) -> Iterator[Statement]:
         """The rows of one matrix in a unit."""
         ab, rt, ct, c0, c1 = map(name, ("ab", "rt", "ct", "c0", "c1"))
         yield Let("a", ab // name("B"))
@@ -191,7 +187,7 @@ class Lowering:
             here = self.part(s) + (ab * name("NR") + rt) * name("NC") + ct
             yield Write(Place("part", here), f"y{s.id}")
 
-    def _row(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _row(self, k: int, p: Pass) -> Iterator[Statement]:
         """A row of a matrix in a unit."""
         ab, r, o, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
         rows, columns = name("R_1") - name("R_0"), name("C_1") - name("C_0")
@@ -211,8 +207,11 @@ class Lowering:
 
     # ---- products of matrices ---------------------------------------------------------------------------------------
 
-    def _product(self, k: int, p: Sweep) -> Function:
-        """Product k: this thread's share of the bands, from outside in: of a symmetric product the last take longest."""
+    def _product(self, k: int, p: Pass) -> Function:
+        """Product k: this thread's share of the bands, from outside in.
+
+        Of a symmetric product the last bands take longest.
+        """
         (n,), names = p.nodes, list(p.loads)
         turned_left, turned_right, symmetric, _ = n.data
         rows, columns = (x.upper() for x in p.axes[-2:])
@@ -220,7 +219,7 @@ class Lowering:
         length = left[0] if turned_left else left[1]
         ab, band, bands = name("ab"), name("band"), name("bands")
         operands = [(names[0], n.args[0]), (names[-1], n.args[1]), (next(iter(p.stores)), n)]
-        at = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+        a, b, out = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
         body.append(Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
         body.append(Let("bands", (name(rows) + name("high") - 1) // name("high")))
@@ -230,7 +229,7 @@ class Lowering:
         here.append(Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
         here += [Let("i0", band * name("high")), Let("i1", least(name(rows), name("i0") + name("high")))]
         sides = name(rows), name(columns), name(length)
-        here.append(Multiply(*at, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
+        here.append(Multiply(a, b, out, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
         return Function(f"units_{k}", "threads", (*body, self._shared(here)))
 
     def _shared(self, body: Sequence[Statement]) -> Loop:
@@ -238,7 +237,7 @@ class Lowering:
         total, thread, threads = map(name, ("total", "thread", "threads"))
         return Loop("unit", total * thread // threads, total * (thread + 1) // threads, tuple(body))
 
-    def _square(self, k: int, p: Sweep) -> Function:
+    def _square(self, k: int, p: Pass) -> Function:
         """Pass k over the elements of products of matrices with their own transposes: this thread's share of them."""
         side, size, units, unit, ab, o = map(name, (p.axes[-1].upper(), "size", "units", "unit", "ab", "o"))
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
@@ -287,8 +286,8 @@ class Lowering:
         base, kind, element = self.part(s), self.where.partials[s], self.plan.element
         if kind == "tensor":
             each = Take(s, "acc", Place("part", base + name("unit")))
-            loop = Loop("unit", ZERO, column("IN_UNITS"), (each,))
-            return [Start("acc", s), loop, Write(self.place(s), "acc")]
+            taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
+            return [Start("acc", s), taken, Write(self.place(s), "acc")]
         outer = "".join(x for x in "AB" if x not in s.axes and x in element)
         ab = ZERO if element == "RC" else name("a") if element == "ARC" else name("a") * name("B") + name("b")
         rows, columns = name("NR"), name("NC")
@@ -305,8 +304,9 @@ class Lowering:
         combined = loops_over(s.axes, [Start("acc", s), *inside, Write(self.place(s), "acc")])
         if kind not in ("row", "column") or outer:
             return combined
-        each = Loop("i", ZERO, product(s.axes), (Write(self.place(s, name("i")), Place("one", name("i"))),))
-        copied = (View("one", "work", base, product(s.axes)), each)
+        view = View("one", "work", base, product(s.axes))
+        copy = Write(self.place(s, name("i")), Place("one", name("i")))
+        copied: tuple[Statement, ...] = (view, Loop("i", ZERO, product(s.axes), (copy,)))
         return [When(count, ONE, copied, tuple(combined))]
 
     def _small(self, loop: Small) -> list[Statement]:

@@ -7,7 +7,7 @@ the table: see `arrayopt.engines.native.columns`. Values of the plan are called 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from arrayopt.fusion.graph import Node
 
 __all__ = [
     "Array",
+    "Call",
     "Compute",
     "Elements",
     "Fill",
@@ -39,6 +40,7 @@ __all__ = [
     "greatest",
     "least",
     "name",
+    "number",
     "product",
 ]
 
@@ -79,7 +81,12 @@ class Index:
 
 
 def _index(x: "Index | int") -> Index:
-    return x if isinstance(x, Index) else Index("number", (x,))
+    return x if isinstance(x, Index) else number(x)
+
+
+def number(x: int) -> Index:
+    """A number that is known now."""
+    return Index("number", (x,))
 
 
 def name(x: str) -> Index:
@@ -350,7 +357,9 @@ class Multiply:
     symmetric: bool
 
 
-Statement = Union[Let, Array, View, Read, Compute, Start, Fill, Take, Write, Loop, When, Elements, Spread, Multiply]
+Statement = (
+    Let | Array | View | Read | Compute | Start | Fill | Take | Write | Loop | When | Elements | Spread | Multiply
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,27 +375,51 @@ class Function:
         ``threads``; or one does all.
     body : tuple of Statement
         What it does.
+    scratch : tuple of str
+        Scratch arrays, of which each call says in which columns their addresses are.
     """
 
     name: str
     shared: str
     body: tuple[Statement, ...]
+    scratch: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is done at a stage.
+
+    Attributes
+    ----------
+    function : Function
+        The function, which several stages may have in common.
+    scratch : tuple of str
+        The arrays in place of the function's `scratch`.
+    """
+
+    function: Function
+    scratch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All functions, in the order in which a tensor goes through them.
+    """What is done with a tensor, in order.
 
     Attributes
     ----------
-    stages : tuple of Function or None
+    stages : tuple of Call or None
         Stage 2k comes before pass k, if anything does; stage 2k + 1 is pass k.
     planes : tuple of Index
         How many planes a thread needs for each segment, for matrices of R rows and C columns.
     """
 
-    stages: tuple[Function | None, ...]
+    stages: tuple[Call | None, ...]
     planes: tuple[Index, ...] = ()
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions, each once."""
+        return list({id(call.function): call.function for call in self.stages if call}.values())
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:

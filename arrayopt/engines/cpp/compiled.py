@@ -1,102 +1,90 @@
-"""Libraries that a C++ compiler makes of texts: read from disk where they were kept, else compiled and kept."""
+"""Compiled C++: from this process, from the cache, or from the compiler."""
 
 import ctypes
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
-
-from arrayopt.engines.compiling import LOG
-from arrayopt.engines.cpp.compiler import compiler, end_all, opened
-from arrayopt.engines.native.code import Code, Left, remember, say
-from arrayopt.engines.native.kept import read, write
+from arrayopt.engines.base import CompilationError
+from arrayopt.engines.compiling import compiling
+from arrayopt.engines.cpp.compiler import Compiler, compiler, end_all, library
+from arrayopt.engines.native.kept import kept_in, read, turn, write
 from arrayopt.engines.threads import process_count
 
-__all__ = ["Library", "helped"]
+__all__ = ["ahead", "bound"]
 
-_calls: dict[str, Any] = {}  # the functions `run` of this process, by identity
-
-
-class Library(Code):
-    """The library of a text. See `Code` for the parameters."""
-
-    def __init__(self, text: str, what: str) -> None:
-        super().__init__(text, what)
-        self.identity = f"{compiler().identity}\n{sha256(text.encode()).hexdigest()}"
-
-    def made(self) -> bool:
-        """See `Code.made`."""
-        return self.identity in _calls
-
-    def place(self) -> tuple[str, str]:
-        """See `Code.place`."""
-        return f"arrayopt_cpp-{sha256(self.identity.encode()).hexdigest()[:24]}.code", self.identity
-
-    def make(self) -> None:
-        """See `Code.make`."""
-        name, identity = self.place()
-        kept = read(name, identity)
-        if kept is not None:
-            try:
-                self._open(kept)
-                return
-            except OSError as error:  # it is as we wrote it; still, what cannot be used must not be missed
-                LOG.warning("what was kept of %s cannot be used: %r", self.what, error)
-        say(self.what)
-        began = time.perf_counter()
-        try:
-            made = compiler().compile(self.text)
-            self._open(made)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.what} could not be compiled: {error}; use another engine") from error
-        remember(self.what, time.perf_counter() - began)
-        write(name, identity, made)
-
-    def _open(self, data: bytes) -> None:
-        """Load the library."""
-        call = opened(data).run
-        call.argtypes, call.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 4], None
-        _calls[self.identity] = call
-
-    def bind(self, rows: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
-        """See `Code.bind`."""
-        block = np.array([x.ctypes.data for x in (rows, *arrays)] + [len(rows)], np.int64)
-        bound: Any = partial(_calls[self.identity], ctypes.c_void_p(block.ctypes.data))
-        bound.arrays = block, rows, arrays  # they live as long as the call
-        return bound  # type: ignore[no-any-return]
+_loaded: dict[tuple[str, str], Any] = {}
+_lock = threading.Lock()
 
 
-@contextmanager
-def helped(left: Left) -> Iterator[None]:
-    """Have threads take texts, too: each waits for a compiler, which is a process of its own."""
-    threads = [threading.Thread(target=_take, args=(left,), name="arrayopt", daemon=True) for _ in left]
-    threads = threads[: min(process_count(), len(left)) - 1]
+def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], Any]]:
+    """The function `run` of a source, as `arrayopt.engines.native.table.Code.bind` has it.
+
+    Parameters
+    ----------
+    text : str
+        The source.
+    what : str
+        What it is of, for a line that says that it is being compiled.
+
+    Raises
+    ------
+    CompilationError
+        If there is no compiler, or it fails.
+    """
+    with compiling([what], kept_in()):
+        return partial(_bind, _function(compiler(), text))
+
+
+def ahead(texts: Iterable[tuple[str, str]]) -> None:
+    """Compile several sources at once, as many as there are processors; whatever fails is left to `bound`."""
     try:
-        with suppress(RuntimeError):  # the system has no more
-            for thread in threads:
-                thread.start()
-        yield
-        _join(threads)
-    finally:
-        left.clear()
-        while any(thread.is_alive() for thread in threads):  # only where this one is interrupted
+        found = compiler()
+    except CompilationError:
+        return
+    left = [(text, what) for text, what in texts if (found.identity, text) not in _loaded]
+    workers = min(process_count(), len(left))
+    if workers < 2:
+        return
+    with compiling([what for _, what in left], kept_in()), ThreadPoolExecutor(workers, "arrayopt") as pool:
+        tasks = [pool.submit(_function, found, text) for text, _ in left]
+        try:
+            for task in tasks:
+                with suppress(CompilationError):
+                    task.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
             end_all()
-            _join(threads, 0.05)
+            raise
 
 
-def _take(left: Left) -> None:
-    """Compile what is left."""
-    while left:
-        with suppress(IndexError, ValueError):  # this thread's failure is told by who needs the library
-            left.popleft().ready(wait=False)
+def _function(found: Compiler, text: str) -> Any:
+    """The function of a source. Only one process at a time compiles it, and the others read what that has kept."""
+    key = found.identity, text
+    if key in _loaded:
+        return _loaded[key]
+    identity = f"{found.identity}\n{text}"
+    name = f"cpp-{sha256(identity.encode()).hexdigest()[:32]}.so"
+    code = read(name, identity)
+    if code is None:
+        with turn(name, wait=True):
+            code = read(name, identity)
+            if code is None:
+                code = found.compile(text)
+                write(name, identity, code)
+    call = library(code).run
+    call.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 5]
+    call.restype = None
+    with _lock:
+        return _loaded.setdefault(key, call)
 
 
-def _join(threads: list[threading.Thread], seconds: float | None = None) -> None:
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(seconds)
+def _bind(call: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
+    """A function of compiled code with its arrays, the last of which are the rows."""
+    made = partial(call, *(x.ctypes.data for x in arrays), len(arrays[-1]))
+    made.arrays = arrays  # type: ignore[attr-defined]  # which live as long as the function
+    return made

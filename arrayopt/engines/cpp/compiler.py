@@ -1,8 +1,7 @@
-"""The C++ compiler of this machine: which one works, and what it makes of a text."""
+"""The C++ compiler of this machine: which one works, what it is, and running it."""
 
 import ctypes
-import functools
-import itertools
+import json
 import os
 import platform
 import shlex
@@ -10,287 +9,332 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from arrayopt._version import __version__
+from arrayopt.engines.base import CompilationError
+from arrayopt.engines.compiling import LOG
 from arrayopt.engines.headers import header
-from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.native.kept import read, turn, write
+from arrayopt.engines.native.kept import read, write
 
-__all__ = ["Compiler", "compiler", "opened"]
+__all__ = ["FLAGS", "Compiler", "compiler", "end_all", "library"]
 
-NAMES = ("c++", "g++", "clang++")
-"""What is looked for where the variable ``CXX`` names none that works."""
-
-NATIVE = ("-march=native", "-mcpu=native", "")
-"""How a compiler may be told to use all that this processor has; the first that works is taken."""
+NAMES = "c++", "g++", "clang++"
+"""The compilers that are looked for, after the one that the environment variable ``CXX`` names."""
 
 FLAGS = (
+    "-std=c++17",
     "-O2",
+    "-ftree-vectorize",
     "-fopenmp-simd",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-exceptions",
     "-fno-rtti",
-    "-fno-asynchronous-unwind-tables",
-    "-std=c++17",
     "-shared",
     "-fPIC",
-    "-pipe",
     "-w",
 )
-"""Loops over elements say themselves that they are to be vectorized: -O3 makes none quicker, and takes longer."""
 
-PATIENCE = 120.0
-"""A compiler that takes longer than so many seconds is taken to hang."""
+TARGETS = ("-march=native",), ("-mcpu=native",), ()
+"""Flags by which code is for this processor; the first that the compiler takes are used."""
 
-SHORT = 20.0
-"""The same where it is only asked for its version."""
+PATIENCE = 300.0
+"""After so many seconds a compiler is ended."""
 
-ROOM = 1 << 26
-"""So many bytes must be free in memory, for files to be made there rather than on a disk."""
+SHARED_MEMORY = "/dev/shm"
+"""Where compilers work, where there is such a folder with room: a disk is slower, and may be full."""
 
-INSTALL = (
-    "install one, as by `apt install g++`, `conda install cxx-compiler` or `xcode-select --install`, or name one by the"
-    " environment variable CXX"
-)
+ROOM = 1 << 25
+"""Bytes that must be free there."""
 
 PROBE = """
-extern "C" double run(const float* x, int64_t count) {
-    W sum = 0, most = -INFINITY, fewest = INFINITY;
-#pragma omp simd reduction(+:sum) reduction(largest:most) reduction(smallest:fewest)
-    for (int64_t i = 0; i < count; ++i) sum += x[i], most = maximum(most, x[i]), fewest = minimum(fewest, x[i]);
-    return sum * most + exp(fewest);
+typedef float W;
+#pragma omp declare reduction(largest : W : omp_out = omp_out > omp_in ? omp_out : omp_in) initializer(omp_priv = 0)
+
+extern "C" double probe(const float* x, int64_t n) {
+    W sum = 0, most = 0;
+#pragma omp simd reduction(+:sum) reduction(largest:most)
+    for (int64_t i = 0; i < n; ++i) {
+        sum += sqrt(x[i]);
+        most = x[i] > most ? x[i] : most;
+    }
+    return sum + most;
 }
 """
-"""What a compiler must make right: reductions, as all loops have, and a call of the library of functions."""
+"""What a compiler must be able to compile, with the header that all code begins with."""
 
-KEYS = "vendor_id,cpu family,model,model name,stepping,flags,Features,features,isa,uarch,cpu,machine"
-KEYS += ",CPU implementer,CPU architecture,CPU variant,CPU part"
-"""What the lines of ``/proc/cpuinfo`` say that compiled code depends on."""
-
-_number = itertools.count(1)
-_running: dict[int, subprocess.Popen[bytes]] = {}  # by thread, what it waits for
+_running: set["subprocess.Popen[str]"] = set()
+_lock = Lock()
+_numbers = count(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Compiler:
     """A compiler that works.
 
     Attributes
     ----------
     command : tuple of str
-        Its path, and the arguments for a text that comes by its standard input.
+        Its path, and arguments that ``CXX`` gives.
     version : str
-        The first line of what it says of itself.
-    native : str
-        Its flag for this processor.
+        The first line of what it says of its version.
+    target : tuple of str
+        Those of `TARGETS` that it takes.
     identity : str
-        All that compiled code depends on beside its text.
+        All that compiled code depends on, but for the source: the compiler, flags and the processor.
     """
 
     command: tuple[str, ...]
     version: str
-    native: str
+    target: tuple[str, ...]
     identity: str
 
-    def compile(self, text: str) -> bytes:
-        """The library that it makes of a text; ValueError, saying why, if it makes none."""
-        try:
-            with tempfile.TemporaryDirectory(prefix="arrayopt-", dir=_room(), ignore_cleanup_errors=True) as folder:
-                made = Path(folder) / "made.so"
-                _call([*self.command, "-o", str(made)], Path(folder), text, PATIENCE)
-                return made.read_bytes()
-        except OSError as error:
-            raise ValueError(f"{self.command[0]} made nothing: {error}") from error
+    def compile(self, source: str) -> bytes:
+        """The shared library of a source.
+
+        Raises
+        ------
+        CompilationError
+            If the compiler fails, with what it says.
+        """
+        return _compiled((*self.command, *FLAGS, *self.target), source)
 
 
-def compiler(*, asked: bool = False) -> Compiler:
-    """The first compiler that works, of ``CXX`` and `NAMES`.
+def compiler() -> Compiler:
+    """The first of ``CXX``, ``c++``, ``g++`` and ``clang++`` that works.
 
-    It is looked for once in a process. That it works is kept on disk; the choice is the same without.
-
-    Parameters
-    ----------
-    asked : bool
-        Whether the one that ``CXX`` names must work, if it names one.
+    Which it is depends on the machine and on the environment alone, never on what is kept in the cache.
 
     Raises
     ------
-    ValueError
-        If there is none, with what each of them did.
+    CompilationError
+        If there is none, with the reason for each.
     """
-    named = os.environ.get("CXX", "").strip()
-    tried, found = _search(named, os.environ.get("PATH"))
-    if found is None:
-        raise ValueError(f"it needs a C++ compiler that works; {INSTALL}. {'; '.join(tried) or 'There is none'}")
-    if asked and tried and named:
-        raise ValueError(f"{tried[0]}; let the environment variable CXX name a C++ compiler that works, or none")
+    found = _found(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+    if isinstance(found, str):
+        raise CompilationError(found)
     return found
 
 
-@functools.cache
-def _search(named: str, _path: str | None) -> tuple[tuple[str, ...], Compiler | None]:
-    """What is wrong with the first compilers, and the first that works."""
-    tried, seen = list[str](), set[str]()
-    if os.name != "posix":
-        return ("It is for Linux and macOS",), None
-    for name in [*([named] if named else []), *NAMES]:
+@lru_cache(maxsize=8)
+def _found(chosen: str, path: str) -> Compiler | str:
+    """See `compiler`; a reason where there is none."""
+    try:
+        commands = [tuple(shlex.split(chosen))] if chosen.strip() else []
+    except ValueError as error:
+        return f"it needs a C++ compiler, and CXX={chosen!r} cannot be read: {error}"
+    reasons: list[str] = []
+    tried: set[str] = set()
+    for command in [*commands, *((name,) for name in NAMES)]:
+        program = shutil.which(command[0], path=path or os.defpath)
+        if program is None:
+            if command in commands:
+                reasons.append(f"CXX names {command[0]!r}, which is not found")
+            continue
+        if len(command) == 1 and os.path.realpath(program) in tried:
+            continue
+        tried.add(os.path.realpath(program))
         try:
-            first, *more = shlex.split(name)
-            path = shutil.which(first)
-            if path is None:
-                raise ValueError("there is no such command")
-            if f"{os.path.realpath(path)} {more}" not in seen:
-                seen.add(f"{os.path.realpath(path)} {more}")
-                return tuple(tried), _probed([path, *more])
-        except (ValueError, OSError) as error:
-            tried.append(f"{'CXX=' * (name == named)}{name}: {error}")
-    return tuple(tried), None
+            found = _probed((program, *command[1:]))
+        except CompilationError as error:
+            reasons.append(str(error))
+            continue
+        if commands and command not in commands:
+            LOG.warning("arrayopt: %s compiles instead of CXX=%s: %s", program, chosen, "; ".join(reasons))
+        return found
+    why = "; ".join(reasons) or "none is found"
+    return f"it needs a C++ compiler that works: {why}; install g++ or clang++, or name one in CXX"
 
 
-def _probed(command: list[str]) -> Compiler:
-    """A compiler, once it has made something that works; ValueError if it cannot."""
-    about = os.stat(command[0])
-    with tempfile.TemporaryDirectory(prefix="arrayopt-", dir=_room(), ignore_cleanup_errors=True) as folder:
-        version = _call([*command, "--version"], Path(folder), "", SHORT)
-    flags = [*FLAGS, *(["-Wl,--as-needed"] if platform.system() == "Linux" else [])]
-    depends = [__version__, *command, str(about.st_size), str(about.st_mtime_ns), version, *flags, processor()]
-    text = "\n".join([header("cpu.h"), "typedef float W;", *map(header, ("arithmetic.cuh", "loops.h")), PROBE])
-    identity = "\n".join([*depends, text])
-    name = f"arrayopt_compiler-{sha256(identity.encode()).hexdigest()[:24]}.code"
-    first = version.split("\n")[0]
-    several = [
-        Compiler((*command, *flags, *native.split(), "-x", "c++", "-"), first, native, identity + native)
-        for native in NATIVE
-    ]
+def _probed(command: tuple[str, ...]) -> Compiler:
+    """A compiler that compiles the probe; it is asked once, and what it answers is kept for later processes."""
+    source = header("cpu.h") + PROBE
+    try:
+        about = os.stat(command[0])
+    except OSError as error:
+        raise CompilationError(f"{command[0]} cannot be read: {error}") from error
+    depends = [__version__, *command, os.path.realpath(command[0]), str(about.st_size), str(about.st_mtime_ns)]
+    identity = "\n".join([*depends, *FLAGS, *processor(), source])
+    name = f"compiler-{sha256(identity.encode()).hexdigest()[:24]}.json"
     kept = read(name, identity)
     if kept is None:
-        with turn(name, wait=True):
-            kept = read(name, identity) or _compiled(several, text)
-            write(name, identity, kept)
-    _check(kept[1:])
-    return several[kept[0]]
+        kept = json.dumps(_answers(command, source)).encode()
+        write(name, identity, kept)
+    version, target = json.loads(kept)
+    return Compiler(command, version, tuple(target), "\n".join([identity, version, *target]))
 
 
-def _compiled(several: list[Compiler], text: str) -> bytes:
-    """The number of the first compiler of several that makes something that works, and that."""
-    for i, one in enumerate(several):
+def _answers(command: tuple[str, ...], source: str) -> tuple[str, tuple[str, ...]]:
+    """What a compiler says of its version, and the first flags for this processor with which the probe is right."""
+    why: CompilationError | None = None
+    for target in TARGETS:
         try:
-            made = one.compile(text)
-            _check(made)
-            return bytes([i]) + made
-        except ValueError as error:
-            if one is several[-1] or isinstance(error.__cause__, subprocess.TimeoutExpired):
-                raise
-    raise AssertionError
+            code = _compiled((*command, *FLAGS, *target), source)
+        except CompilationError as error:
+            why = why or error
+            continue
+        try:
+            probe = library(code).probe
+        except (AttributeError, CompilationError) as error:
+            raise CompilationError(f"what {command[0]} compiles cannot be loaded: {error}") from error
+        probe.restype = ctypes.c_double
+        numbers = (ctypes.c_float * 5)(1.0, 4.0, 9.0, 16.0, 25.0)
+        if probe(numbers, ctypes.c_int64(5)) == 40.0:
+            said = _run((*command, "--version"), Path(tempfile.gettempdir())).splitlines()
+            return (said[0].strip() if said else ""), target
+        why = CompilationError(f"{command[0]} compiles a sum wrongly")
+    assert why is not None
+    raise why
 
 
-def _check(library: bytes) -> None:
-    """Raise ValueError if what was made of `PROBE` does not work."""
+@cache
+def processor() -> tuple[str, ...]:
+    """What machine code depends on: the architecture, and the processor's model and features."""
+    found = [platform.machine(), platform.processor()]
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if not line.strip():
+                break  # the first processor stands for all
+            key, _, value = line.partition(":")
+            if key.strip() in ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part"):
+                found.append(value.strip())
+    return tuple(found)
+
+
+def _compiled(command: Sequence[str], source: str) -> bytes:
+    """The library that a command makes of a source."""
+    with _room() as folder:
+        try:
+            (folder / "code.cpp").write_text(source, "utf-8")
+            _run((*command, "-o", "code.so", "code.cpp"), folder)
+            return (folder / "code.so").read_bytes()
+        except OSError as error:
+            raise CompilationError(f"{command[0]} cannot be used: {error}") from error
+
+
+@contextmanager
+def _room() -> Iterator[Path]:
+    """A folder of our own, for one run of a compiler."""
+    place = None
+    with suppress(OSError):
+        if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= ROOM:
+            place = SHARED_MEMORY
     try:
-        run = opened(library).run
-    except (OSError, AttributeError) as error:
-        raise ValueError(f"what it makes cannot be loaded: {error}") from error
-    run.restype, run.argtypes = ctypes.c_double, [ctypes.c_void_p, ctypes.c_int64]
-    got = run((ctypes.c_float * 100)(*range(100)), 100)
-    if got != 4950 * 99 + 1:
-        raise ValueError(f"what it makes computes {got} instead of {4950 * 99 + 1}")
-
-
-def opened(data: bytes) -> ctypes.CDLL:
-    """Load a library: just these bytes, which nobody can change meanwhile; OSError if that cannot be done."""
-    if hasattr(os, "memfd_create"):
-        with suppress(OSError):  # the system may forbid to execute such memory
-            descriptor = os.memfd_create("arrayopt")
-            try:
-                with open(descriptor, "wb", closefd=False) as file:
-                    file.write(data)
-                slashes = "/" * next(_number)  # what has the name of a library that is loaded is taken to be that one
-                return ctypes.CDLL(f"/proc/self/fd{slashes}{descriptor}")
-            finally:
-                os.close(descriptor)
-    with tempfile.TemporaryDirectory(prefix="arrayopt-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / f"made{next(_number)}.so"
-        path.write_bytes(data)
-        return ctypes.CDLL(str(path))
-
-
-def _call(command: list[str], folder: Path, text: str, patience: float) -> str:
-    """What a command says on its standard output; ValueError, with what it says, unless it ends well.
-
-    It and its children are a group of processes of its own, which is gone after.
-    """
-    process, said = None, folder / "said"
-    try:
-        with open(said, "wb") as errors, uninterrupted():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=folder,
-                env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
-                start_new_session=True,  # Ctrl-C is for this process, which ends the other
-            )
-            _running[threading.get_ident()] = process
-        out = process.communicate(text.encode(), timeout=patience)[0]
-        code = process.returncode
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{command[0]} took longer than {patience:g} s") from error
+        folder = tempfile.TemporaryDirectory(prefix="arrayopt-", dir=place, ignore_cleanup_errors=True)
     except OSError as error:
-        raise ValueError(f"{command[0]} cannot be started: {error.strerror}") from error
+        raise CompilationError(f"a compiler has no folder to work in: {error}") from error
+    with folder as name:
+        yield Path(name)
+
+
+def _run(command: Sequence[str], folder: Path) -> str:
+    """What a command prints; it and all that it starts are ended if it takes too long, or if this is interrupted."""
+    environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for this process, which ends the compiler
+        )
+    except OSError as error:
+        raise CompilationError(f"{command[0]} cannot be started: {error}") from error
+    with _lock:
+        _running.add(process)
+    try:
+        said, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise CompilationError(f"{command[0]} did not end within {PATIENCE:.0f} s") from None
     finally:
-        _running.pop(threading.get_ident(), None)
-        if process is not None:
-            _end(process)
-    if code:
-        with open(said, "rb") as errors:
-            lines = [line.strip() for line in errors.read(4000).decode(errors="replace").splitlines()]
-        how = f"failed with status {code}" if code > 0 else f"was killed by signal {-code}"
-        raise ValueError(": ".join([f"{command[0]} {how}", *[" | ".join([x for x in lines if x][:3])[:400]]]))
-    return out.decode(errors="replace").strip()
+        _end(process)
+        with _lock:
+            _running.discard(process)
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise CompilationError(f"{command[0]} was ended by {name}{_first(said)}")
+    if process.returncode:
+        raise CompilationError(f"{command[0]} failed with status {process.returncode}{_first(said)}")
+    return said
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a command and its children, whatever they do."""
-    with uninterrupted():
+def _first(said: str) -> str:
+    """The lines of a compiler's output that say most."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower()] or lines
+    return f": {' / '.join(telling[:3])[:600]}" if telling else ""
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a process and what it has started, if it still runs."""
+    if process.poll() is None:
         with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(OSError, ValueError), process:
-            pass
+            _kill(process)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def end_all() -> None:
-    """End all commands that run, as where the user has interrupted; who waits for one gets a ValueError."""
-    for process in list(_running.values()):
-        _end(process)
+    """End all compilers that run, as when the user interrupts."""
+    with _lock:
+        running = list(_running)
+    for process in running:
+        with suppress(OSError):
+            _kill(process)
 
 
-def _room() -> str | None:
-    """A folder for what is there for a moment: in memory, where there is one; None: the system's."""
-    with suppress(OSError, AttributeError):
-        about = os.statvfs("/dev/shm")
-        if about.f_bavail * about.f_frsize >= ROOM and os.access("/dev/shm", os.W_OK | os.X_OK):
-            return "/dev/shm"
-    return None
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """Kill a process, and what it has started."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
 
 
-@functools.cache
-def processor() -> str:
-    """The processor, and the version of the C library, in words."""
-    found = [platform.machine(), *(os.confstr(x) or "" for x in ("CS_GNU_LIBC_VERSION",) if x in os.confstr_names)]
+def library(code: bytes) -> Any:
+    """A shared library, loaded from these bytes and from nothing else.
+
+    Raises
+    ------
+    CompilationError
+        If the system does not load it.
+    """
     try:
-        with open("/proc/cpuinfo", "rb") as file:  # of many processors it is long
-            lines = file.read(1 << 14).decode(errors="replace").split("\n\n")[0].splitlines()
-        return "\n".join([*found, *(x for x in lines if x.split(":")[0].strip() in KEYS.split(","))])
-    except OSError:
-        with suppress(OSError, subprocess.SubprocessError):
-            asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            found.append(subprocess.run(asked, capture_output=True, text=True, timeout=SHORT, check=False).stdout)
-        return "\n".join([*found, platform.processor()])
+        return _from_memory(code)
+    except (AttributeError, OSError):  # the system has no files in memory, or runs none
+        pass
+    try:
+        with tempfile.TemporaryDirectory(prefix="arrayopt-", ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "code.so"
+            path.write_bytes(code)
+            return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompilationError(f"compiled code cannot be loaded: {error}") from error
+
+
+def _from_memory(code: bytes) -> Any:
+    """See `library`; by a file that is in memory only."""
+    descriptor = os.memfd_create("arrayopt", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(code)
+        # the loader takes a path that it has seen for the same library: so each path is another
+        path = "/proc/self/" + "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
+        return ctypes.CDLL(f"{path}fd/{descriptor}")
+    finally:
+        os.close(descriptor)

@@ -24,7 +24,8 @@ class CuPy(Fused):
     """Generated kernels over all tensors at once; results do not depend on the grid."""
 
     name = "cupy"
-    products = Table
+    batch = Table
+    products = True
     side_by_side = False
     lean = LEAN
     counts, halves, cuts, parts, narrows = True, False, True, True, True

@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints, detached, is_array
 from arrayopt.engines.base import Asked, Partials, Report
-from arrayopt.engines.batch import Batch, Rows
+from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.compiling import compiling
 from arrayopt.engines.cuda.between import hypers as hypers_of
@@ -25,7 +25,6 @@ from arrayopt.engines.cuda.stages import pieces, stages, tiles
 from arrayopt.engines.cuda.text import COLUMNS, WINDOW, keys
 from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import UPDATES, reachable
-from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.known import located
@@ -56,15 +55,13 @@ class Table(Batch):
 
     def __init__(
         self,
-        plan: Plan,
-        split: Lanes | None,
-        dtype: str,
-        grad_dtype: str,
+        kind: Kind,
         bucket: Bucket,
         members: list[int],
         options: tuple[str, ...],
     ) -> None:
-        super().__init__(plan, split, bucket, members)
+        super().__init__(kind, bucket, members)
+        plan, dtype = kind.plan, kind.dtype
         self.access, self.device = access(self.tensors[0].array)
         cut = bucket.kind == "cut"
         tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))  # a cut is between units
@@ -99,7 +96,7 @@ class Table(Batch):
             self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
-            made = _kernels(plan, dtype, grad_dtype, options, self.device, windows=self.windows is not None)
+            made = _kernels(plan, dtype, kind.grad_dtype, options, self.device, windows=self.windows is not None)
             self.prepare_kernel, self.run_kernel = made
         self.staged: dict[tuple[int, str], Any] = {}
         self.launching = Launches(self)

@@ -1,18 +1,11 @@
 """An engine that compiles plans for CPUs: what such engines have in common."""
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import ClassVar
 
 from arrayopt.arrays import size
-from arrayopt.engines.base import Asked
 from arrayopt.engines.blas import lacking
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.native.code import Code, Left, ahead
-from arrayopt.engines.native.table import Table
 from arrayopt.engines.threads import thread_count
 
 __all__ = ["Native"]
@@ -21,23 +14,7 @@ __all__ = ["Native"]
 class Native(Fused):
     """Fused loops in machine code; results do not depend on the number of threads."""
 
-    batch: ClassVar[type[Table]]
-    cuts = parts = True
-
-    @staticmethod
-    @abstractmethod
-    def helped(left: Left) -> AbstractContextManager[None]:
-        """See `ahead`."""
-
-    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
-        """See `Fused.foresee`."""
-        codes: dict[str, Code] = {}
-        for bucket, asked in coming:
-            for kind in self.kinds(bucket, asked):
-                if not kind[0].idle:
-                    code = self.batch.code_of(*kind, bucket)
-                    codes[code.text] = code
-        ahead(codes.values(), self.helped)
+    cuts = parts = products = True
 
     def check_products(self, bucket: Bucket) -> None:
         """See `Fused.check_products`."""

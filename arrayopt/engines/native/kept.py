@@ -1,4 +1,4 @@
-"""What is kept on disk: files that are read only where nobody else can have written them, and only if they are whole.
+"""The cache of compiled code: files are read only if nobody else can have written them and no bit has changed.
 
 A file is a checksum and the data. The checksum is also of the data's identity, a text that says all that the data
 depends on: so a file that was made for anything else, or of which a bit has changed, is as good as none.
@@ -22,7 +22,7 @@ try:
 except ImportError:  # as on Windows: processes do not wait for each other there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["cache_folder", "read", "turn", "usable_folder", "write"]
+__all__ = ["cache_folder", "kept_in", "read", "turn", "usable_folder", "write"]
 
 LARGEST = 1 << 28
 """The bytes of the largest file that is read."""
@@ -70,6 +70,14 @@ def usable_folder() -> Path:
     _check(folder.parent, os.stat(folder.parent))
     _check(folder, os.lstat(folder))
     return folder
+
+
+def kept_in() -> str:
+    """Where compiled code is kept, for a message; empty where it cannot be."""
+    try:
+        return str(usable_folder())
+    except OSError:
+        return ""
 
 
 def read(name: str, identity: str) -> bytes | None:

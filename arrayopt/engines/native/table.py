@@ -1,32 +1,31 @@
 """Tensors as a table, which compiled code works through on all cores."""
 
 import contextlib
-import functools
 import heapq
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import REAL, WORKING, Array, Ints, memory
+from arrayopt.arrays import Array, Ints, memory
 from arrayopt.engines.base import Asked, Partials
-from arrayopt.engines.batch import Batch, Rows, plain
+from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.native.code import Code
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.threads import run
-from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
-from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.params.known import located
 
-__all__ = ["Table", "divide"]
+__all__ = ["Code", "Table", "divide"]
 
 SHARED = 1 << 18
 """All threads work on a tensor together if each gets at least this many elements; one thread does smaller ones."""
@@ -41,32 +40,41 @@ ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Compiled code.
+
+    Attributes
+    ----------
+    bind : callable
+        ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last, thread, threads``, which
+        does stages `first` to `last` of the tensors that have these rows; of passes, one thread's share. The arrays
+        stay where they are as long as the function lives. Stage -1 puts the address of a gradient's elements in the
+        place of that of the NumPy array; 0 if these are not contiguous and aligned.
+    real : type
+        NumPy's type of arithmetic.
+    """
+
+    bind: Callable[..., Callable[[int, int, int, int], Any]]
+    real: Any
+
+
 class Table(Batch):
     """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through it.
 
     Attributes
     ----------
-    made : Code
+    code : Code
         The code.
-    real : type
-        The type of its arithmetic.
     column : dict of str to int
         Where a column of the table is; see `arrayopt.engines.native.columns`.
     """
 
-    emit: ClassVar[Callable[..., str]]
-    """Writes the text of a plan."""
-    makes: ClassVar[type[Code]]
-    """What is made of a text."""
-
-    def __init__(
-        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
-    ) -> None:
-        super().__init__(plan, split, bucket, members)
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        super().__init__(kind, bucket, members)
+        plan, split = kind.plan, kind.split
         windows, every = windows_of(self)
-        self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])).type
-        self.made = self.code_of(plan, split, dtype, grad_dtype, bucket)
-        self.made.ready()
+        self.compiled = self.compile(kind)
         names = columns(plan, self.where)
         self.column = {name: i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(names)), np.int64)
@@ -81,7 +89,7 @@ class Table(Batch):
             self.put(name, self.room[room])
             self.room[room] += length
         if plan.multiplies:
-            self.put("BLAS", blas_address(self.real.__name__))
+            self.put("BLAS", blas_address(self.compiled.real.__name__))
         if plan.draws:
             self.put("START", self.firsts)
         self.put("OWN", self.room["work"])
@@ -92,7 +100,7 @@ class Table(Batch):
         if split is not None:
             extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
             planes = [evaluated(x, extents) for x in lowered(plan, split).planes]
-            self.own += extents["G"] * functools.reduce(np.maximum, planes)
+            self.own += extents["G"] * reduce(np.maximum, planes)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
@@ -101,10 +109,13 @@ class Table(Batch):
         self.nothing = self._rooms(np.zeros(0, np.int64), 1)
         self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
 
-    @classmethod
-    def code_of(cls, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket) -> Code:
-        """The code of a plan, for parameters and gradients of these dtypes."""
-        return cls.makes(cls.emit(plan, dtype, grad_dtype, split=split), f"{type(bucket.rule).__name__} for {dtype}")
+    @abstractmethod
+    def compile(self, kind: Kind) -> Code:
+        """The compiled code of the plan, for parameters and gradients of these dtypes."""
+
+    def about(self, kind: Kind) -> str:
+        """What is compiled, for a message."""
+        return f"{type(self.bucket.rule).__name__} for {kind.dtype}"
 
     def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
         """Fill in a column, for some rows."""
@@ -119,7 +130,7 @@ class Table(Batch):
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any one of these tensors, and for partial sums."""
         need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
-        return np.empty(need[0], self.real), np.empty(need[1])
+        return np.empty(need[0], self.compiled.real), np.empty(need[1])
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
@@ -193,10 +204,10 @@ class Table(Batch):
             self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
             return given
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
-        self.made.bind(rows, self.table, self.scalars, self.values, *self.nothing)(-1, 0, 0, 1)
+        self.compiled.bind(self.table, self.scalars, self.values, *self.nothing, rows)(-1, 0, 0, 1)
         if self.table[rows[0], column] not in (0, given[0].ctypes.data):
             raise RuntimeError(
-                "NumPy's arrays are not laid out in memory as compiled loops know them; use engine='numpy'"
+                "NumPy's arrays are not laid out in memory as compiled code knows them; use engine='array_api'"
             )
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])
@@ -220,10 +231,7 @@ class Table(Batch):
         return given
 
     def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
-        """Sort rows out: those that all threads share, for each thread those that are its own; and the calls of either.
-
-        A call has the addresses of its arrays, which are the table's, and room that it keeps.
-        """
+        """Divide the rows: those that all threads share, for each thread its own, and the calls for either."""
         if rows.kept is None or rows.kept[0] != threads:
             full, asked = rows.full, threads
             sizes = self.loads[full]
@@ -232,12 +240,12 @@ class Table(Batch):
                 threads = 1
             least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
             big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
-            own = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
-            rest, room = (self.table, self.scalars, self.values), self._rooms(full[big], threads)
-            shared = [self.made.bind(np.array([row]), *rest, *room) for row in full[big]]
-            stages = self.stages[-1] + 1
-            tasks = [functools.partial(self.made.bind(x, *rest, *self._rooms(x, 1)), 0, stages, 0, 1) for x in own]
-            rows.kept = asked, full[big], own, shared, tasks
+            own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
+            rest, stages = (self.table, self.scalars, self.values), self.stages[-1] + 1
+            room = self._rooms(full[big], threads)
+            shared = [self.compiled.bind(*rest, *room, np.array([row])) for row in full[big]]
+            own = [self.compiled.bind(*rest, *self._rooms(some, 1), some) for some in own_rows]
+            rows.kept = asked, full[big], own_rows, shared, [partial(call, 0, stages, 0, 1) for call in own]
         return rows.kept[1:]  # type: ignore[no-any-return]
 
     def _scratch(self, shared: Ints, own: list[Ints]) -> None:
@@ -247,7 +255,7 @@ class Table(Batch):
             largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
             need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                wide = np.result_type(self.real, np.complex64) if kind == "complex" else self.real
+                wide = np.result_type(self.compiled.real, np.complex64) if kind == "complex" else self.compiled.real
                 self.scratch[name] = np.empty(need, wide)
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shared)
@@ -256,13 +264,13 @@ class Table(Batch):
 
     def _loop(self, rows: Rows, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
-        _, _, shared, tasks = self._share(rows, threads)
+        *_, shared, own = self._share(rows, threads)
         for call in shared:
             for stage in self.stages:
                 n = threads if stage % 2 else 1
-                run([functools.partial(call, stage, stage + 1, i, n) for i in range(n)])
-        if tasks:
-            run(tasks)
+                run([partial(call, stage, stage + 1, i, n) for i in range(n)])
+        if own:
+            run(own)
 
 
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:

@@ -4,8 +4,7 @@ import hashlib
 import linecache
 import pickle
 import sys
-import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +14,12 @@ import numba
 import numpy as np
 from numba.core import compiler, serialize
 from numba.core.caching import NullCache
-from numba.core.errors import NumbaError
 
 from arrayopt._version import __version__
-from arrayopt.engines.compiling import LOG
-from arrayopt.engines.native.code import Code, remember, say
-from arrayopt.engines.native.kept import read, write
+from arrayopt.engines.compiling import LOG, compiling
+from arrayopt.engines.native.kept import kept_in, read, turn, write
 
-__all__ = ["Module", "converts_float16", "load"]
+__all__ = ["converts_float16", "load", "ready"]
 
 CHECKS = 128
 """A loop over several arrays is vectorized after a check that they do not overlap, of up to so many pairs of arrays.
@@ -58,40 +55,33 @@ def load(text: str, what: str) -> ModuleType:
     return sys.modules[name]
 
 
-class Module(Code):
-    """The module of a text, compiled for the types of arguments that all calls have. See `load` for the parameters."""
+def ready(module: ModuleType) -> None:
+    """Have a module compiled, or read from disk. Only one process at a time compiles it, and the others read that.
 
-    def __init__(self, text: str, what: str) -> None:
-        super().__init__(text, what)
-        self.module = load(text, what)
-        self.run = self.module.run
+    Parameters
+    ----------
+    module : module
+        The module of an emitted text.
+    """
+    if module.run.overloads:
+        return
+    name, identity = _place(module)
+    alone = turn(name, wait=True) if read(name, identity) is None else nullcontext(True)
+    with alone, compiling([module.run._cache.what], kept_in()):
+        module.run(*_nothing(module))
 
-    def made(self) -> bool:
-        """See `Code.made`."""
-        return bool(self.run.overloads)
 
-    def place(self) -> tuple[str, str]:
-        """See `Code.place`."""
-        types = tuple(map(numba.typeof, self._nothing()))
-        place: tuple[str, str] = self.run._cache.place(types, self.run.targetctx.codegen())
-        return place
+def _nothing(module: ModuleType) -> tuple[Any, ...]:
+    """Arguments of a module's `run` with which it does nothing; they are of the types that all calls have."""
+    rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
+    return table, scalars, scalars, np.zeros(0, module.W), np.zeros(0), rows, 0, 0, 0, 1
 
-    def make(self) -> None:
-        """See `Code.make`."""
-        try:
-            self.run(*self._nothing())
-        except NumbaError as error:
-            raise ValueError(f"Numba cannot compile {self.what}; use another engine: {error}") from error
 
-    def bind(self, rows: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
-        """See `Code.bind`."""
-        run = self.run
-        return lambda first, last, thread, threads: run(rows, first, last, thread, threads, *arrays)
-
-    def _nothing(self) -> tuple[Any, ...]:
-        """Arguments of `run` with which it does nothing; they are of the types that all calls have."""
-        rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
-        return rows, 0, 0, 0, 1, table, scalars, scalars, np.zeros(0, self.module.W), np.zeros(0)
+def _place(module: ModuleType) -> tuple[str, str]:
+    """See `_Disk.place`; for the types that all calls have."""
+    run = module.run
+    place: tuple[str, str] = run._cache.place(tuple(map(numba.typeof, _nothing(module))), run.targetctx.codegen())
+    return place
 
 
 def converts_float16() -> bool:
@@ -106,7 +96,6 @@ class _Disk(NullCache):
 
     def __init__(self, name: str, digest: str, what: str) -> None:
         self.name, self.digest, self.what = name, digest, what
-        self.began = 0.0
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """What was kept for some types of arguments; None where there is nothing."""
@@ -117,13 +106,10 @@ class _Disk(NullCache):
                 return REBUILD(target, *pickle.loads(kept))
             except Exception as error:  # it is as we wrote it; still, what cannot be used must not be missed
                 LOG.warning("what was kept of %s cannot be used: %r", self.what, error)
-        say(self.what)
-        self.began = time.perf_counter()
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep what has been compiled for some types of arguments."""
-        remember(self.what, time.perf_counter() - self.began)
         if not compiled.lifted and not compiled.library.has_dynamic_globals:
             write(*self.place(signature, compiled.codegen), DUMPS(compiled._reduce()))
 

@@ -1,12 +1,16 @@
 """The Numba engine: a plan as fused loops that Numba compiles."""
 
+from functools import partial
+
+from numba.core.errors import NumbaError
+
 from arrayopt.arrays import dtype_name
-from arrayopt.engines.base import NoRemedyError
+from arrayopt.engines.base import CompilationError, NoRemedyError
+from arrayopt.engines.batch import Kind
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.native.engine import Native
-from arrayopt.engines.native.table import Table
-from arrayopt.engines.numba.ahead import helped
-from arrayopt.engines.numba.compiled import Module, converts_float16
+from arrayopt.engines.native.table import Code, Table
+from arrayopt.engines.numba.compiled import converts_float16, load, ready
 from arrayopt.engines.numba.emit import emit
 
 __all__ = ["Numba"]
@@ -15,16 +19,22 @@ __all__ = ["Numba"]
 class _Table(Table):
     """A table, and a module of Numba."""
 
-    emit = staticmethod(emit)
-    makes = Module
+    def compile(self, kind: Kind) -> Code:
+        """See `Table.compile`."""
+        text = emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
+        module = load(text, self.about(kind))
+        try:
+            ready(module)
+        except NumbaError as error:
+            raise CompilationError(f"engine 'numba' cannot compile {self.about(kind)}: {error}") from error
+        return Code(partial(partial, module.run), module.W)
 
 
 class Numba(Native):
     """See `Native`."""
 
     name = "numba"
-    batch = products = _Table
-    helped = staticmethod(helped)
+    batch = _Table
 
     def check(self, bucket: Bucket) -> None:
         """See `Engine.check`."""

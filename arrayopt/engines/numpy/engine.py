@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING, Array
-from arrayopt.engines.batch import Batch, Rows, plain
+from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
@@ -24,7 +24,6 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
-from arrayopt.fusion.stages import staged
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
@@ -73,13 +72,12 @@ class _Blocks(Batch):
 
     chunk = 1 << 18  # threads hand the interpreter to each other after every call: calls must be long enough
 
-    def __init__(
-        self, plan: Plan, split: Lanes | None, dtype: str, grad_dtype: str, bucket: Bucket, members: list[int]
-    ) -> None:
-        super().__init__(plan, split, bucket, members)
+    def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
+        super().__init__(kind, bucket, members)
+        plan, split, dtype = kind.plan, kind.split, kind.dtype
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
-        storage = tuple(({"g": grad_dtype} | plan.storage).items())
-        self.runs = Runs(plan, staged(plan), storage, self.real, self.chunk, threading.local(), split)
+        storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
+        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
         self.flat = plan.element == "C" and not plan.small
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)
@@ -241,7 +239,7 @@ class NumPy(Fused):
 
     name = "numpy"
     batch = _Blocks
-    products = _Blocks
+    products = True
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """See `Fused.plan`; of small matrices passes are made again, block by block, and nothing is spilled."""
