@@ -71,7 +71,6 @@ COSTLY = {
     },
     "tests/engines/cuda/test_gpu_alone.py": {"test_the_benchmark_for_a_gpu": "", "test_the_tests_for_a_gpu": ""},
     "tests/engines/cuda/test_sass.py": {"test_the_whole_table": ""},
-    "tests/engines/numba/test_ahead.py": {"test_results_are_the_same_bits_wherever_code_was_compiled": ""},
     "tests/engines/numba/test_numba_cache.py": {
         "test_a_fork_after_a_step": "3-numba",
         "test_a_user_without_a_home": "",

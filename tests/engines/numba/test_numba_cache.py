@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.numba.kept import cache_folder
+from arrayopt.engines.native.kept import cache_folder
+from tests.support.engines import FUSED, SLOW, each_fused
 from tests.support.slow import marked
 
 ROOT = Path(ao.__file__).parents[1]
@@ -97,11 +97,11 @@ def nowhere(tmp_path):
 def test_a_second_process_compiles_nothing(filled):
     again = steps(filled)
     assert (again["hits"], again["misses"]) == (1, 0)
-    assert [len(files(filled, ending)) for ending in (".code", "seconds", "")] == [1, 1, 3]  # and the folder
+    assert [len(files(filled, ending)) for ending in (".code", "")] == [1, 2]  # and the folder
 
 
 def test_the_folder_is_of_this_version(monkeypatch, tmp_path):
-    version = f"{ao.__version__}-numba{numba.__version__}"
+    version = ao.__version__
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own" / version
     monkeypatch.delenv("ARRAYOPT_CACHE_DIR")
@@ -118,7 +118,7 @@ def test_processes_that_fill_the_cache_at_once_are_all_right(tmp_path):
     assert [json.loads(ended(x))["w"] for x in processes] == [RIGHT] * 3
     again = steps(tmp_path)
     assert (again["hits"], again["misses"]) == (1, 0)
-    assert [len(files(tmp_path, ending)) for ending in (".code", "seconds", "")] == [1, 1, 3]
+    assert [len(files(tmp_path, ending)) for ending in (".code", "")] == [1, 2]
 
 
 def test_without_a_folder_to_write_nothing_is_kept(nowhere):
@@ -191,7 +191,7 @@ print("done")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 @pytest.mark.parametrize(
     ("threads", "engine"),
-    marked([(1, "numpy"), (1, "numba"), (3, "numpy"), (3, "numba")], lambda threads, engine: threads == 3),
+    marked(((n, engine) for n in (1, 3) for engine in FUSED), lambda n, engine: n == 3 and engine not in SLOW),
 )
 def test_a_fork_after_a_step(engine, threads):
     code = "import warnings; warnings.simplefilter('ignore', DeprecationWarning)\n" + FORK.format(engine=engine)
@@ -227,7 +227,7 @@ def test_python_threads_that_compile_the_same_at_once(tmp_path):
     assert ended(start(RACE, ARRAYOPT_CACHE_DIR=tmp_path)) == "[True, True, True, True]\n"
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_python_threads_with_an_optimizer_each(engine, threads, monkeypatch):
     """Small and shared tensors, of the same plan and of others: each gets what it gets alone."""

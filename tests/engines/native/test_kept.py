@@ -1,8 +1,5 @@
 """What compiled code is read from disk: only what is whole, and ours alone. The modules are small ones, made here."""
 
-import functools
-import io
-import itertools
 import logging
 import os
 import pickle
@@ -12,7 +9,6 @@ import sys
 import threading
 import time
 import warnings
-from types import SimpleNamespace
 
 import llvmlite
 import numba
@@ -22,7 +18,12 @@ import pytest
 import arrayopt as ao
 from arrayopt.cli import info
 from arrayopt.engines import compiling
-from arrayopt.engines.numba import compiled, kept
+from arrayopt.engines.cpp import compiled as loaded
+from arrayopt.engines.native import kept
+from arrayopt.engines.numba import compiled
+from arrayopt.engines.threads import process_count
+from tests.engines.numba.test_numba_cache import start
+from tests.support.engines import COMPILED
 from tests.support.slow import marked
 
 TEXT = """
@@ -61,7 +62,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(compiling, "_told", set())
     monkeypatch.setenv("ARRAYOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(kept, "_told", set())
-    monkeypatch.setattr(compiled, "_said", set())
     return kept.usable_folder()
 
 
@@ -189,10 +189,7 @@ def other_kinds():
         path.write_bytes(b)
         other.write_bytes(a)
 
-    def times(path):
-        shutil.copy(path.parent / "seconds", path)
-
-    return [directory, full_directory, link, dangling, pipe, unreadable, swapped, times]
+    return [directory, full_directory, link, dangling, pipe, unreadable, swapped]
 
 
 @pytest.mark.parametrize("change", other_kinds(), ids=lambda x: x.__name__)
@@ -318,80 +315,6 @@ def test_code_depends_on_the_processor_and_the_compilers_settings(folder, name, 
     assert before[1] != after[1]
 
 
-# ---- saying so ------------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    """Somebody looks at it."""
-
-    def isatty(self):
-        return True
-
-
-def look_at(stream, monkeypatch):
-    """Have the standard error be some stream. (pytest has one of its own, which it puts in place for each test.)"""
-    monkeypatch.setattr(compiled, "sys", SimpleNamespace(stderr=stream, modules=sys.modules, version=sys.version))
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    """What a terminal has shown."""
-    stream = Terminal()
-    look_at(stream, monkeypatch)
-    return stream.getvalue
-
-
-def test_a_terminal_says_what_is_compiled(folder, terminal, logged):
-    logging.getLogger("arrayopt").setLevel(logging.INFO)
-    run(what="Thing for float32")
-    run(2, what="Thing for float32")
-    assert terminal() == "arrayopt: compiling Thing for float32, which takes some seconds\n"
-    assert len(logged) == 1
-
-
-def test_it_says_how_long_it_took(folder, terminal, monkeypatch):
-    clock = itertools.count(0.0, 7.25)
-    monkeypatch.setattr(compiled.time, "perf_counter", functools.partial(next, clock))
-    run(what="Thing")
-    compiled._said.clear()
-    run(2, what="Thing")
-    assert terminal().splitlines()[1] == "arrayopt: compiling Thing, which took 7.2 s the last time"
-
-
-def test_what_was_kept_is_not_spoken_of(folder, terminal):
-    run()
-    compiled._said.clear()
-    before = terminal()
-    run()
-    assert terminal() == before
-
-
-@pytest.mark.parametrize("quiet", ["1", "yes"])
-def test_it_can_be_silenced(folder, terminal, quiet, monkeypatch):
-    monkeypatch.setenv("ARRAYOPT_QUIET", quiet)
-    run()
-    assert terminal() == ""
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_without_a_terminal_it_is_in_the_log(folder, stream, monkeypatch, logged):
-    logging.getLogger("arrayopt").setLevel(logging.INFO)
-    look_at(stream, monkeypatch)
-    run()
-    assert stream is None or stream.getvalue() == ""
-    assert [x.getMessage() for x in logged] == ["compiling a test, which takes some seconds"]
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"[1]", b"{", b'{"a test": "x"}', b'{"a test": NaN}', b'{"a test": null}', b"\xff"]
-)
-def test_times_that_make_no_sense_are_none(folder, data, terminal):
-    kept.write("seconds", "seconds", data)
-    run()
-    assert "which takes some seconds" in terminal()
-    assert set(compiled._times()) == {"a test"}
-
-
 # ---- saying so where it lasts, off a terminal too -------------------------------------------------------------------
 
 
@@ -445,19 +368,73 @@ def test_what_lasts_is_not_said_to_who_wants_silence(folder, soon, logged, monke
     assert not logged
 
 
-@pytest.mark.parametrize("on_terminal", [False, True])
-def test_a_step_says_what_it_compiles(folder, on_terminal, logged, monkeypatch):
-    """A plain step; with two structures, of which another process may compile one, it is one line."""
+@pytest.mark.parametrize("engine", COMPILED)
+def test_a_step_says_what_it_compiles(folder, engine, logged, monkeypatch):
+    """A step with two structures is one line."""
     monkeypatch.setattr(compiling, "PATIENCE", 0.0)
-    look_at(Terminal() if on_terminal else io.StringIO(), monkeypatch)
     for name in [x for x in sys.modules if x.startswith("arrayopt_fused_")]:
         del sys.modules[name]
+    monkeypatch.setattr(loaded, "_loaded", {})
     params = {"a": np.ones(3), "b": np.ones(3)}
-    opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups={"b": ao.SGD(lr=0.1, weight_decay=0.1)}, engine="numba")
+    opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups={"b": ao.SGD(lr=0.1, weight_decay=0.1)}, engine=engine)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         opt.step({"a": np.ones(3), "b": np.ones(3)})
-    lines = [x.getMessage() for x in logged if x.levelname == "WARNING"]
-    assert lines == ([] if on_terminal else [
-        f"arrayopt: compiling SGD for float64, which takes some seconds; kept for later runs in {folder}"
-    ])  # fmt: skip
+    (line,) = [x.getMessage() for x in logged if x.levelname == "WARNING"]
+    assert line.startswith("arrayopt: compiling SGD for float64")
+    assert line.endswith(f"which takes some seconds; kept for later runs in {folder}")
+
+
+# ---- one process at a time ------------------------------------------------------------------------------------------
+
+locks = pytest.mark.skipif(kept.fcntl is None, reason="files cannot be locked on this system")
+
+
+@locks
+def test_one_at_a_time(folder, monkeypatch):
+    with kept.turn("x", wait=False) as first, kept.turn("x", wait=False) as second, kept.turn("y", wait=False) as other:
+        assert (first, second, other) == (True, False, True)
+        monkeypatch.setattr(kept, "PATIENCE", 0.05)
+        with kept.turn("x", wait=True) as third:
+            assert third  # the first has taken too long
+    assert not [*folder.glob("*.lock")]
+    with kept.turn("x", wait=True) as again:
+        assert again
+
+
+HOLD = """
+import sys, time
+from arrayopt.engines.native.kept import turn
+with turn("x", wait=False):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@locks
+def test_a_process_that_died_is_not_waited_for(folder):
+    process = start(HOLD, ARRAYOPT_CACHE_DIR=os.environ["ARRAYOPT_CACHE_DIR"])
+    assert process.stdout.readline() == "held\n"
+    with kept.turn("x", wait=False) as mine:
+        assert not mine
+    process.kill()
+    process.communicate()
+    with kept.turn("x", wait=True) as mine:
+        assert mine
+
+
+@locks
+def test_where_files_cannot_be_locked_everybody_makes_everything(folder, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(kept.fcntl, "flock", refuse)
+    with kept.turn("x", wait=False) as first, kept.turn("x", wait=True) as second:
+        assert first
+        assert second
+
+
+def test_the_number_of_compilers_is_that_of_threads(monkeypatch):
+    monkeypatch.delenv("ARRAYOPT_COMPILE_PROCESSES", raising=False)
+    monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "3")
+    assert process_count() == 3
