@@ -10,7 +10,11 @@ __device__ __forceinline__ W uniform(long long position, W a, W b, W c, W d, W t
     const unsigned keys[3] = {k0, k1, k0 ^ k1 ^ 0x1bd11bdau};
     const unsigned turns[8] = {13, 15, 26, 6, 17, 29, 16, 24};
     unsigned x = (unsigned)position + k0, y = joined(t1, t0) + k1;
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#pragma GCC unroll 20
+#else
 #pragma unroll
+#endif
     for (int i = 0; i < 20; ++i) {
         x += y;
         y = (y << turns[i % 8] | y >> (32 - turns[i % 8])) ^ x;
