@@ -43,6 +43,9 @@ class EngineRow:
         The name of the package, and how it is had.
     emits : str
         The module whose `emit` writes its code, where it has one.
+    looks : bool
+        Whether the class itself looks for what it needs, as a compiler that works, and raises ValueError where it is
+        not there; it takes whether the user has asked for the engine.
     """
 
     home: tuple[str, str]
@@ -50,13 +53,15 @@ class EngineRow:
     needs: str = ""
     install: str = ""
     emits: str = ""
+    looks: bool = False
 
-    def open(self) -> Engine:
-        """The engine; ValueError where what it needs is not installed."""
+    def open(self, *, asked: bool = False) -> Engine:
+        """The engine, which the user has asked for or not; ValueError where what it needs is not there."""
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         try:
-            made: Engine = getattr(import_module(self.home[0]), self.home[1])()
+            home = getattr(import_module(self.home[0]), self.home[1])
+            made: Engine = home(asked=asked) if self.looks else home()
         except ImportError as error:  # as where a package is older than another that it needs
             raise ValueError(f"{self.needs or self.home[0]} cannot be imported: {error}") from error
         return made
@@ -90,7 +95,9 @@ ENGINES: dict[str, EngineRow] = {
         "Numba, which is not installed; pip install 'arrayopt[cpu]'",
         "arrayopt.engines.numba.emit",
     ),
-    "cpp": EngineRow(("arrayopt.engines.cpp.engine", "Cpp"), ("numpy", "torch"), emits="arrayopt.engines.cpp.emit"),
+    "cpp": EngineRow(
+        ("arrayopt.engines.cpp.engine", "Cpp"), ("numpy", "torch"), emits="arrayopt.engines.cpp.emit", looks=True
+    ),
     "cupy": EngineRow(
         ("arrayopt.engines.cuda.engine", "CuPy"),
         ("cupy", "torch on cuda"),
@@ -160,7 +167,7 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
                 f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}"
             )
         try:
-            return _serving(name, arrays, bucket), "asked for"
+            return _serving(name, arrays, bucket, asked=True), "asked for"
         except ReturnedError:
             raise
         except ValueError as error:
@@ -216,7 +223,7 @@ def _kind(x: Array) -> str:
     return f"{name} on {kind}" if name == "torch" and kind != "cpu" else name
 
 
-def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
+def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> Engine:
     """An engine, if it can run this bucket; ValueError with the reason otherwise."""
     row = ENGINES[name]
     if name in bucket.refused:
@@ -225,7 +232,7 @@ def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
         raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
     if row.takes and bucket.rule.stacked and not isinstance(bucket, Layers):
         raise ValueError("it takes stacked tensors where they can be written in place")
-    engine = row.open()
+    engine = row.open(asked=asked)
     try:
         engine.check(bucket)
     except TraceError as error:

@@ -3,15 +3,17 @@
 import ctypes
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
+
 from arrayopt.engines.base import CompilationError
-from arrayopt.engines.compiling import compiling
-from arrayopt.engines.cpp.compiler import Compiler, compiler, end_all, library
+from arrayopt.engines.compiling import LOG, compiling
+from arrayopt.engines.cpp.compiler import Compiler, compiler
+from arrayopt.engines.cpp.process import end_all, library
 from arrayopt.engines.native.kept import kept_in, read, turn, write
 from arrayopt.engines.threads import process_count
 
@@ -51,40 +53,55 @@ def ahead(texts: Iterable[tuple[str, str]]) -> None:
     if workers < 2:
         return
     with compiling([what for _, what in left], kept_in()), ThreadPoolExecutor(workers, "arrayopt") as pool:
-        tasks = [pool.submit(_function, found, text) for text, _ in left]
+        tasks = [pool.submit(_function, found, text, wait=False) for text, _ in left]
         try:
-            for task in tasks:
-                with suppress(CompilationError):
-                    task.result()
+            wait(tasks)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            end_all()
+            while wait(tasks, 0.02).not_done:  # one may just be starting
+                end_all()
             raise
 
 
-def _function(found: Compiler, text: str) -> Any:
-    """The function of a source. Only one process at a time compiles it, and the others read what that has kept."""
+def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
+    """The function of a source. Only one process at a time compiles it, and the others read what that has kept.
+
+    Where another process is about it, this one waits or, without `wait`, leaves it for later and returns None.
+    """
     key = found.identity, text
     if key in _loaded:
         return _loaded[key]
     identity = f"{found.identity}\n{text}"
     name = f"cpp-{sha256(identity.encode()).hexdigest()[:32]}.so"
-    code = read(name, identity)
-    if code is None:
-        with turn(name, wait=True):
-            code = read(name, identity)
-            if code is None:
+    call = _kept(name, identity)
+    if call is None:
+        with turn(name, wait=wait) as mine:
+            if not mine:
+                return None
+            call = _kept(name, identity)
+            if call is None:
                 code = found.compile(text)
+                call = library(code).run
                 write(name, identity, code)
-    call = library(code).run
-    call.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 5]
+    call.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4]
     call.restype = None
     with _lock:
         return _loaded.setdefault(key, call)
 
 
+def _kept(name: str, identity: str) -> Any:
+    """The function of a library that was kept; None where there is none that this system loads."""
+    code = read(name, identity)
+    try:
+        return None if code is None else library(code).run
+    except CompilationError as error:  # it is as we wrote it; still, what cannot be used must not be missed
+        LOG.warning("arrayopt: what was kept as %s is compiled again: %s", name, error)
+        return None
+
+
 def _bind(call: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
     """A function of compiled code with its arrays, the last of which are the rows."""
-    made = partial(call, *(x.ctypes.data for x in arrays), len(arrays[-1]))
-    made.arrays = arrays  # type: ignore[attr-defined]  # which live as long as the function
+    block = np.array([*(x.ctypes.data for x in arrays), len(arrays[-1])], np.int64)
+    made = partial(call, ctypes.c_void_p(block.ctypes.data))
+    made.arrays = block, arrays  # type: ignore[attr-defined]  # which live as long as the function
     return made

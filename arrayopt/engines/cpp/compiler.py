@@ -1,31 +1,24 @@
-"""The C++ compiler of this machine: which one works, what it is, and running it."""
+"""The C++ compiler of this machine: which one works, and what code that it makes depends on."""
 
 import ctypes
-import json
 import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
-from itertools import count
-from pathlib import Path
-from threading import Lock
-from typing import Any
 
 from arrayopt._version import __version__
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.compiling import LOG
+from arrayopt.engines.cpp.process import compiled, library, said
 from arrayopt.engines.headers import header
-from arrayopt.engines.native.kept import read, write
+from arrayopt.engines.native.kept import read, turn, write
 
-__all__ = ["FLAGS", "Compiler", "compiler", "end_all", "library"]
+__all__ = ["FLAGS", "Compiler", "compiler"]
 
 NAMES = "c++", "g++", "clang++"
 """The compilers that are looked for, after the one that the environment variable ``CXX`` names."""
@@ -48,14 +41,12 @@ FLAGS = (
 TARGETS = ("-march=native",), ("-mcpu=native",), ()
 """Flags by which code is for this processor; the first that the compiler takes are used."""
 
-PATIENCE = 300.0
-"""After so many seconds a compiler is ended."""
-
-SHARED_MEMORY = "/dev/shm"
-"""Where compilers work, where there is such a folder with room: a disk is slower, and may be full."""
-
-ROOM = 1 << 25
-"""Bytes that must be free there."""
+PROCESSOR = {
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
+    *("isa", "cpu", "machine", "features"),
+}
+"""What the lines of ``/proc/cpuinfo`` begin with that say what a processor is."""
 
 PROBE = """
 typedef float W;
@@ -72,10 +63,6 @@ extern "C" double probe(const float* x, int64_t n) {
 }
 """
 """What a compiler must be able to compile, with the header that all code begins with."""
-
-_running: set["subprocess.Popen[str]"] = set()
-_lock = Lock()
-_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,234 +94,124 @@ class Compiler:
         CompilationError
             If the compiler fails, with what it says.
         """
-        return _compiled((*self.command, *FLAGS, *self.target), source)
+        return compiled((*self.command, *FLAGS, *self.target), source)
 
 
-def compiler() -> Compiler:
+def compiler(*, asked: bool = False) -> Compiler:
     """The first of ``CXX``, ``c++``, ``g++`` and ``clang++`` that works.
 
     Which it is depends on the machine and on the environment alone, never on what is kept in the cache.
+
+    Parameters
+    ----------
+    asked : bool
+        Whether the one that ``CXX`` names must work, where it names one; otherwise the log says why another is taken.
 
     Raises
     ------
     CompilationError
         If there is none, with the reason for each.
     """
-    found = _found(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
-    if isinstance(found, str):
-        raise CompilationError(found)
+    found, named = _found(os.environ.get("CXX", "").strip(), os.environ.get("PATH", ""))
+    if found is None or (asked and named):
+        why = named if found else f"it needs a C++ compiler that works: {named or 'none is found'}"
+        raise CompilationError(f"{why}; install g++ or clang++, or name one in CXX")
     return found
 
 
 @lru_cache(maxsize=8)
-def _found(chosen: str, path: str) -> Compiler | str:
-    """See `compiler`; a reason where there is none."""
+def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
+    """The compiler, if there is one; and why it is not the one that ``CXX`` names, or why there is none."""
+    commands, reasons = [(name,) for name in NAMES], list[str]()
+    named: tuple[str, ...] = ()
     try:
-        commands = [tuple(shlex.split(chosen))] if chosen.strip() else []
+        named = tuple(shlex.split(chosen))
     except ValueError as error:
-        return f"it needs a C++ compiler, and CXX={chosen!r} cannot be read: {error}"
-    reasons: list[str] = []
+        reasons.append(f"CXX={chosen!r} cannot be read: {error}")
     tried: set[str] = set()
-    for command in [*commands, *((name,) for name in NAMES)]:
+    for command in [*([named] if named else []), *commands]:
         program = shutil.which(command[0], path=path or os.defpath)
         if program is None:
-            if command in commands:
+            if command is named:
                 reasons.append(f"CXX names {command[0]!r}, which is not found")
             continue
         if len(command) == 1 and os.path.realpath(program) in tried:
             continue
-        tried.add(os.path.realpath(program))
+        if len(command) == 1:
+            tried.add(os.path.realpath(program))
         try:
             found = _probed((program, *command[1:]))
         except CompilationError as error:
-            reasons.append(str(error))
+            reasons.append(f"CXX={chosen}: {error}" if command is named else str(error))
             continue
-        if commands and command not in commands:
-            LOG.warning("arrayopt: %s compiles instead of CXX=%s: %s", program, chosen, "; ".join(reasons))
-        return found
-    why = "; ".join(reasons) or "none is found"
-    return f"it needs a C++ compiler that works: {why}; install g++ or clang++, or name one in CXX"
+        if command is named or not chosen:
+            return found, ""
+        LOG.warning("arrayopt: %s compiles instead of CXX=%s: %s", program, chosen, "; ".join(reasons))
+        return found, "; ".join(reasons)
+    return None, "; ".join(reasons)
 
 
 def _probed(command: tuple[str, ...]) -> Compiler:
-    """A compiler that compiles the probe; it is asked once, and what it answers is kept for later processes."""
+    """A compiler that has compiled the probe. What it made is kept for later processes, which try that."""
     source = header("cpu.h") + PROBE
     try:
         about = os.stat(command[0])
     except OSError as error:
         raise CompilationError(f"{command[0]} cannot be read: {error}") from error
-    depends = [__version__, *command, os.path.realpath(command[0]), str(about.st_size), str(about.st_mtime_ns)]
-    identity = "\n".join([*depends, *FLAGS, *processor(), source])
-    name = f"compiler-{sha256(identity.encode()).hexdigest()[:24]}.json"
+    version = said((*command, "--version"))
+    depends = [__version__, *command, os.path.realpath(command[0]), str(about.st_size), str(about.st_mtime_ns), version]
+    identity = "\n".join([*depends, *FLAGS, *map(str, TARGETS), *processor(), source])
+    name = f"compiler-{sha256(identity.encode()).hexdigest()[:24]}.so"
     kept = read(name, identity)
     if kept is None:
-        kept = json.dumps(_answers(command, source)).encode()
-        write(name, identity, kept)
-    version, target = json.loads(kept)
-    return Compiler(command, version, tuple(target), "\n".join([identity, version, *target]))
+        with turn(name, wait=True):
+            kept = read(name, identity)
+            if kept is None:
+                kept = _first_right(command, source)
+                write(name, identity, kept)
+    else:
+        _check(command[0], kept[1:])
+    target = TARGETS[kept[0]]
+    return Compiler(command, version.strip().split("\n")[0], target, "\n".join([identity, *target]))
 
 
-def _answers(command: tuple[str, ...], source: str) -> tuple[str, tuple[str, ...]]:
-    """What a compiler says of its version, and the first flags for this processor with which the probe is right."""
+def _first_right(command: tuple[str, ...], source: str) -> bytes:
+    """The number of the first flags for this processor with which a compiler makes the probe, as a byte; and that."""
     why: CompilationError | None = None
-    for target in TARGETS:
+    for i, target in enumerate(TARGETS):
         try:
-            code = _compiled((*command, *FLAGS, *target), source)
+            code = compiled((*command, *FLAGS, *target), source)
         except CompilationError as error:
             why = why or error
             continue
-        try:
-            probe = library(code).probe
-        except (AttributeError, CompilationError) as error:
-            raise CompilationError(f"what {command[0]} compiles cannot be loaded: {error}") from error
-        probe.restype = ctypes.c_double
-        numbers = (ctypes.c_float * 5)(1.0, 4.0, 9.0, 16.0, 25.0)
-        if probe(numbers, ctypes.c_int64(5)) == 40.0:
-            said = _run((*command, "--version"), Path(tempfile.gettempdir())).splitlines()
-            return (said[0].strip() if said else ""), target
-        why = CompilationError(f"{command[0]} compiles a sum wrongly")
+        _check(command[0], code)
+        return bytes([i]) + code
     assert why is not None
     raise why
 
 
+def _check(program: str, code: bytes) -> None:
+    """Raise CompilationError if what a compiler made of the probe does not work."""
+    try:
+        probe = library(code).probe
+    except (AttributeError, CompilationError) as error:
+        raise CompilationError(f"what {program} compiles cannot be loaded: {error}") from error
+    probe.restype = ctypes.c_double
+    numbers = (ctypes.c_float * 5)(1.0, 4.0, 9.0, 16.0, 25.0)
+    if probe(numbers, ctypes.c_int64(5)) != 40.0:
+        raise CompilationError(f"{program} compiles a sum wrongly")
+
+
 @cache
 def processor() -> tuple[str, ...]:
-    """What machine code depends on: the architecture, and the processor's model and features."""
-    found = [platform.machine(), platform.processor()]
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if not line.strip():
-                break  # the first processor stands for all
-            key, _, value = line.partition(":")
-            if key.strip() in ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part"):
-                found.append(value.strip())
-    return tuple(found)
-
-
-def _compiled(command: Sequence[str], source: str) -> bytes:
-    """The library that a command makes of a source."""
-    with _room() as folder:
-        try:
-            (folder / "code.cpp").write_text(source, "utf-8")
-            _run((*command, "-o", "code.so", "code.cpp"), folder)
-            return (folder / "code.so").read_bytes()
-        except OSError as error:
-            raise CompilationError(f"{command[0]} cannot be used: {error}") from error
-
-
-@contextmanager
-def _room() -> Iterator[Path]:
-    """A folder of our own, for one run of a compiler."""
-    place = None
-    with suppress(OSError):
-        if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= ROOM:
-            place = SHARED_MEMORY
+    """What machine code depends on: the architecture, the C library, and the processor's model and features."""
+    found = [platform.machine(), platform.processor(), *platform.libc_ver()]
     try:
-        folder = tempfile.TemporaryDirectory(prefix="arrayopt-", dir=place, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise CompilationError(f"a compiler has no folder to work in: {error}") from error
-    with folder as name:
-        yield Path(name)
-
-
-def _run(command: Sequence[str], folder: Path) -> str:
-    """What a command prints; it and all that it starts are ended if it takes too long, or if this is interrupted."""
-    environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for this process, which ends the compiler
-        )
-    except OSError as error:
-        raise CompilationError(f"{command[0]} cannot be started: {error}") from error
-    with _lock:
-        _running.add(process)
-    try:
-        said, _ = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise CompilationError(f"{command[0]} did not end within {PATIENCE:.0f} s") from None
-    finally:
-        _end(process)
-        with _lock:
-            _running.discard(process)
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        raise CompilationError(f"{command[0]} was ended by {name}{_first(said)}")
-    if process.returncode:
-        raise CompilationError(f"{command[0]} failed with status {process.returncode}{_first(said)}")
-    return said
-
-
-def _first(said: str) -> str:
-    """The lines of a compiler's output that say most."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()] or lines
-    return f": {' / '.join(telling[:3])[:600]}" if telling else ""
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End a process and what it has started, if it still runs."""
-    if process.poll() is None:
-        with suppress(OSError):
-            _kill(process)
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def end_all() -> None:
-    """End all compilers that run, as when the user interrupts."""
-    with _lock:
-        running = list(_running)
-    for process in running:
-        with suppress(OSError):
-            _kill(process)
-
-
-def _kill(process: "subprocess.Popen[str]") -> None:
-    """Kill a process, and what it has started."""
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-
-
-def library(code: bytes) -> Any:
-    """A shared library, loaded from these bytes and from nothing else.
-
-    Raises
-    ------
-    CompilationError
-        If the system does not load it.
-    """
-    try:
-        return _from_memory(code)
-    except (AttributeError, OSError):  # the system has no files in memory, or runs none
-        pass
-    try:
-        with tempfile.TemporaryDirectory(prefix="arrayopt-", ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "code.so"
-            path.write_bytes(code)
-            return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompilationError(f"compiled code cannot be loaded: {error}") from error
-
-
-def _from_memory(code: bytes) -> Any:
-    """See `library`; by a file that is in memory only."""
-    descriptor = os.memfd_create("arrayopt", os.MFD_CLOEXEC)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(code)
-        # the loader takes a path that it has seen for the same library: so each path is another
-        path = "/proc/self/" + "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
-        return ctypes.CDLL(f"{path}fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+        with open("/proc/cpuinfo", "rb") as file:  # the first processor stands for all, which may be hundreds
+            lines = file.read(1 << 14).decode(errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        with suppress(OSError, subprocess.SubprocessError):  # as on macOS
+            asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            found.append(subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout)
+        return tuple(found)
+    return (*found, *(line for line in lines if line.partition(":")[0].strip() in PROCESSOR))

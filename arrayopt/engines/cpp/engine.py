@@ -32,14 +32,20 @@ def _text(kind: Kind) -> str:
 
 
 class Cpp(Native):
-    """See `Native`."""
+    """See `Native`.
+
+    Parameters
+    ----------
+    asked : bool, default False
+        As for `compiler`.
+    """
 
     name = "cpp"
     batch = _Table
 
-    def __init__(self) -> None:
+    def __init__(self, *, asked: bool = False) -> None:
         super().__init__()
-        self.compiler = compiler()
+        self.compiler = compiler(asked=asked)
 
     def describe(self) -> str:
         """See `Fused.describe`."""
