@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -58,8 +59,9 @@ def ahead(texts: Iterable[tuple[str, str]]) -> None:
             wait(tasks)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            while wait(tasks, 0.02).not_done:  # one may just be starting
+            while not all(task.done() for task in tasks):
                 end_all()
+                time.sleep(0.02)  # another may just be starting
             raise
 
 
@@ -71,8 +73,7 @@ def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
     key = found.identity, text
     if key in _loaded:
         return _loaded[key]
-    identity = f"{found.identity}\n{text}"
-    name = f"cpp-{sha256(identity.encode()).hexdigest()[:32]}.so"
+    name, identity = _name(found, text)
     call = _kept(name, identity)
     if call is None:
         with turn(name, wait=wait) as mine:
@@ -87,6 +88,12 @@ def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
     call.restype = None
     with _lock:
         return _loaded.setdefault(key, call)
+
+
+def _name(found: Compiler, text: str) -> tuple[str, str]:
+    """The file that a library is kept in, and all that it depends on."""
+    identity = f"{found.identity}\n{text}"
+    return f"cpp-{sha256(identity.encode()).hexdigest()[:32]}.so", identity
 
 
 def _kept(name: str, identity: str) -> Any:

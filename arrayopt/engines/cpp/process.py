@@ -75,17 +75,17 @@ def _room() -> Iterator[Path]:
 
 def _run(command: Sequence[str], folder: Path) -> str:
     """What a command prints; it and all that it starts are ended if it takes too long, or if this is interrupted."""
-    process, timer = None, None
+    process, timer, late = None, None, list[int]()
     try:
         with open(folder / "said", "w+b") as output:
             with uninterrupted():  # else it might run on and nobody know of it
                 process = _started(command, folder, output)
-            timer = Timer(PATIENCE, _kill, [process])  # a wait with a limit looks only now and then
+            timer = Timer(PATIENCE, _expire, [process, late])  # a wait with a limit looks only now and then
             timer.daemon = True
             with suppress(RuntimeError):  # the system has no more threads
                 timer.start()
             process.wait()
-            if timer.finished.is_set():
+            if late:
                 raise CompilationError(f"{command[0]} did not end within {PATIENCE:.0f} s")
             output.seek(0)
             text = output.read(MOST).decode(errors="replace")
@@ -118,6 +118,12 @@ def _started(command: Sequence[str], folder: Path, output: Any) -> "subprocess.P
         )
         _running.add(process)
     return process
+
+
+def _expire(process: "subprocess.Popen[bytes]", late: list[int]) -> None:
+    """Kill a process that takes too long, and note that."""
+    late.append(process.pid)
+    _kill(process)
 
 
 def _first(text: str) -> str:
