@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -68,7 +69,7 @@ def _describe(name: str) -> str:
     except UnavailableError as error:
         return str(error).removeprefix(f"{name} ")
     engines = [f"{engine} {_trial(library, engine)}" for engine in engines_for(name)]
-    return f"{_devices(library)}; engines: {', '.join(engines)}"
+    return f"{_devices(library)}; engines: {', '.join(engines)}; 'auto' takes {_auto(library)}"
 
 
 def _devices(library: Library) -> str:
@@ -96,6 +97,17 @@ def _trial(library: Library, engine: str) -> str:
     except Exception as error:  # whatever is wrong with a driver or a compiler is what is asked for here
         return f"does not work ({' '.join(str(error).split())[:200]})"
     return "works"
+
+
+def _auto(library: Library) -> str:
+    """The engine that `LAMB` gets where none is asked for."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ao.NotFusedWarning)
+            text = ao.Optimizer({"w": library.array(np.ones((2, 3)))}, ao.LAMB()).explain()
+    except Exception as error:  # as in `_trial`
+        return f"none ({' '.join(str(error).split())[:200]})"
+    return next(line.split()[1] for line in text.splitlines() if line.strip().startswith("engine "))
 
 
 def _compiler() -> str:
