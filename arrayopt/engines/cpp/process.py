@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from threading import Lock, Timer
-from typing import Any
+from typing import Any, BinaryIO
 
 from arrayopt.engines.base import CompilationError
 from arrayopt.engines.interrupts import uninterrupted
@@ -77,7 +77,7 @@ def _run(command: Sequence[str], folder: Path) -> str:
     """What a command prints; it and all that it starts are ended if it takes too long, or if this is interrupted."""
     process, timer, late = None, None, list[int]()
     try:
-        with open(folder / "said", "w+b") as output:
+        with _output(folder) as output:
             with uninterrupted():  # else it might run on and nobody know of it
                 process = _started(command, folder, output)
             timer = Timer(PATIENCE, _expire, [process, late])  # a wait with a limit looks only now and then
@@ -102,6 +102,14 @@ def _run(command: Sequence[str], folder: Path) -> str:
     if process.returncode:
         raise CompilationError(f"{command[0]} failed with status {process.returncode}{_first(text)}")
     return text
+
+
+def _output(folder: Path) -> BinaryIO:
+    """A file for what a compiler says: in memory, if that can be, for where the folder is full it could say nothing."""
+    try:
+        return open(os.memfd_create("arrayopt", os.MFD_CLOEXEC), "w+b")
+    except (AttributeError, OSError):
+        return open(folder / "said", "w+b")
 
 
 def _started(command: Sequence[str], folder: Path, output: Any) -> "subprocess.Popen[bytes]":
