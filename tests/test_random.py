@@ -58,14 +58,14 @@ def surroundings(threads, small):
         if not small:
             yield
             return
-        numpy, numba = (importlib.import_module(f"arrayopt.engines.{name}.engine") for name in ("numpy", "numba"))
+        numpy, native = map(importlib.import_module, ("arrayopt.engines.numpy.engine", "arrayopt.engines.native.table"))
         with (
             mock.patch.object(numpy, "SHARED", 8),
             mock.patch.object(numpy, "PACKED", 4),
             mock.patch.object(numpy._Blocks, "chunk", 5),
-            mock.patch.object(numba, "SHARED", 8),
-            mock.patch.object(numba, "ALONE", 4),
-            mock.patch.object(numba._Table, "chunk", 16),
+            mock.patch.object(native, "SHARED", 8),
+            mock.patch.object(native, "ALONE", 4),
+            mock.patch.object(native.Table, "chunk", 16),
         ):
             yield
 

@@ -119,14 +119,14 @@ def test_jax_has_tensors_of_31_bits():
 
 
 def test_threads_change_no_bit(monkeypatch):
-    from arrayopt.engines.numba import engine as compiled
+    from arrayopt.engines.native import table as compiled
     from arrayopt.engines.numpy import engine as blocks
 
     monkeypatch.setattr(blocks, "SHARED", 64)
     monkeypatch.setattr(blocks, "PACKED", 64)
     monkeypatch.setattr(compiled, "SHARED", 64)
     monkeypatch.setattr(compiled, "ALONE", 64)
-    for name, home in (("numpy", blocks), ("numba", compiled)):
+    for name, home in (("numpy", blocks), ("cpp", compiled), ("numba", compiled)):
         for n in (1, 2, 3, 5):
             monkeypatch.setattr("arrayopt.engines.fused.thread_count", lambda n=n: n)
             check(drawn("numpy", name, Draws(seed=11)))

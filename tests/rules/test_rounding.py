@@ -182,7 +182,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", marked([("SGD",), ("LAMB",)], lambda rule: rule == "SGD"))
 def test_ranks_and_threads_round_alike(rule, monkeypatch):
-    from arrayopt.engines.numba import engine as compiled
+    from arrayopt.engines.native import table as compiled
 
     monkeypatch.setattr(compiled, "SHARED", 64)
     monkeypatch.setattr(compiled, "ALONE", 64)

@@ -1,7 +1,6 @@
 """Compiled C++: from this process, from the cache, or from the compiler."""
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,7 +20,6 @@ from arrayopt.engines.threads import process_count
 __all__ = ["ahead", "bound"]
 
 _loaded: dict[tuple[str, str], Any] = {}
-_lock = threading.Lock()
 
 
 def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], Any]]:
@@ -86,8 +84,7 @@ def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
                 write(name, identity, code)
     call.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4]
     call.restype = None
-    with _lock:
-        return _loaded.setdefault(key, call)
+    return _loaded.setdefault(key, call)
 
 
 def _name(found: Compiler, text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Timer
 from typing import Any, BinaryIO
 
 from arrayopt.engines.base import CompilationError
@@ -31,8 +31,10 @@ MOST = 1 << 16
 """So many bytes of what a compiler says are read."""
 
 _running: set["subprocess.Popen[bytes]"] = set()
-_lock = Lock()
 _numbers = count(1)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
 
 
 def compiled(command: Sequence[str], source: str) -> bytes:
@@ -114,17 +116,16 @@ def _output(folder: Path) -> BinaryIO:
 
 def _started(command: Sequence[str], folder: Path, output: Any) -> "subprocess.Popen[bytes]":
     """A process that runs a command in a folder."""
-    with _lock:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the compiler
-        )
-        _running.add(process)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for this process, which ends the compiler
+    )
+    _running.add(process)
     return process
 
 
@@ -147,15 +148,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         if process.poll() is None:
             _kill(process)
             process.wait()
-        with _lock:
-            _running.discard(process)
+        _running.discard(process)
 
 
 def end_all() -> None:
     """End all compilers that run, as when the user interrupts."""
-    with _lock:
-        running = list(_running)
-    for process in running:
+    for process in list(_running):
         _kill(process)
 
 
