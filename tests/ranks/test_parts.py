@@ -37,13 +37,13 @@ def test_norms_are_those_of_whole_tensors(label, ranks, tmp_path):
 
     def rank(comm):
         mine = parts(comm.rank, ranks)
-        opt = ao.Optimizer(mine, rule, comm=comm, **options)
+        opt = ao.Optimizer(mine, rule, comm=comm, engine="numba", **options)
         for k in range(4):
             given = opt.step({n: taken(n, g, comm.rank, ranks) for n, g in gradients(k, SHAPES).items()})
         assert given is mine
         opt.save(tmp_path / "x")
         anew = rule if label == "Adafactor" else replace(rule, lr=0.5)
-        other = ao.Optimizer(parts(comm.rank, ranks), anew, comm=comm, **options)
+        other = ao.Optimizer(parts(comm.rank, ranks), anew, comm=comm, engine="numba", **options)
         other.load(tmp_path / "x")
         same = all(mine[n].array.tobytes() == other.params[n].array.tobytes() for n in SHAPES)
         return {n: x.array for n, x in mine.items()}, opt.state_dict()["tensors"], same, opt.stats
@@ -72,7 +72,7 @@ def test_norms_are_those_of_whole_tensors(label, ranks, tmp_path):
 def test_whole_tensors_beside_parts():
     """What is no part is divided among the ranks as ever."""
     shapes = SHAPES | {"long": (100_000,)}
-    one = ao.Optimizer(parameters(shapes), ao.LAMB(lr=0.01), engine="numba")
+    one = ao.Optimizer(parameters(shapes), ao.LAMB(lr=0.01), engine="auto")
     for k in range(2):
         one.step(gradients(k, shapes))
 
@@ -159,7 +159,7 @@ ROWS = ao.CAME(lr=0.01)
 
 def test_rows_cut_between_units_give_what_one_process_does():
     """To the last bit; the state too, in which row and column sums are whole, and the rest is a part."""
-    one = ao.Optimizer({"w": np.ones((512, 128), np.float32)}, ROWS, engine="numba")
+    one = ao.Optimizer({"w": np.ones((512, 128), np.float32)}, ROWS, engine="auto")
     grads = [gradients(k, {"w": (512, 128)})["w"] for k in range(3)]
     for g in grads:
         one.step({"w": g})
