@@ -237,6 +237,10 @@ class Idle(Batch):
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
 
+    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+        """See `Batch.passes`: there are none."""
+        return iter(())
+
 
 def plain(x: Array) -> bool:
     """Whether an array can be read and written where it lies, element after element."""
