@@ -11,12 +11,12 @@ import sys
 import time
 
 import numpy as np
+from arrayopt.fusion.stages import staged
 
 import arrayopt as ao
 from arrayopt.engines.numba.engine import Numba
 from arrayopt.fusion.layout import geometry, layout
 from arrayopt.fusion.plans import plan_for
-from arrayopt.fusion.stages import staged
 from arrayopt.params.groups import Group
 from arrayopt.ranks.cuts import divide
 from arrayopt.state.tensors import Tensor

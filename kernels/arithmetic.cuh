@@ -2,9 +2,9 @@
 
 // NaN in either operand gives NaN, as in NumPy; fmax and fmin would drop it.
 template <class T>
-__device__ __forceinline__ T maximum(T a, T b) { return a > b || a != a ? a : b; }
+__device__ __forceinline__ T maximum(T a, T b) { return (a > b) | (a != a) ? a : b; }
 template <class T>
-__device__ __forceinline__ T minimum(T a, T b) { return a < b || a != a ? a : b; }
+__device__ __forceinline__ T minimum(T a, T b) { return (a < b) | (a != a) ? a : b; }
 template <class T>
 __device__ __forceinline__ T sign(T a) { return a == a ? (T)(a > 0) - (T)(a < 0) : a; }
 template <class T>

@@ -1,9 +1,9 @@
 // What compiled loops for CPUs call.
 
-template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
-static __forceinline__ double maximum(A a, B b) { return maximum((double)a, (double)b); }
-template <class A, class B, class = std::enable_if_t<!std::is_same<A, B>::value>>
-static __forceinline__ double minimum(A a, B b) { return minimum((double)a, (double)b); }
+static __forceinline__ double maximum(float a, double b) { return maximum((double)a, b); }
+static __forceinline__ double maximum(double a, float b) { return maximum(a, (double)b); }
+static __forceinline__ double minimum(float a, double b) { return minimum((double)a, b); }
+static __forceinline__ double minimum(double a, float b) { return minimum(a, (double)b); }
 
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
@@ -20,6 +20,10 @@ static int64_t block_of(int64_t count) { return 4096 / count > 16 ? 4096 / count
 // Copies matrices of `count` elements into planes, one for each element, in which `lanes` matrices lie side by side.
 template <class T>
 static void take(const T* __restrict source, W* __restrict planes, int64_t lanes, int64_t count) {
+    if (count == 1) {  // with a step that is known there are vectors
+        for (int64_t i = 0; i < lanes; ++i) planes[i] = widen(source[i]);
+        return;
+    }
     const int64_t block = block_of(count);
     for (int64_t first = 0; first < lanes; first += block) {
         const int64_t n = least(block, lanes - first);
@@ -30,6 +34,10 @@ static void take(const T* __restrict source, W* __restrict planes, int64_t lanes
 
 template <class T>
 static void give(T* __restrict target, const W* __restrict planes, int64_t lanes, int64_t count) {
+    if (count == 1) {
+        for (int64_t i = 0; i < lanes; ++i) narrow(planes[i], target[i]);
+        return;
+    }
     const int64_t block = block_of(count);
     for (int64_t first = 0; first < lanes; first += block) {
         const int64_t n = least(block, lanes - first);

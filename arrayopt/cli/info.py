@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 import arrayopt as ao
+from arrayopt.engines.cpp.compiler import compiler
+from arrayopt.engines.native.kept import usable_folder
 from arrayopt.engines.threads import thread_source
 from arrayopt.libraries import LIBRARIES, Library, UnavailableError, engines_for, open_library
 
@@ -42,6 +45,7 @@ def run(given: argparse.Namespace) -> int:
         write(f"\nthreads           {count}, {why}\n")
     except ValueError as error:
         write(f"\nthreads           {error}\n")
+    write(f"C++ compiler      {_compiler()}\n")
     write(f"compiled code     {_cache()}\n")
     return 0
 
@@ -94,14 +98,19 @@ def _trial(library: Library, engine: str) -> str:
     return "works"
 
 
+def _compiler() -> str:
+    """The compiler of the C++ engine, and the flags for this processor."""
+    try:
+        found = compiler()
+    except ValueError as error:
+        return str(error)
+    return f"{shlex.join([*found.command, *found.target])}: {found.version}"
+
+
 def _cache() -> str:
     """Where generated code is kept."""
     try:
-        from arrayopt.engines.numba.kept import usable_folder
-
         folder = usable_folder()
-    except ImportError:
-        return "none: Numba is not installed; pip install 'arrayopt[cpu]'"
     except OSError as error:
         return f"compiled anew in each process: {error}"
     return f"{folder}{', from ARRAYOPT_CACHE_DIR' if os.environ.get('ARRAYOPT_CACHE_DIR') else ''}"

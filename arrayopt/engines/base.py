@@ -12,7 +12,7 @@ from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "Engine", "Judge", "NoRemedyError", "Partials", "Report", "Swap", "abreast"]
+__all__ = ["Asked", "CompilationError", "Engine", "Judge", "NoRemedyError", "Partials", "Report", "Swap", "abreast"]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
@@ -20,6 +20,10 @@ Report = dict[str, Array]
 
 class NoRemedyError(ValueError):
     """An engine cannot run a bucket, and its user can do nothing about that."""
+
+
+class CompilationError(ValueError):
+    """An engine cannot compile here what it is to run; another engine may serve."""
 
 
 class Partials(NamedTuple):

@@ -51,6 +51,8 @@ class Bucket:
     run: Run = field(default_factory=Run)
     engine: tuple[str, Any, str] | None = None
     """The engine that was chosen: what was asked for, the engine, and why it is that one."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """The engines that could not compile what these tensors need, and why."""
     remedy: str = ""
     """Why no fused engine was, where a user can change that."""
     batches: "OrderedDict[Any, list[Any]]" = field(default_factory=OrderedDict)

@@ -8,14 +8,15 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from arrayopt.arrays import Array, dtype_name, library, place, size
-from arrayopt.engines.base import Engine, NoRemedyError
+from arrayopt.engines.base import CompilationError, Engine, NoRemedyError
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.compiling import LOG
 from arrayopt.engines.elsewhere import Elsewhere
 from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "explain_buckets", "select"]
+__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "explain_buckets", "instead", "select"]
 
 
 class NotFusedWarning(UserWarning):
@@ -131,6 +132,25 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     return bucket.engine[1:]
 
 
+def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
+    """The engine in place of one that could not compile what a bucket needs.
+
+    Raises
+    ------
+    CompilationError
+        The same, if the user has asked for that engine, or if other ranks share the tensors with it.
+    """
+    if name != "auto" or bucket.kind == "cut":
+        raise error
+    failed, _ = select(name, bucket)
+    bucket.refused[failed.name] = str(error)
+    bucket.engine = None
+    bucket.batches.clear()
+    chosen, _ = select(name, bucket)
+    LOG.warning("arrayopt: engine %r serves instead of %r: %s", chosen.name, failed.name, error)
+    return chosen
+
+
 def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     """See `select`."""
     arrays = _kind(bucket.tensors[0].array)
@@ -199,6 +219,8 @@ def _kind(x: Array) -> str:
 def _serving(name: str, arrays: str, bucket: Bucket) -> Engine:
     """An engine, if it can run this bucket; ValueError with the reason otherwise."""
     row = ENGINES[name]
+    if name in bucket.refused:
+        raise ValueError(bucket.refused[name])
     if row.takes and name not in FUSED.get(arrays, ()):
         raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
     if row.takes and bucket.rule.stacked and not isinstance(bucket, Layers):

@@ -8,7 +8,6 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import staged
 
 __all__ = ["INDEX", "Lines", "Written"]
 
@@ -68,7 +67,7 @@ class Written(Lines):
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, head: Sequence[str]) -> None:
         super().__init__()
-        self.plan, self.where, self.form = plan, where, staged(plan)
+        self.plan, self.where = plan, where
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
         self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}

@@ -17,8 +17,8 @@ import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, KEPT, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
-from arrayopt.fusion.plan import Pass, Plan
-from arrayopt.fusion.stages import Between, loops, staged
+from arrayopt.fusion.passes import Between, Pass, loops
+from arrayopt.fusion.plan import Plan
 
 __all__ = ["Lanes", "Segment", "lane_geometry", "lanes", "suits"]
 
@@ -98,7 +98,7 @@ def lanes(plan: Plan) -> Lanes | None:
     if not plan.passes or not _local_throughout(plan):
         return None
     of = _segment_of_pass(plan)
-    made_in = {s: k for k, p in enumerate(plan.passes) for s in p.reductions}
+    made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
     writes = {name: n for name, n in plan.small.items() if n.axes and name in plan.written}
     when = {
@@ -157,15 +157,15 @@ def _local_throughout(plan: Plan) -> bool:
         return False
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}
-    small = [n for part in plan.between for n in part]
-    axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.reductions), *(n.axes for n in small)}
+    small = [n for b in plan.between for n in b.nodes]
+    axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.sums), *(n.axes for n in small)}
     mixed = any(n.axes == "" and any(_is_local(a, plan) for a in n.args) for n in small)
     return axes <= {*known, plan.element} and not mixed and all(n.axes == plan.slots[x] for x, n in plan.small.items())
 
 
 def _read(p: Pass) -> list[Node]:
     """What the elements of a pass are computed from, written from and summed from."""
-    return [*(a for n in p.nodes for a in n.args), *p.stores.values(), *(s.args[0] for s in p.reductions)]
+    return [*(a for n in p.nodes for a in n.args), *p.stores.values(), *(s.args[0] for s in p.sums)]
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
@@ -176,20 +176,20 @@ def _segment_of_pass(plan: Plan) -> list[int]:
         t = of[-1] if of else 0
         needed = reachable(_read(p), stop=[*p.loads.values(), *made])
         of.append(t + any(made.get(n) == t and n.axes == "" for n in needed))
-        made |= dict.fromkeys(p.reductions, of[-1])
+        made |= dict.fromkeys(p.sums, of[-1])
     return of
 
 
 def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Between]:
     """What is computed per tensor before each segment, and after the last."""
-    when, form = dict(ready), staged(plan)
+    when = dict(ready)
     parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
-    for n in (n for part in plan.between for n in part if n.axes == ""):
+    for n in (n for b in plan.between for n in b.nodes if n.axes == ""):
         when[n] = max((when.get(a, 0) for a in n.args), default=0)
         parts[when[n]].append(n)
     sums: list[list[Node]] = [[] for _ in parts]
-    for p, t in zip(form.passes, of, strict=True):
+    for p, t in zip(plan.passes, of, strict=True):
         sums[t + 1] += p.reducing("tensor")
     made = [Between(tuple(some), loops(part, plan.element)) for some, part in zip(sums, parts, strict=True)]
-    stores = {name: n for name, n in form.between[-1].stores.items() if not plan.slots[name]}
+    stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
     return [*made[:-1], Between(made[-1].combine, made[-1].after, stores)]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.fusion.graph import ELEMENT, Node
+from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
-from arrayopt.fusion.stages import Between, Sweep, staged
 from arrayopt.fusion.trace import TraceError
 
 __all__ = [
@@ -192,16 +192,15 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
-    form = staged(plan)
-    partials = form.reductions
-    small = [*partials, *(n for part in plan.between for n in part)]
+    partials = {n: kind for p in plan.passes for n, kind in p.reductions.items()}
+    small = [*partials, *(n for b in plan.between for n in b.nodes)]
     for n in [*small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
     for r, kind in partials.items():
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
             raise TraceError(f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused")
-    kept = outliving(form.passes, form.between) | set(plan.small.values())
+    kept = outliving(plan.passes, plan.between) | set(plan.small.values())
     return Layout(
         {n: i for i, n in enumerate(plan.scalars)},
         {n: i for i, n in enumerate(n for n in small if n.axes == "")},
@@ -210,12 +209,12 @@ def layout(plan: Plan) -> Layout:
     )
 
 
-def outliving(passes: Iterable[Sweep], between: Iterable[Between]) -> set[Node]:
+def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
     """Values that something other than the loop between passes which makes them reads."""
     kept = set[Node]()
     for p in passes:
-        kept |= {*(a for n in p.nodes for a in n.args), *p.stores.values(), *p.reductions}
-        kept |= {r.args[0] for r in p.reductions}
+        kept |= {*(a for n in p.nodes for a in n.args), *p.stores.values(), *p.sums}
+        kept |= {r.args[0] for r in p.sums}
     for loop in (loop for b in between for loop in b.after):
         own = () if loop.reduces else loop.nodes
         kept |= {a for n in loop.nodes for a in n.args if a not in own}

@@ -1,14 +1,17 @@
 """Lowering a plan to a program, which the engines that compile for CPUs print."""
 
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
+from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower_lanes import LoweredSegment
 from arrayopt.fusion.lower_passes import Lowering
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.program import Function, Program
+from arrayopt.fusion.program import Call, Function, Program
 
 __all__ = ["lowered"]
 
@@ -16,18 +19,38 @@ __all__ = ["lowered"]
 @lru_cache(maxsize=KEPT)
 def lowered(plan: Plan, split: Lanes | None = None) -> Program:
     """The program of a plan; with `split`, of the plan in segments, for matrices that are laid side by side."""
-    stages: list[Function | None] = []
-    if split is None:
-        m = Lowering(plan, layout(plan))
-        for k, b in enumerate(m.form.between):
-            stages.append(m.between(k, b) if b else None)
-            if k < len(m.form.passes):
-                stages.append(m.units(k, m.form.passes[k]))
-        return Program(tuple(stages))
-    m, planes = Lowering(plan, split.where), []
+    return _whole(plan) if split is None else _in_segments(plan, split)
+
+
+def _whole(plan: Plan) -> Program:
+    """The program of a plan; passes that differ in nothing but their scratch arrays have one function."""
+    where = layout(plan)
+    m = Lowering(plan, where)
+    stages: list[Call | None] = []
+    made: dict[Any, Function] = {}
+    for k, b in enumerate(plan.between):
+        stages.append(Call(m.between(k, b)) if b else None)
+        if k == len(plan.passes):
+            break
+        p = plan.passes[k]
+        if not plan.multiplies:
+            stages.append(Call(m.units(k, p)))
+            continue
+        scratch, key = scratch_of(p, plan), described(p, plan, where)
+        if key not in made:
+            made[key] = replace(m.units(k, p), scratch=scratch)
+        stages.append(Call(made[key], scratch))
+    return Program(tuple(stages))
+
+
+def _in_segments(plan: Plan, split: Lanes) -> Program:
+    """The program of a plan in segments."""
+    m = Lowering(plan, split.where)
+    stages: list[Call | None] = []
+    planes = []
     for k, s in enumerate(split.segments):
         segment = LoweredSegment(m, s)
-        stages += [m.between(k, s.before), segment.units(k)]
+        stages += [Call(m.between(k, s.before)), Call(segment.units(k))]
         planes.append(segment.planes)
-    stages.append(m.between(len(split.segments), split.after))
+    stages.append(Call(m.between(len(split.segments), split.after)))
     return Program(tuple(stages), tuple(planes))

@@ -11,6 +11,8 @@ from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
 from arrayopt.fusion.lower_passes import Lowering, loops_over, position_of
+from arrayopt.fusion.passes import Loop as Small
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.program import (
     Array,
     Elements,
@@ -33,8 +35,6 @@ from arrayopt.fusion.program import (
     number,
     product,
 )
-from arrayopt.fusion.stages import Loop as Small
-from arrayopt.fusion.stages import Sweep
 
 __all__ = ["LoweredSegment"]
 
@@ -59,8 +59,8 @@ class LoweredSegment:
 
     def __init__(self, m: Lowering, s: Segment) -> None:
         self.m, self.s = m, s
-        self.passes = [m.form.passes[i] for i in s.passes]
-        sums = [x for p in self.passes for x in p.reductions if x.axes]
+        self.passes = [m.plan.passes[i] for i in s.passes]
+        sums = [x for p in self.passes for x in p.sums if x.axes]
         self.kept = [n for n in m.where.vectors if n in s.carried or n in sums]
         self.carried = {f"c{n.id}": _inside(n.axes) for n in self.kept}
         self.where = {n: f"q_{x}" for x, n in s.reads.items()} | {n: f"c{n.id}" for n in self.kept}
@@ -110,14 +110,12 @@ class LoweredSegment:
         planes = self.where[reduction]
         return Fill(planes, name("n") * product((self.counts | self.carried)[planes]), reduction)
 
-    def _pass(self, function: str, p: Sweep) -> Iterator[Statement]:
+    def _pass(self, function: str, p: Pass) -> Iterator[Statement]:
         """A pass over the elements: over lanes, for each place."""
-        yield from (self._fill(x) for x in p.reductions if x.axes)
+        yield from (self._fill(x) for x in p.sums if x.axes)
         loads = {f"q_{x}": n for x, n in p.loads.items()}
         stores = {f"q_{x}": n for x, n in p.stores.items()}
-        yield from self._over(
-            function, self.m.plan.element, loads, p.nodes, stores, {x: x.args[0] for x in p.reductions}
-        )
+        yield from self._over(function, self.m.plan.element, loads, p.nodes, stores, {x: x.args[0] for x in p.sums})
 
     def _over(
         self,

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import BANDS, CHUNK, Layout
+from arrayopt.fusion.passes import KINDS, Between, Pass
+from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
@@ -30,8 +32,6 @@ from arrayopt.fusion.program import (
     number,
     product,
 )
-from arrayopt.fusion.stages import KINDS, Between, Sweep, staged
-from arrayopt.fusion.stages import Loop as Small
 from arrayopt.fusion.windows import WINDOW
 
 __all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
@@ -61,7 +61,7 @@ class Lowering:
     """
 
     def __init__(self, plan: Plan, where: Layout) -> None:
-        self.plan, self.where, self.form = plan, where, staged(plan)
+        self.plan, self.where = plan, where
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
         self.seen: dict[Node, None] | None = None
@@ -92,7 +92,7 @@ class Lowering:
 
     # ---- passes -----------------------------------------------------------------------------------------------------
 
-    def units(self, k: int, p: Sweep) -> Function:
+    def units(self, k: int, p: Pass) -> Function:
         """Pass k over units lo to hi of one tensor."""
         if p.multiplies:
             return self._product(k, p)
@@ -118,7 +118,7 @@ class Lowering:
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{k}", "units", tuple(body))
 
-    def _elements(self, k: int, p: Sweep, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
+    def _elements(self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
         """The loop over the elements of a stretch."""
         columns = {f"v{n.id}": n for n in p.using("column")}
         sums = {s: s.args[0] for s in [*p.reducing("tensor", "row", "batch"), *p.reducing("column")]}
@@ -136,16 +136,16 @@ class Lowering:
             ONE,
         )
 
-    def _stretch(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _stretch(self, k: int, p: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as one row of elements."""
         o, e = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), o + name("TC")))
         yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
-        for i, s in enumerate(p.reductions):
+        for i, s in enumerate(p.sums):
             yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
 
-    def _tile(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _tile(self, k: int, p: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
         unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
@@ -166,7 +166,7 @@ class Lowering:
             here = self.part(s) + (at * name("NR") + rt) * name("NC") + ct
             yield Write(Place("part", here), f"t{s.id}")
 
-    def _batch(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _batch(self, k: int, p: Pass) -> Iterator[Statement]:
         """The rows of one matrix in a unit."""
         ab, rt, ct, c0, c1 = map(name, ("ab", "rt", "ct", "c0", "c1"))
         yield Let("a", ab // name("B"))
@@ -187,7 +187,7 @@ class Lowering:
             here = self.part(s) + (ab * name("NR") + rt) * name("NC") + ct
             yield Write(Place("part", here), f"y{s.id}")
 
-    def _row(self, k: int, p: Sweep) -> Iterator[Statement]:
+    def _row(self, k: int, p: Pass) -> Iterator[Statement]:
         """A row of a matrix in a unit."""
         ab, r, o, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
         rows, columns = name("R_1") - name("R_0"), name("C_1") - name("C_0")
@@ -207,7 +207,7 @@ class Lowering:
 
     # ---- products of matrices ---------------------------------------------------------------------------------------
 
-    def _product(self, k: int, p: Sweep) -> Function:
+    def _product(self, k: int, p: Pass) -> Function:
         """Product k: this thread's share of the bands, from outside in.
 
         Of a symmetric product the last bands take longest.
@@ -237,7 +237,7 @@ class Lowering:
         total, thread, threads = map(name, ("total", "thread", "threads"))
         return Loop("unit", total * thread // threads, total * (thread + 1) // threads, tuple(body))
 
-    def _square(self, k: int, p: Sweep) -> Function:
+    def _square(self, k: int, p: Pass) -> Function:
         """Pass k over the elements of products of matrices with their own transposes: this thread's share of them."""
         side, size, units, unit, ab, o = map(name, (p.axes[-1].upper(), "size", "units", "unit", "ab", "o"))
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]

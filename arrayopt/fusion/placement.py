@@ -1,14 +1,14 @@
 """Placement: the pass that each store, each sum and each spilled value is in, and what the passes do then."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import POSITION, PRODUCT, SCRATCH, Node, reachable
+from arrayopt.fusion.passes import Pass
 
-__all__ = ["Pass", "Placement", "Work"]
+__all__ = ["Placement", "Work"]
 
 MOST_SHARING = 4
 """With products, which make many passes, a spilled value is tried as if fewer passes than this shared it."""
@@ -18,44 +18,6 @@ LATE = 1 << 30
 
 PLACE = {"g": "p"}
 """Whose store may overwrite an input, if not its own: a gradient may be its own parameter."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Pass:
-    """One pass over the elements; or a product of matrices, which a library makes.
-
-    Attributes
-    ----------
-    loads : dict of str to Node
-        What is read: parameter, gradient, slots and spilled values by name, and the node that the value read is.
-    nodes : tuple of Node
-        What is computed per element, in order; loads, scalars and smaller values left out.
-    stores : dict of str to Node
-        What is written, spilled values too.
-    reductions : tuple of Node
-        What is reduced.
-    axes : str
-        The axes of its elements: the tensor's, or those of the product of a matrix with its own transpose.
-
-    Of a product, `nodes` is the one that it makes, and `loads` has its operands.
-    """
-
-    loads: dict[str, Node]
-    nodes: tuple[Node, ...]
-    stores: dict[str, Node]
-    reductions: tuple[Node, ...]
-    axes: str
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether it is a product."""
-        return any(n.op == PRODUCT for n in self.nodes)
-
-    def fed(self, complex_: bool) -> "Pass":
-        """The pass; if it is over random numbers alone, with the gradient as what it is over."""
-        if self.loads or self.stores:
-            return self
-        return replace(self, loads={"g": Node("input", (), self.axes, 0, "complex" if complex_ else "real", "g", -1)})
 
 
 class Work:

@@ -13,11 +13,12 @@ from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import CODECS
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
-from arrayopt.fusion.placement import Pass, Placement, Work
+from arrayopt.fusion.passes import Between, Pass, loops
+from arrayopt.fusion.placement import Placement, Work
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import Trace
 
-__all__ = ["Pass", "Plan", "plan"]
+__all__ = ["Plan", "plan"]
 
 COPIES = 1 << 30
 """Copies of small slots have ids from here on, which are parts of names: no graph has so many nodes."""
@@ -33,8 +34,8 @@ class Plan:
         The axes of an element; ``"C"`` where the tensor's shape does not matter.
     passes : tuple of Pass
         The passes, in order.
-    between : tuple of tuple of Node
-        What is computed before each pass, and after the last, in order.
+    between : tuple of Between
+        What is computed before each pass, and after the last.
     scalars : tuple of Node
         Scalars of the step that are used.
     slots : dict of str to str
@@ -55,7 +56,7 @@ class Plan:
 
     element: str
     passes: tuple[Pass, ...]
-    between: tuple[tuple[Node, ...], ...]
+    between: tuple[Between, ...]
     scalars: tuple[Node, ...]
     slots: dict[str, str]
     small: dict[str, Node]
@@ -90,7 +91,7 @@ class Plan:
     def key(self) -> tuple[Any, ...]:
         """What two plans have in common that do the same."""
         nodes = reachable(
-            [x for p in self.passes for x in (*p.stores.values(), *p.reductions)]
+            [x for p in self.passes for x in (*p.stores.values(), *p.sums)]
             + [*self.small.values(), *self.reports.values()]
         )
         graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
@@ -109,8 +110,8 @@ class Plan:
     @property
     def written(self) -> tuple[str, ...]:
         """The stored arrays that are written."""
-        changed = [name for name, n in self.small.items() if not (n.op == "input" and n.data == name)]
-        return (*(name for p in self.passes for name in p.stores if name not in self.spilled), *changed)
+        elements = (name for p in self.passes for name in p.stores if name not in self.spilled)
+        return (*elements, *self.between[-1].stores)
 
     @property
     def idle(self) -> bool:
@@ -133,7 +134,7 @@ class Plan:
                 lines.append(f"pass {k}: {self._product(p)}")
                 continue
             over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
-            made = [f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.reductions]
+            made = [f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.sums]
             stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
@@ -181,17 +182,17 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
     order: list[tuple[int, Pass]] = []
     scratch = {name: n for n, name in (made | given).items()}
-    complex_ = traced.storage["p"].startswith("complex")
+    gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
     for space in spaces:
         stored = {name: x for name, x in outputs.items() if traced.slots.get(name, element) == space}
         stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(Work(space, stored, own, narrow, made, calls=calls))
-        order += [(k, p.fed(complex_)) for k, p in enumerate(placed.passes) if p.stores or p.reductions]
+        order += [(k, p.within(element, gradient)) for k, p in enumerate(placed.passes) if p.stores or p.sums]
         scratch |= placed.scratch
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}
-        order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes)))
+        order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes, element)))
     order.sort(key=lambda x: (x[0], x[1].multiplies))  # products after what is of a lower level than they are
     passes = tuple(p for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
@@ -201,10 +202,10 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         scratch = {room[name]: n for name, n in scratch.items()}
         extents = {name: n.axes for name, n in scratch.items()}
         check_spaces(passes, element)
-    ready = {s: k + 1 for k, p in enumerate(passes) for s in p.reductions}
-    between = _between([*small.values(), *reports.values()], passes, ready, element)
+    ready = {s: k + 1 for k, p in enumerate(passes) for s in p.sums}
+    between = _between([*small.values(), *reports.values()], small, passes, ready, element)
     used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
-    used += [x for p in passes for x in p.stores.values()] + [n for part in between for x in part for n in x.args]
+    used += [x for p in passes for x in p.stores.values()] + [n for b in between for x in b.nodes for n in x.args]
     used += [*small.values(), *reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
     working = WORKING[traced.storage["p"]]
@@ -255,10 +256,10 @@ def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: 
 
 
 def _between(
-    roots: list[Node], passes: tuple[Pass, ...], ready: dict[Node, int], element: str
-) -> tuple[tuple[Node, ...], ...]:
+    roots: list[Node], small: dict[str, Node], passes: tuple[Pass, ...], ready: dict[Node, int], element: str
+) -> tuple[Between, ...]:
     """Values over fewer axes than the elements, each before the first pass that it can be computed before."""
-    wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.reductions]
+    wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.sums]
     wanted += [*roots, *(x for p in passes for x in p.stores.values())]
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)
@@ -268,4 +269,7 @@ def _between(
         when[node] = max((when.get(a, 0) for a in node.args), default=0)
         if node.op != "input":
             parts[when[node]].append(node)
-    return tuple(tuple(part) for part in parts)
+    sums = [(), *(p.sums for p in passes)]
+    stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
+    made = [Between(combine, loops(part, element)) for combine, part in zip(sums, parts, strict=True)]
+    return (*made[:-1], Between(made[-1].combine, made[-1].after, stores))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import SCRATCH, Node, is_whole
-from arrayopt.fusion.placement import Pass
+from arrayopt.fusion.passes import Pass
 
 __all__ = ["check_spaces", "multiplied", "renamed", "shared"]
 
@@ -48,5 +48,5 @@ def check_spaces(passes: Sequence[Pass], element: str) -> None:
     """Raise TraceError for what no engine does with the product of a matrix and its own transpose."""
     for p in passes:
         used = [a for n in p.nodes for a in n.args if not is_whole(a.axes, element)]
-        if p.axes != element and not p.multiplies and (p.reductions or any(set(n.axes) & set("RC") for n in used)):
+        if p.axes != element and not p.multiplies and (p.sums or any(set(n.axes) & set("RC") for n in used)):
             raise TraceError(f"a value over {p.axes} that is summed up, or varies by row, is not fused{WAY_OUT}")

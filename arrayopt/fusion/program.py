@@ -15,6 +15,7 @@ from arrayopt.fusion.graph import Node
 
 __all__ = [
     "Array",
+    "Call",
     "Compute",
     "Elements",
     "Fill",
@@ -374,27 +375,51 @@ class Function:
         ``threads``; or one does all.
     body : tuple of Statement
         What it does.
+    scratch : tuple of str
+        Scratch arrays, of which each call says in which columns their addresses are.
     """
 
     name: str
     shared: str
     body: tuple[Statement, ...]
+    scratch: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is done at a stage.
+
+    Attributes
+    ----------
+    function : Function
+        The function, which several stages may have in common.
+    scratch : tuple of str
+        The arrays in place of the function's `scratch`.
+    """
+
+    function: Function
+    scratch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All functions, in the order in which a tensor goes through them.
+    """What is done with a tensor, in order.
 
     Attributes
     ----------
-    stages : tuple of Function or None
+    stages : tuple of Call or None
         Stage 2k comes before pass k, if anything does; stage 2k + 1 is pass k.
     planes : tuple of Index
         How many planes a thread needs for each segment, for matrices of R rows and C columns.
     """
 
-    stages: tuple[Function | None, ...]
+    stages: tuple[Call | None, ...]
     planes: tuple[Index, ...] = ()
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions, each once."""
+        return list({id(call.function): call.function for call in self.stages if call}.values())
 
 
 def elements_of(body: Iterable[Statement]) -> Iterator[Elements]:

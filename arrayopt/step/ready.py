@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from arrayopt.engines.base import Asked, Partials, Report, abreast
+from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.table import select
+from arrayopt.engines.table import instead, select
 from arrayopt.ranks.alone import Alone
 
 __all__ = ["Ready"]
@@ -31,10 +31,19 @@ class Ready:
         for kind, one in {type(chosen): chosen for chosen, _, _ in begins}.items():
             one.foresee((x, wanted) for chosen, x, wanted in begins if type(chosen) is kind)
         for chosen, bucket, wanted in work:
-            if isinstance(chosen, Fused) and bucket.kind == "cut":
-                self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
-            else:
-                self._launches.append(chosen.prepare(bucket, wanted))
+            while True:
+                try:
+                    self._add(chosen, bucket, wanted)
+                    break
+                except CompilationError as error:
+                    chosen = instead(engine, bucket, error)
+
+    def _add(self, chosen: Engine, bucket: Bucket, wanted: Asked) -> None:
+        """Have an engine prepare a bucket."""
+        if isinstance(chosen, Fused) and bucket.kind == "cut":
+            self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
+        else:
+            self._launches.append(chosen.prepare(bucket, wanted))
 
     def run(self, team: Alone) -> dict[str, Report]:
         """Run everything, once: what ranks share, and what is whole while they wait for each other; the reports."""

@@ -247,7 +247,7 @@ def test_scalars_of_the_step_are_worked_out_apart_from_the_elements():
     for options in ALL:
         plan = plan_for(make(*options), 2, "float32")
         assert not [n for p in plan.passes for n in p.nodes if n.on_host]
-        assert not [n for part in plan.between for n in part if n.on_host]
+        assert not [n for b in plan.between for n in b.nodes if n.on_host]
         assert all(n.on_host and n.op != "const" for n in plan.scalars)
 
 
@@ -318,7 +318,7 @@ def test_what_only_looks_like_a_root_is_left_alone(function):
 def test_a_division_by_a_row_is_one_division_for_the_row():
     plan = plan_for(of(lambda xp, p, g: p / xp.sum(g * g, axis=-1, keepdims=True)), 2, "float32")
     assert [n.op for p in plan.passes for n in p.nodes if n.op == "div"] == []
-    assert [n.axes for part in plan.between for n in part if n.op == "div"] == ["R"]
+    assert [n.axes for b in plan.between for n in b.nodes if n.op == "div"] == ["R"]
 
 
 def test_a_division_by_a_subnormal_norm_changes_no_value():

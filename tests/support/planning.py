@@ -19,8 +19,8 @@ def check(plan):
     def small(n):
         return n.op == "input" and n.axes != plan.element and n.data in plan.small
 
-    for k, part in enumerate(plan.between):
-        for n in part:
+    for k, between in enumerate(plan.between):
+        for n in between.nodes:
             assert n.axes != plan.element
             assert all(ready(a) for a in n.args), n
             known.add(n)

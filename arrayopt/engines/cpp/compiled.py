@@ -1,52 +1,90 @@
-"""Compiling a C++ source, and calling it."""
+"""Compiled C++: from this process, from the cache, or from the compiler."""
 
 import ctypes
-import hashlib
-import os
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
-from types import SimpleNamespace
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
 from typing import Any
 
-import numpy as np
+from arrayopt.engines.base import CompilationError
+from arrayopt.engines.compiling import compiling
+from arrayopt.engines.cpp.compiler import Compiler, compiler, end_all, library
+from arrayopt.engines.native.kept import kept_in, read, turn, write
+from arrayopt.engines.threads import process_count
 
-__all__ = ["load"]
+__all__ = ["ahead", "bound"]
 
-FLAGS = (
-    "-O3",
-    "-march=native",
-    "-fopenmp-simd",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-w",
-)
+_loaded: dict[tuple[str, str], Any] = {}
+_lock = threading.Lock()
 
 
-@cache
-def load(text: str, real: str) -> Any:
-    """What a source makes: see `arrayopt.engines.native.table.Table.compile`."""
-    folder = Path(tempfile.gettempdir()) / "arrayopt_cpp"
-    folder.mkdir(exist_ok=True)
-    name = hashlib.sha256((text + " ".join(FLAGS)).encode()).hexdigest()[:24]
-    library = folder / f"{name}.so"
-    if not library.exists():
-        source, made = folder / f"{name}.cpp", folder / f"{name}.{os.getpid()}.so"
-        source.write_text(text)
-        done = subprocess.run(["g++", *FLAGS, "-o", str(made), str(source)], capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(f"engine 'cpp': g++ failed: {done.stderr[:4000]}")
-        os.replace(made, library)
-    call: Any = ctypes.CDLL(str(library)).run
-    call.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 5, *[ctypes.c_void_p] * 5]
+def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], Any]]:
+    """The function `run` of a source, as `arrayopt.engines.native.table.Code.bind` has it.
+
+    Parameters
+    ----------
+    text : str
+        The source.
+    what : str
+        What it is of, for a line that says that it is being compiled.
+
+    Raises
+    ------
+    CompilationError
+        If there is no compiler, or it fails.
+    """
+    with compiling([what], kept_in()):
+        return partial(_bind, _function(compiler(), text))
+
+
+def ahead(texts: Iterable[tuple[str, str]]) -> None:
+    """Compile several sources at once, as many as there are processors; whatever fails is left to `bound`."""
+    try:
+        found = compiler()
+    except CompilationError:
+        return
+    left = [(text, what) for text, what in texts if (found.identity, text) not in _loaded]
+    workers = min(process_count(), len(left))
+    if workers < 2:
+        return
+    with compiling([what for _, what in left], kept_in()), ThreadPoolExecutor(workers, "arrayopt") as pool:
+        tasks = [pool.submit(_function, found, text) for text, _ in left]
+        try:
+            for task in tasks:
+                with suppress(CompilationError):
+                    task.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
+
+
+def _function(found: Compiler, text: str) -> Any:
+    """The function of a source. Only one process at a time compiles it, and the others read what that has kept."""
+    key = found.identity, text
+    if key in _loaded:
+        return _loaded[key]
+    identity = f"{found.identity}\n{text}"
+    name = f"cpp-{sha256(identity.encode()).hexdigest()[:32]}.so"
+    code = read(name, identity)
+    if code is None:
+        with turn(name, wait=True):
+            code = read(name, identity)
+            if code is None:
+                code = found.compile(text)
+                write(name, identity, code)
+    call = library(code).run
+    call.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_int64] * 5]
     call.restype = None
+    with _lock:
+        return _loaded.setdefault(key, call)
 
-    def run(rows: Any, first: int, last: int, thread: int, threads: int, *arrays: Any) -> None:
-        call(rows.ctypes.data, len(rows), first, last, thread, threads, *(x.ctypes.data for x in arrays))
 
-    return SimpleNamespace(run=run, W=np.dtype(real).type)
+def _bind(call: Any, *arrays: Any) -> Callable[[int, int, int, int], Any]:
+    """A function of compiled code with its arrays, the last of which are the rows."""
+    made = partial(call, *(x.ctypes.data for x in arrays), len(arrays[-1]))
+    made.arrays = arrays  # type: ignore[attr-defined]  # which live as long as the function
+    return made

@@ -30,12 +30,11 @@ def emit(
     for name in ("storage.cuh", "arithmetic.cuh", *(["random.cuh"] if plan.draws else []), "loops.h"):
         m.put(0, *header(name).splitlines(), "")
     m.put(0, f"enum {{ {', '.join(m.columns)}, kColumns }};")
-    functions = lowered(plan, split).stages
-    for function in functions:
-        if function is not None:
-            print_function(m, function)
-    m.put(0, "", 'extern "C" void run(const int64_t* rows, int64_t count, int64_t first, int64_t last, int64_t thread,')
-    m.put(0, "    int64_t threads, int64_t* table, const double* scalars, double* values, W* work, double* part) {")
+    program = lowered(plan, split)
+    for function in program.functions:
+        print_function(m, function)
+    m.put(0, "", 'extern "C" void run(int64_t* table, const double* scalars, double* values, W* work, double* part,')
+    m.put(0, "    const int64_t* rows, int64_t count, int64_t first, int64_t last, int64_t thread, int64_t threads) {")
     m.put(1, "for (int64_t j = 0; j < count; ++j) {", "    int64_t* t = table + rows[j] * kColumns;")
     m.put(2, f"const double* s = scalars + rows[j] * {len(m.scalar)};")
     m.put(2, f"double* v = values + rows[j] * {len(m.tensor)};")
@@ -43,9 +42,10 @@ def emit(
     m.put(2, "const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;")
     m.put(2, "if (first < 0) t[AT_g] = look(t[AT_g]);")
     m.put(2, "for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {")
-    for stage, function in enumerate(functions):
-        if function is not None:
-            m.put(3, f"case {stage}: {function.name}({CALLS[function.shared]}); break;")
+    for stage, call in enumerate(program.stages):
+        if call is not None:
+            given = ", ".join([CALLS[call.function.shared], *(f"AT_{x}" for x in call.scratch)])
+            m.put(3, f"case {stage}: {call.function.name}({given}); break;")
     m.put(2, "default: break;", "}")
     m.put(1, "}")
     m.put(0, "}")

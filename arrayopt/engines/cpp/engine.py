@@ -1,12 +1,18 @@
 """The C++ engine: a plan as fused loops that a C++ compiler compiles."""
 
-from typing import Any
+from collections.abc import Iterable
 
+import numpy as np
+
+from arrayopt.arrays import REAL, WORKING
+from arrayopt.engines.base import Asked
 from arrayopt.engines.batch import Kind
-from arrayopt.engines.cpp.compiled import load
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.cpp.compiled import ahead, bound
+from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
-from arrayopt.engines.native.table import Table
+from arrayopt.engines.native.table import Code, Table
 
 __all__ = ["Cpp"]
 
@@ -14,12 +20,15 @@ __all__ = ["Cpp"]
 class _Table(Table):
     """A table, and a library."""
 
-    def compile(self, kind: Kind) -> Any:
+    def compile(self, kind: Kind) -> Code:
         """See `Table.compile`."""
-        from arrayopt.arrays import REAL, WORKING
-
         real = REAL.get(WORKING[kind.dtype], WORKING[kind.dtype])
-        return load(emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split), real)
+        return Code(bound(_text(kind), self.about(kind)), np.dtype(real).type)
+
+
+def _text(kind: Kind) -> str:
+    """The source of what tensors of a kind need."""
+    return emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)
 
 
 class Cpp(Native):
@@ -27,3 +36,20 @@ class Cpp(Native):
 
     name = "cpp"
     batch = _Table
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiler = compiler()
+
+    def describe(self) -> str:
+        """See `Fused.describe`."""
+        return f"{super().describe()}, compiled by {self.compiler.version or self.compiler.command[0]}"
+
+    def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
+        """See `Fused.foresee`."""
+        texts: dict[str, str] = {}
+        for bucket, asked in coming:
+            for kind in self.kinds(bucket, asked):
+                if not kind.plan.idle:
+                    texts[_text(kind)] = f"{type(bucket.rule).__name__} for {kind.dtype}"
+        ahead(texts.items())

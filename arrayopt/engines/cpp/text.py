@@ -100,7 +100,8 @@ def print_function(m: Text, function: Function) -> None:
     for elements in elements_of(function.body):
         _elements(m, elements)
         most = max(most, len(elements.totals))
-    m.put(0, "", f"static void {function.name}({ARGUMENTS[function.shared]}) {{")
+    given = ", ".join([ARGUMENTS[function.shared], *(f"int64_t AT_{x}" for x in function.scratch)])
+    m.put(0, "", f"static void {function.name}({given}) {{")
     m.put(1, *([f"W got[{most}];"] if most else []))
     _statements(m, 1, function.body)
     m.put(0, "}")
@@ -199,7 +200,7 @@ def _elements(m: Text, x: Elements) -> None:
     given += [f"const {'W' if n.on_host else m.kind(n)} {_bare(m, n)}" for n in x.scalars]
     given += ["int64_t start", "int64_t each"] if x.position is not None else []
     given += ["W* __restrict got"] if totals else []
-    m.put(0, "", f"static inline void {x.function}({', '.join(given)}) {{")
+    m.put(0, "", f"static __attribute__((noinline)) void {x.function}({', '.join(given)}) {{")
     m.put(1, *(f"W s{s.id} = {START[s.op]};" for s in totals))
     m.put(0, f"#pragma omp simd{''.join(f' reduction({COMBINE[s.op]}:s{s.id})' for s in totals)}")
     m.put(1, "for (int64_t i = 0; i < count; ++i) {")
@@ -213,7 +214,10 @@ def _elements(m: Text, x: Elements) -> None:
         m.put(2, f"const {m.kind(node)} {m.name(node)} = {m.expression(node)};")
     for name, node in x.stores.items():
         here = f"{name}[i]"
-        m.put(2, f"narrow({m.name(node)}, {here});" if name in x.storage else f"{here} = {m.name(node)};")
+        if name in x.storage:
+            m.put(2, f"narrow({m.name(node)}, {here});")
+        else:  # g++ makes no vectors of a conversion
+            m.put(2, f"{here} = {m.name(node)}{' ? (W)1 : (W)0' if node.dtype == 'bool' else ''};")
     for s, node in x.sums.items():
         m.put(2, f"{m.take(s, f'{x.into[s]}[i]' if s in x.into else f's{s.id}', m.name(node))};")
     m.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))

@@ -18,7 +18,6 @@ from arrayopt.engines.cuda.device import on_device
 from arrayopt.engines.cuda.stages import CHUNK
 from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, unit_ends, windowed
 from arrayopt.fusion.layout import GEOMETRY
-from arrayopt.fusion.stages import staged
 from arrayopt.fusion.windows import views, whole
 from arrayopt.state.shares import Shards
 
@@ -42,7 +41,7 @@ class Cut:
     """
 
     def __init__(self, table: Any) -> None:
-        self.of, self.form = weakref.proxy(table), staged(table.plan)  # no circle: memory is free when it is let go
+        self.of, self.plan = weakref.proxy(table), table.plan  # no circle: memory is free when it is let go
         self.shares = [tensor.share for tensor in table.tensors]
         self.windows: dict[int, Ints] = {}
         self.ends = [self._units(row) for row in range(len(self.shares))]
@@ -135,8 +134,8 @@ class Cut:
     def _wanted(self, k: int, rows: Ints) -> list[Partials]:
         """The partial results of pass k, of all ranks."""
         found, here = [], partial(on_device, self.of.access, self.of.device)
-        for row in rows.tolist() if k < len(self.form.passes) else ():
-            for reduction, kind in self.form.passes[k].reductions.items():
+        for row in rows.tolist() if k < len(self.plan.passes) else ():
+            for reduction, kind in self.plan.passes[k].reductions.items():
                 begin = int(self.of.host[row, self.of.part[reduction]])
                 room, geo, element = self.of.work, self.of.geo[row], self.of.plan.element
                 if row in self.windows:

@@ -6,14 +6,17 @@ For each pass there is a `PassK`, which does what the pass does with some elemen
 a struct.
 """
 
-from arrayopt.engines.cuda.alike import bare, scratch
+from collections.abc import Mapping
+from typing import Any
+
 from arrayopt.engines.cuda.between import between, hypers, scalars
 from arrayopt.engines.cuda.stages import SQUARE, stages
 from arrayopt.engines.cuda.text import CudaText
 from arrayopt.engines.headers import header
+from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import Sweep
 
 __all__ = ["LEAN", "emit"]
 
@@ -46,14 +49,17 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     for name in ("storage", "packs", "arithmetic", *drawn, "sums", "prepare", "queue", *last):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
-    alike: dict[str, list[int]] = {}
+    alike: dict[Any, list[int]] = {}
     for j, stage in enumerate(stages(plan)):
         if stage.kind == "pass":
-            begin = len(m.lines)
-            _pass(m, stage.index, m.form.passes[stage.index])
-            same = alike.setdefault(bare("\n".join(m.lines[begin + 1 :])), [])
-            same.append(stage.index)
-            del m.lines[begin + 1 if same[1:] else len(m.lines) :]
+            k, p = stage.index, m.plan.passes[stage.index]
+            again = _later(m, k)
+            kept = tuple(name in again for name in p.arrays)
+            same = alike.setdefault((described(p, plan, m.where), kept), [])
+            same.append(k)
+            m.put(0, f"// {str(plan).splitlines()[k]}")
+            if len(same) == 1:
+                _pass(m, k, p)
         elif stage.kind != "product":
             between(m, j, stage)
     _piece(m, flat, list(alike.values()))
@@ -64,11 +70,11 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
 RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"}
 
 
-def _pass(m: CudaText, k: int, p: Sweep) -> None:
+def _pass(m: CudaText, k: int, p: Pass) -> None:
     """What pass k does with some elements of a tensor."""
     sums = {kind: p.reducing(name) for kind, name in RESULTS.items()}
     inputs = [n.data for kind in ("tensor", "batch", "row", "column") for n in p.using(kind) if n.op == "input"]
-    m.put(0, f"// {str(m.plan).splitlines()[k]}", f"struct Pass{k} {{")
+    m.put(0, f"struct Pass{k} {{")
     counts = ", ".join(f"k{kind} = {len(some)}" for kind, some in sums.items())
     m.put(1, f"static constexpr int {counts}, kAhead = {m.ahead(p)};", "struct Sums {")
     m.put(2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch")))
@@ -106,7 +112,7 @@ def _pass(m: CudaText, k: int, p: Sweep) -> None:
     m.put(0, "};", "")
 
 
-def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
+def _enter(m: CudaText, k: int, p: Pass, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row, a column."""
     columns = {name: f"column_{name}" if name in m.plan.spilled else f"AT_{name}" for name in dict.fromkeys(arrays)}
     reads = [f"at_{name}(global(reinterpret_cast<{m.stored(name)}*>(t[{column}])))" for name, column in columns.items()]
@@ -141,25 +147,33 @@ def _enter(m: CudaText, k: int, p: Sweep, arrays: list[str]) -> None:
     m.put(1, "}")
 
 
-def _load(m: CudaText, k: int, p: Sweep) -> None:
+def _load(m: CudaText, k: int, p: Pass) -> None:
     """The elements of the arrays, up to N of them that are neighbours."""
-    later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
+    again = _later(m, k) | set(p.stores)
     m.put(1, "template <int N, bool kAligned>")
     m.put(1, "__device__ __forceinline__ Loads<N> load(long long i, int n) const {", "    Loads<N> loads;")
     for name in p.loads:
-        m.put(2, f"loads.{name} = read<N, kAligned, {_last(name in later or name in p.stores)}>(at_{name} + i, n);")
+        m.put(2, f"loads.{name} = read<N, kAligned, {_last(again, name)}>(at_{name} + i, n);")
     m.put(2, "(void)i, (void)n;", "return loads;")
     m.put(1, "}")
 
 
-def _last(again: bool) -> str:
-    """Whether what is read or written is not read again in the step."""
-    return "false" if again else "true"
+def _later(m: CudaText, k: int) -> set[str]:
+    """The arrays that passes after pass k read."""
+    found = set[str]()
+    for q in m.plan.passes[k + 1 :]:
+        found |= set(q.loads)
+    return found
 
 
-def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
+def _last(again: set[str], name: str) -> str:
+    """Whether an array is not among those that are read again in the step."""
+    return "false" if name in again else "true"
+
+
+def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
     """What is done with elements that have been read: operations, sums, stores."""
-    later = {name for q in m.plan.passes[k + 1 :] for name in q.loads}
+    later = _later(m, k)
     m.put(1, "template <int N>", "__device__ __forceinline__ void work(")
     m.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row,")
     m.put(2, "const Columns<N>& of_columns, Sums& sums, W (*columns)[N]) const {")
@@ -181,9 +195,20 @@ def _work(m: CudaText, k: int, p: Sweep, sums: dict[str, list[Node]]) -> None:
         m.put(3, "}")
     m.put(2, "}")
     for name in p.stores:
-        m.put(2, f"write<N, {_last(name in later)}>(at_{name} + i, write_{name}, n, aligned);")
+        m.put(2, f"write<N, {_last(later, name)}>(at_{name} + i, write_{name}, n, aligned);")
     m.put(2, "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;")
     m.put(1, "}")
+
+
+def _scratch(m: CudaText, same: Mapping[int, Pass]) -> str:
+    """The arguments that say where the scratch arrays are, of the passes that some stages are."""
+    columns = {j: [f"AT_{x}" for x in scratch_of(p, m.plan)] for j, p in same.items()}
+    *others, last = columns
+    text = ""
+    for i, column in enumerate(columns[last]):
+        choice = "".join(f"stage == {j} ? {columns[j][i]} : " for j in others if columns[j][i] != column)
+        text += f", {choice}{column}"
+    return text
 
 
 def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
@@ -195,7 +220,7 @@ def _piece(m: CudaText, flat: bool, alike: list[list[int]]) -> None:
         if same is None:
             continue
         m.open(f"stage{j}", ", int stage" if same[1:] else "")
-        arguments = scratch(m, {at[k]: m.form.passes[k] for k in same})
+        arguments = _scratch(m, {at[k]: m.plan.passes[k] for k in same})
         m.put(1, f"Pass{stage.index} pass(step, tensor{arguments});")
         if stage.square:
             m.put(1, f"square_piece(pass, {stage.axes[-1].upper()}, piece);")

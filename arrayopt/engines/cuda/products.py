@@ -10,7 +10,8 @@ from arrayopt.arrays import NARROW, Ints
 from arrayopt.codecs import CODECS
 from arrayopt.engines.cuda.cublas import Alike, Call, grouped, has_groups, strided
 from arrayopt.fusion.layout import GEOMETRY, extent
-from arrayopt.fusion.plan import Pass, Plan
+from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.products import multiplied
 
 __all__ = ["calls_of", "scratch_starts"]

@@ -11,8 +11,8 @@ import numpy as np
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.passes import loops
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import loops, staged
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -67,12 +67,11 @@ class Stage:
 def stages(plan: Plan) -> list[Stage]:
     """The stages of a plan, in order. Where reductions are put together, the first loop over the same axes follows."""
     made: list[Stage] = []
-    form = staged(plan)
-    for k, b in enumerate(form.between):
+    for k, b in enumerate(plan.between):
         grouped = loops([*b.combine, *b.nodes], plan.element)
         made += [Stage("reduce" if x.reduces else "loop", k, x.axes, x.nodes) for x in grouped]
-        if k < len(form.passes):
-            made.append(Stage("product" if form.passes[k].multiplies else "pass", k, form.passes[k].axes))
+        if k < len(plan.passes):
+            made.append(Stage("product" if plan.passes[k].multiplies else "pass", k, plan.passes[k].axes))
     written = dict.fromkeys(plan.slots[name] for name in b.stores)
     return made + [
         Stage("store", k, x, slots=tuple(name for name in b.stores if plan.slots[name] == x)) for x in written

@@ -9,8 +9,8 @@ from arrayopt.engines.written import Lines, Written
 from arrayopt.fusion.graph import KEY, POSITION, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.ops import REDUCTIONS
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.stages import Sweep
 
 __all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "keys"]
 
@@ -93,7 +93,7 @@ class CudaText(CudaWords, Written):
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":
-            most = max((len(p.reducing("column")) for p in self.form.passes), default=0)
+            most = max((len(p.reducing("column")) for p in self.plan.passes), default=0)
             values["kWindow"] = self.columns.index(WINDOW[0]) if self.windows else 0  # 0: tensors are whole
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
             values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
@@ -103,7 +103,7 @@ class CudaText(CudaWords, Written):
         """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is to spill."""
         if self.plan.multiplies:  # many passes in one kernel, and products take the time
             return 1
-        passes, words = self.form.passes, 2 if self.real == "float64" else 1
+        passes, words = self.plan.passes, 2 if self.real == "float64" else 1
         moved = [[*p.loads.values(), *p.stores.values()] for p in passes]
         held = [words * sum(2 if n.dtype == "complex" else 1 for n in some) for some in moved]
         if max(held, default=0) >= 2 * WIDE:
@@ -112,7 +112,7 @@ class CudaText(CudaWords, Written):
         most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
         return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
 
-    def ahead(self, p: Sweep) -> int:
+    def ahead(self, p: Pass) -> int:
         """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
         each = self.blocks * 256 * sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
         if self.plan.multiplies:  # many passes share the registers, and products take the time

@@ -20,7 +20,6 @@ from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, uni
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, GEOMETRY
-from arrayopt.fusion.stages import staged
 from arrayopt.fusion.windows import whole
 from arrayopt.state.shares import Shards
 
@@ -74,9 +73,9 @@ class Cut:
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for column, room in table.offsets:  # each tensor has room of its own, for all wait together
             table.table[:, column] += ends[room] - table.room[room]
-        self.work, self.parts = np.empty(ends["work"][-1], table.module.W), np.empty(ends["part"][-1])
+        self.work, self.parts = np.empty(ends["work"][-1], table.compiled.real), np.empty(ends["part"][-1])
         self.scratch: list[Any] = []
-        self.form = staged(table.plan)
+        self.plan = table.plan
         self.numbers = {reduction: i for i, reduction in enumerate(table.where.partials)}
 
     def _units(self, row: int) -> list[int]:
@@ -115,7 +114,7 @@ class Cut:
                 self.of.put(f"AT_{name}", x.ctypes.data - self.before(row, name, x.itemsize), row)
         self.scratch = []
         for name, kind in self.of.plan.spilled.items():
-            wide = np.result_type(self.of.module.W, np.complex64) if kind == "complex" else self.of.module.W
+            wide = np.result_type(self.of.compiled.real, np.complex64) if kind == "complex" else self.of.compiled.real
             for row, share in enumerate(self.shares):
                 self.scratch.append(np.empty(share.last - share.first, wide))
                 address = self.scratch[-1].ctypes.data - self._first(row) * self.scratch[-1].itemsize
@@ -142,11 +141,12 @@ class Cut:
     def passes(self, rows: Rows, threads: int) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""
         held = self.of.held(rows)
-        rest = (self.of.table, self.of.scalars, self.of.values, self.work, self.parts)
+        of = self.of
+        call = of.compiled.bind(of.table, of.scalars, of.values, self.work, self.parts, held.full)
         for stage in self.of.stages:
             n = threads if stage % 2 else 1
             if len(held.full):
-                run([functools.partial(self.of.module.run, held.full, stage, stage + 1, i, n, *rest) for i in range(n)])
+                run([functools.partial(call, stage, stage + 1, i, n) for i in range(n)])
             wanted = self._wanted(stage // 2, rows.full) if stage % 2 else []
             if wanted:
                 yield wanted
@@ -157,7 +157,7 @@ class Cut:
         return [
             Partials(self._pieces(row, reduction, kind))
             for row in rows.tolist()
-            for reduction, kind in self.form.passes[k].reductions.items()
+            for reduction, kind in self.plan.passes[k].reductions.items()
         ]
 
     def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:

@@ -1,11 +1,12 @@
 """Tensors as a table, which compiled code works through on all cores."""
 
 import contextlib
-import functools
 import heapq
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.params.known import located
 
-__all__ = ["Table", "divide"]
+__all__ = ["Code", "Table", "divide"]
 
 SHARED = 1 << 18
 """All threads work on a tensor together if each gets at least this many elements; one thread does smaller ones."""
@@ -37,6 +38,25 @@ FLOPS = 32
 
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Compiled code.
+
+    Attributes
+    ----------
+    bind : callable
+        ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last, thread, threads``, which
+        does stages `first` to `last` of the tensors that have these rows; of passes, one thread's share. The arrays
+        stay where they are as long as the function lives. Stage -1 puts the address of a gradient's elements in the
+        place of that of the NumPy array; 0 if these are not contiguous and aligned.
+    real : type
+        NumPy's type of arithmetic.
+    """
+
+    bind: Callable[..., Callable[[int, int, int, int], Any]]
+    real: Any
 
 
 class Table(Batch):
@@ -54,7 +74,7 @@ class Table(Batch):
         super().__init__(kind, bucket, members)
         plan, split = kind.plan, kind.split
         windows, every = windows_of(self)
-        self.module = self.compile(kind)
+        self.compiled = self.compile(kind)
         names = columns(plan, self.where)
         self.column = {name: i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(names)), np.int64)
@@ -69,7 +89,7 @@ class Table(Batch):
             self.put(name, self.room[room])
             self.room[room] += length
         if plan.multiplies:
-            self.put("BLAS", blas_address(self.module.W.__name__))
+            self.put("BLAS", blas_address(self.compiled.real.__name__))
         if plan.draws:
             self.put("START", self.firsts)
         self.put("OWN", self.room["work"])
@@ -80,7 +100,7 @@ class Table(Batch):
         if split is not None:
             extents = dict(zip(GEOMETRY, self.geo.T, strict=True))
             planes = [evaluated(x, extents) for x in lowered(plan, split).planes]
-            self.own += extents["G"] * functools.reduce(np.maximum, planes)
+            self.own += extents["G"] * reduce(np.maximum, planes)
         self.scratch: dict[str, Any] = {}
         self.staged: list[tuple[int, str]] = []
         self.copies: list[tuple[int, str, Any]] = []
@@ -90,14 +110,12 @@ class Table(Batch):
         self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
 
     @abstractmethod
-    def compile(self, kind: Kind) -> Any:
-        """The compiled code of the plan, for parameters and gradients of these dtypes.
+    def compile(self, kind: Kind) -> Code:
+        """The compiled code of the plan, for parameters and gradients of these dtypes."""
 
-        Returns
-        -------
-        module
-            `run`, whose arguments are those of the header of the code; and `W`, the type of arithmetic.
-        """
+    def about(self, kind: Kind) -> str:
+        """What is compiled, for a message."""
+        return f"{type(self.bucket.rule).__name__} for {kind.dtype}"
 
     def put(self, name: str, values: Any, rows: Any = slice(None)) -> None:
         """Fill in a column, for some rows."""
@@ -112,7 +130,7 @@ class Table(Batch):
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any one of these tensors, and for partial sums."""
         need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
-        return np.empty(need[0], self.module.W), np.empty(need[1])
+        return np.empty(need[0], self.compiled.real), np.empty(need[1])
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
         """See `Batch.prepare`."""
@@ -141,7 +159,7 @@ class Table(Batch):
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
         if self.cut is None and len(rows.full):
-            shared, own, _ = self._share(rows, threads)
+            shared, own, *_ = self._share(rows, threads)
             if self.plan.spilled:
                 self._scratch(shared, own)
         self.copies = []
@@ -186,10 +204,10 @@ class Table(Batch):
             self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
             return given
         self.table[rows, column] = np.fromiter(map(id, given), np.int64, len(given))
-        self.module.run(rows, -1, 0, 0, 1, self.table, self.scalars, self.values, *self.nothing)
+        self.compiled.bind(self.table, self.scalars, self.values, *self.nothing, rows)(-1, 0, 0, 1)
         if self.table[rows[0], column] not in (0, given[0].ctypes.data):
             raise RuntimeError(
-                "engine 'numba': NumPy's arrays are not laid out in memory as it knows them; use another"
+                "NumPy's arrays are not laid out in memory as compiled code knows them; use engine='array_api'"
             )
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])
@@ -213,7 +231,7 @@ class Table(Batch):
         return given
 
     def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
-        """Sort rows out: those that all threads share, for each thread those that are its own; and room for either."""
+        """Divide the rows: those that all threads share, for each thread its own, and the calls for either."""
         if rows.kept is None or rows.kept[0] != threads:
             full, asked = rows.full, threads
             sizes = self.loads[full]
@@ -223,8 +241,11 @@ class Table(Batch):
             least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
             big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
             own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
-            rooms = [self._rooms(full[big], threads), *(self._rooms(x, 1) for x in own_rows)]
-            rows.kept = asked, full[big], own_rows, rooms
+            rest, stages = (self.table, self.scalars, self.values), self.stages[-1] + 1
+            room = self._rooms(full[big], threads)
+            shared = [self.compiled.bind(*rest, *room, np.array([row])) for row in full[big]]
+            own = [self.compiled.bind(*rest, *self._rooms(some, 1), some) for some in own_rows]
+            rows.kept = asked, full[big], own_rows, shared, [partial(call, 0, stages, 0, 1) for call in own]
         return rows.kept[1:]  # type: ignore[no-any-return]
 
     def _scratch(self, shared: Ints, own: list[Ints]) -> None:
@@ -234,7 +255,7 @@ class Table(Batch):
             largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
             need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                wide = np.result_type(self.module.W, np.complex64) if kind == "complex" else self.module.W
+                wide = np.result_type(self.compiled.real, np.complex64) if kind == "complex" else self.compiled.real
                 self.scratch[name] = np.empty(need, wide)
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shared)
@@ -243,20 +264,13 @@ class Table(Batch):
 
     def _loop(self, rows: Rows, threads: int) -> None:
         """All passes: over what threads share, meeting after each, then over what is each one's own."""
-        shared, own, rooms = self._share(rows, threads)
-        rest = (self.table, self.scalars, self.values)
-        for row in shared:
+        *_, shared, own = self._share(rows, threads)
+        for call in shared:
             for stage in self.stages:
-                n, alone = threads if stage % 2 else 1, np.array([row])
-                args = (*rest, *rooms[0])
-                run([functools.partial(self.module.run, alone, stage, stage + 1, i, n, *args) for i in range(n)])
-        stages = self.stages[-1] + 1
-        tasks = [
-            functools.partial(self.module.run, x, 0, stages, 0, 1, *rest, *room)
-            for x, room in zip(own, rooms[1:], strict=True)
-        ]
-        if tasks:
-            run(tasks)
+                n = threads if stage % 2 else 1
+                run([partial(call, stage, stage + 1, i, n) for i in range(n)])
+        if own:
+            run(own)
 
 
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:

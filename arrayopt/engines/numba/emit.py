@@ -6,13 +6,14 @@ tensor; for what comes before it `between_k`. `run` does stages of a list of ten
 """
 
 from arrayopt.codecs import CODECS
-from arrayopt.engines.numba.printer import print_copies, print_function
-from arrayopt.engines.numba.products import header, shared
-from arrayopt.engines.numba.text import DRAW, HALF, HEADER, REST, ROUND, UNITS, Text
+from arrayopt.engines.numba.printer import ARGUMENTS, print_copies, print_function
+from arrayopt.engines.numba.products import header
+from arrayopt.engines.numba.text import DRAW, HALF, HEADER, REST, ROUND, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.program import Program
 
 __all__ = ["emit"]
 
@@ -50,29 +51,24 @@ def emit(
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
     if split:
         print_copies(m)
-    calls, seen = dict[int, str](), dict[str, int]()
-    for stage, function in enumerate(lowered(plan, split).stages):
-        if function is None:
-            continue
-        begin = len(m.lines)
+    program = lowered(plan, split)
+    for function in program.functions:
         print_function(m, function)
-        if stage % 2 and plan.multiplies:
-            calls[stage] = shared(m, stage // 2, m.form.passes[stage // 2], begin, seen)
-        else:
-            calls[stage] = f"{function.name}({UNITS if function.shared else 'row'}, {REST})"
-    _entry(m, calls)
+    _entry(m, program)
     return m.text()
 
 
-def _entry(m: Text, calls: dict[int, str]) -> None:
+def _entry(m: Text, program: Program) -> None:
     """The one entry, with the call of each stage.
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    m.put(0, "", "", "@jit", f"def run(rows, first, last, thread, threads, {REST}):", "    for row in rows:")
+    m.put(0, "", "", "@jit", f"def run({REST}, rows, first, last, thread, threads):", "    for row in rows:")
     m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     m.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
     m.put(2, "for stage in range(max(0, first), last):")
-    for stage, call in calls.items():
-        m.put(3, f"if stage == {stage}:", f"    {call}")
+    for stage, call in enumerate(program.stages):
+        if call is not None:
+            given = ", ".join([ARGUMENTS[call.function.shared], *(f"AT_{x}" for x in call.scratch)])
+            m.put(3, f"if stage == {stage}:", f"    {call.function.name}({given})")

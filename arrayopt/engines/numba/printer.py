@@ -27,7 +27,7 @@ from arrayopt.fusion.program import (
     number,
 )
 
-__all__ = ["print_copies", "print_function"]
+__all__ = ["ARGUMENTS", "print_copies", "print_function"]
 
 COPIES = """
 
@@ -61,6 +61,10 @@ BLOCK = 4096
 STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
+ARGUMENTS = {"": f"row, {REST}", "units": f"{UNITS}, {REST}", "threads": f"row, thread, threads, {REST}"}
+"""What a function takes, by how threads share it."""
+
+
 def index(x: Index, within: int = 0) -> str:
     """The text of a number; in parentheses where what it is within binds as strongly, or more."""
     if x.op == "column":
@@ -86,10 +90,8 @@ def print_function(m: Text, function: Function) -> None:
     """Print a function, after the loops over elements that it calls."""
     for elements in elements_of(function.body):
         _elements(m, elements)
-    arguments = {"units": f"{UNITS}, {REST}", "threads": f"row, thread, threads, {REST}"}.get(
-        function.shared, f"row, {REST}"
-    )
-    m.put(0, "", "", "@inner", f"def {function.name}({arguments}):")
+    given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
+    m.put(0, "", "", "@inner", f"def {function.name}({given}):")
     _statements(m, 1, function.body)
     m.put(1, "return")
 

@@ -4,12 +4,9 @@ A unit of a product is a band of rows of one matrix, and one call, with one thre
 number of threads. Of a symmetric product the band ends at the diagonal, and what is right of it is mirrored.
 """
 
-import re
+from arrayopt.engines.numba.text import Text
 
-from arrayopt.engines.numba.text import REST, Text
-from arrayopt.fusion.stages import Sweep
-
-__all__ = ["PRODUCT", "header", "shared"]
+__all__ = ["header"]
 
 TILE = 32
 """A band is mirrored in squares of so many rows and columns, which stay in cache."""
@@ -70,23 +67,3 @@ def multiply(blas, a, b, c, i0, i1, i, j, k, ta, tb, symmetric):
 def header(m: Text) -> str:
     """What texts with products begin with, beside all others."""
     return PRODUCT.format(real=m.real, tile=TILE)
-
-
-def shared(m: Text, k: int, p: Sweep, begin: int, seen: dict[str, int]) -> str:
-    """The call of pass k, written from line `begin` on; of an earlier one where only names differ, which is compiled.
-
-    So that it may be called for others, it is told in which columns the addresses of scratch arrays are.
-    """
-    columns = "".join(f", AT_{x}" for x in p.arrays if x in m.plan.spilled)
-    last = max(i for i, line in enumerate(m.lines) if line.startswith(f"def units_{k}("))
-    m.lines[last] = m.lines[last].replace("):", f"{columns}):")
-    units = m.lines[last].partition("(")[2].partition(f", {REST}")[0]
-    names: dict[str, str] = {}
-
-    def named(found: "re.Match[str]") -> str:
-        return (found[1] or "") + names.setdefault(found[2], f"name{len(names)}")
-
-    text = re.sub(r"\b(at_|AT_)?(spill\d+|[xsvy]\d+|(?:pass|units)_\d+)\b", named, "\n".join(m.lines[begin:]))
-    if seen.setdefault(text, k) != k:
-        del m.lines[begin:]
-    return f"units_{seen[text]}({units}, {REST}{columns})"

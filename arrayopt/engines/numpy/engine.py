@@ -24,7 +24,6 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
-from arrayopt.fusion.stages import staged
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
@@ -78,7 +77,7 @@ class _Blocks(Batch):
         plan, split, dtype = kind.plan, kind.split, kind.dtype
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
-        self.runs = Runs(plan, staged(plan), storage, self.real, self.chunk, threading.local(), split)
+        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
         self.flat = plan.element == "C" and not plan.small
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)

@@ -12,7 +12,7 @@ import numpy as np
 from arrayopt.codecs import CODECS, Codec
 from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import OPS
-from arrayopt.fusion.stages import Sweep
+from arrayopt.fusion.passes import Pass
 
 __all__ = ["Program", "program"]
 
@@ -113,12 +113,12 @@ def _make(steps: Steps, values: list[Any]) -> None:
 
 
 @lru_cache(maxsize=512)
-def program(p: Sweep, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()) -> Program:
+def program(p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()) -> Program:
     """The program of a pass.
 
     Parameters
     ----------
-    p : Sweep
+    p : Pass
         The pass.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
@@ -172,7 +172,7 @@ def program(p: Sweep, storage: tuple[tuple[str, str], ...], given: tuple[tuple[N
     return replace(_placed(p, stored, targets, summed, extras, copies, tuple(buffers)), finite=tuple(sorted(finite)))
 
 
-def _without(p: Sweep, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]) -> Sweep:
+def _without(p: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]) -> Pass:
     """A pass without factors of one, and without stored arrays that zero multiplies; these are added to `finite`."""
     names = {n: name for name, n in p.loads.items() if not stored[name].rounds and n.dtype == "real"}
     now: dict[Node, Node] = {}
@@ -197,7 +197,7 @@ def _without(p: Sweep, given: dict[Node, float], stored: dict[str, Codec], finit
     return replace(p, nodes=tuple(made), stores={name: now.get(n, n) for name, n in p.stores.items()}, summed=sums)
 
 
-def _needed(roots: Iterable[Node], p: Sweep) -> set[Node]:
+def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
     """What of a pass's own values some are computed from, and these."""
     found, stack, own = set[Node](), list(roots), set(p.nodes)
     while stack:
@@ -208,7 +208,7 @@ def _needed(roots: Iterable[Node], p: Sweep) -> set[Node]:
     return found
 
 
-def _factors(r: Node, p: Sweep) -> tuple[Node, ...]:
+def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: the two factors, where it is a sum of products over a whole tensor."""
     x = p.summed.get(r, r.args[0])
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
@@ -226,7 +226,7 @@ def _first_half(d: Node, old: Node | None, order: list[Node], last: dict[Node, i
     return None
 
 
-def _extras(p: Sweep, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
+def _extras(p: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
     """The sums that can be spared, for the pass makes what they stand beside; and what is computed for each alone."""
     plain = _plain(p)
     can = [r for r in p.reductions if isinstance(r.data, Spare) and (r.data.plain, r.axes) in plain]
@@ -236,13 +236,13 @@ def _extras(p: Sweep, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[N
     return {r: [n for n in p.nodes if n in some and needed[n] == 1] for r, some in zip(can, found[1:], strict=True)}
 
 
-def _plain(p: Sweep) -> dict[tuple[int, str], Node]:
+def _plain(p: Pass) -> dict[tuple[int, str], Node]:
     """The sums that no other makes idle, by what they are of, and their axes."""
     return {(r.args[0].id, r.axes): r for r in p.reductions if r.op == "sum" and not isinstance(r.data, Spare)}
 
 
 def _placed(
-    p: Sweep,
+    p: Pass,
     stored: dict[str, Codec],
     targets: dict[Node, int | str],
     summed: dict[Node, tuple[Node, ...]],

@@ -24,9 +24,9 @@ from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.lanes import Lanes, Segment
 from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import straight
-from arrayopt.fusion.stages import Between, Stages, Sweep
 
 __all__ = ["Ragged", "Runs", "Stack", "totals"]
 
@@ -52,7 +52,7 @@ class Runs:
 
     Attributes
     ----------
-    plan, form : Plan, Stages
+    plan : Plan
         What is to be done.
     storage : tuple of (str, str)
         Stored arrays, and their dtypes.
@@ -67,7 +67,6 @@ class Runs:
     """
 
     plan: Plan
-    form: Stages
     storage: tuple[tuple[str, str], ...]
     real: Any
     chunk: int
@@ -108,7 +107,7 @@ class Stack:
     @np.errstate(all="ignore")
     def run(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
         """All passes and products over arrays by name, with the scalars of the step; what is computed is added."""
-        form, spilled, axes = self.of.form, self.of.plan.spilled, self.of.plan.extents
+        plan, spilled, axes = self.of.plan, self.of.plan.spilled, self.of.plan.extents
         sizes = [math.prod(self.shape(axes[name])) for name in spilled]
         rooms = buffers_of(spilled.values(), self.of.real, max(sizes, default=0), self.of.scratch)
         for name, room, size in zip(spilled, rooms, sizes, strict=True):
@@ -117,10 +116,10 @@ class Stack:
             self._segments(self.of.split, arrays, known)
             return
         parts: dict[Node, Any] = {}
-        for k, between in enumerate(form.between):
+        for k, between in enumerate(plan.between):
             self._between(between, parts, arrays, known)
-            if k < len(form.passes):
-                p = form.passes[k]
+            if k < len(plan.passes):
+                p = plan.passes[k]
                 parts = self._multiply(p, arrays) if p.multiplies else self._pass(p, arrays, known)
 
     def _between(self, b: Between, parts: dict[Node, Any], arrays: dict[str, Any], known: dict[Node, Any]) -> None:
@@ -167,7 +166,7 @@ class Stack:
                     for a in gone:
                         env.pop(a, None)
                 if k is not None:
-                    made = here._pass(self.of.form.passes[k], mine, env)
+                    made = here._pass(self.of.plan.passes[k], mine, env)
                     env |= {r: x for r, x in made.items() if r.axes}
                     found[i] |= {r: x for r, x in made.items() if not r.axes}
             for name, n in s.writes.items():
@@ -176,7 +175,7 @@ class Stack:
                 carried[n][:, some] = env[n]
 
         parts: dict[Node, Any] = {}
-        later = {s: _in_order(s, self.of.form, carried) for s in split.segments}
+        later = {s: _in_order(s, self.of.plan, carried) for s in split.segments}
         for s in split.segments:
             self._between(s.before, parts, arrays, known)
             found: list[dict[Node, Any]] = [{} for _ in blocks]
@@ -215,7 +214,7 @@ class Stack:
 
         run([partial(some, i) for i in range(threads)])
 
-    def _multiply(self, p: Sweep, arrays: dict[str, Any]) -> dict[Node, Any]:
+    def _multiply(self, p: Pass, arrays: dict[str, Any]) -> dict[Node, Any]:
         """A product: at once where the matrices are small, else in bands of rows."""
         (n,), names = p.nodes, list(p.loads)
         operands = zip((names[0], names[-1]), n.data, strict=False)
@@ -232,7 +231,7 @@ class Stack:
         self._shared([partial(band, lo, hi) for lo, hi in bands(rows)])
         return {}
 
-    def _pass(self, p: Sweep, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
+    def _pass(self, p: Pass, arrays: dict[str, Any], known: dict[Node, Any]) -> dict[Node, Any]:
         """A pass, block by block; what it reduces."""
         host = [(n, known[n]) for n in p.using("host") if isinstance(known[n], float)]
         prog = program(p, self.of.storage, tuple((n, x) for n, x in host if x == 1.0))
@@ -387,11 +386,11 @@ def _finite(x: Any) -> bool:
     return bool(np.isfinite(x).all())
 
 
-def _in_order(s: Segment, form: Stages, carried: Iterable[Node]) -> list[list[tuple[Node, list[Node]]]]:
+def _in_order(s: Segment, plan: Plan, carried: Iterable[Node]) -> list[list[tuple[Node, list[Node]]]]:
     """What a segment computes before each pass, and after the last, each with what nothing looks at after it."""
     wanted, parts = {*s.writes.values(), *carried}, list[list[tuple[Node, list[Node]]]]()
     for between, k in zip(reversed(s.small), (None, *reversed(s.passes)), strict=True):
-        wanted |= set() if k is None else {*form.passes[k].uses}
+        wanted |= set() if k is None else {*plan.passes[k].uses}
         part = list[tuple[Node, list[Node]]]()
         for n in reversed(between.nodes):
             part.append((n, [a for a in dict.fromkeys(n.args) if a.axes and a not in wanted]))

@@ -1,4 +1,4 @@
-"""What is kept on disk: files that are read only where nobody else can have written them, and only if they are whole.
+"""The cache of compiled code: files are read only if nobody else can have written them and no bit has changed.
 
 A file is a checksum and the data. The checksum is also of the data's identity, a text that says all that the data
 depends on: so a file that was made for anything else, or of which a bit has changed, is as good as none.
@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
-import numba
-
 from arrayopt._version import __version__
 from arrayopt.engines.compiling import LOG
 
@@ -24,7 +22,7 @@ try:
 except ImportError:  # as on Windows: processes do not wait for each other there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["cache_folder", "read", "turn", "usable_folder", "write"]
+__all__ = ["cache_folder", "kept_in", "read", "turn", "usable_folder", "write"]
 
 LARGEST = 1 << 28
 """The bytes of the largest file that is read."""
@@ -55,7 +53,7 @@ def cache_folder() -> Path:
         folder = Path(given) if given else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
     except (RuntimeError, KeyError) as error:
         raise OSError("there is no home folder") from error
-    return folder / f"{__version__}-numba{numba.__version__}"
+    return folder / __version__
 
 
 def usable_folder() -> Path:
@@ -72,6 +70,14 @@ def usable_folder() -> Path:
     _check(folder.parent, os.stat(folder.parent))
     _check(folder, os.lstat(folder))
     return folder
+
+
+def kept_in() -> str:
+    """Where compiled code is kept, for a message; empty where it cannot be."""
+    try:
+        return str(usable_folder())
+    except OSError:
+        return ""
 
 
 def read(name: str, identity: str) -> bytes | None:

@@ -1,0 +1,183 @@
+"""What a plan is made of: passes over the elements, and what is computed between them.
+
+Threads and blocks meet before each `Between`, which first combines the partial results of the pass before it, in their
+order, and then computes what follows from them. Processes that share a tensor meet between these two.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole
+
+__all__ = ["KINDS", "Between", "Loop", "Pass", "loops"]
+
+KINDS = ("tensor", "row", "column", "batch")
+"""What partial results of a reduction over elements are kept for; and what a value of fewer axes is the same for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass over the elements; or a product of matrices, which a library makes.
+
+    Of a product, `nodes` is the one that it makes, and `loads` has its operands.
+
+    Attributes
+    ----------
+    loads : dict of str to Node
+        What is read: parameter, gradient, slots and spilled values by name, and the node that the value read is.
+    nodes : tuple of Node
+        What is computed per element, in order; loads, scalars and smaller values left out.
+    stores : dict of str to Node
+        What is written, spilled values too.
+    sums : tuple of Node
+        What is reduced.
+    axes : str
+        The axes of its elements: the tensor's, or those of the product of a matrix with its own transpose.
+    element : str
+        The axes of the tensor's elements.
+    summed : dict of Node to Node
+        What is reduced in place of a reduction's argument, where an engine has put something simpler in its place.
+    """
+
+    loads: dict[str, Node]
+    nodes: tuple[Node, ...]
+    stores: dict[str, Node]
+    sums: tuple[Node, ...]
+    axes: str
+    element: str = ""
+    summed: dict[Node, Node] = field(default_factory=dict)
+
+    @cached_property
+    def multiplies(self) -> bool:
+        """Whether it is a product."""
+        return any(n.op == PRODUCT for n in self.nodes)
+
+    @cached_property
+    def reductions(self) -> dict[Node, str]:
+        """What is reduced, and which of `KINDS` its partial results are kept for."""
+        return {r: _kept(r, self.element) for r in self.sums}
+
+    @cached_property
+    def uses(self) -> dict[Node, str]:
+        """Values of fewer axes that elements are computed from.
+
+        Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among them as
+        ``position``, where random numbers are drawn.
+        """
+        read = [a for n in self.nodes for a in n.args] + [*self.stores.values(), *(r.args[0] for r in self.sums)]
+        found: dict[Node, str] = {}
+        for n in read:
+            if n.on_host and n.op != "const":
+                found[n] = "host"
+            elif n.op not in ("const", "complex", POSITION) and not is_whole(n.axes, self.element):
+                found[n] = _varies(n.axes)
+        return found | {n: POSITION for n in read if n.op == POSITION}
+
+    @property
+    def arrays(self) -> list[str]:
+        """The stored arrays that it reads or writes."""
+        return list(dict.fromkeys([*self.loads, *self.stores]))
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, by the elements' positions."""
+        return POSITION in self.uses.values()
+
+    def reducing(self, *kinds: str) -> list[Node]:
+        """The reductions of some kinds."""
+        return [n for n, kind in self.reductions.items() if kind in kinds]
+
+    def using(self, *kinds: str) -> list[Node]:
+        """The used values of some kinds."""
+        return [n for n, kind in self.uses.items() if kind in kinds]
+
+    def within(self, element: str, dtype: str) -> "Pass":
+        """The pass in a plan of such elements; if it is over random numbers alone, it reads the gradient, too."""
+        loads = self.loads
+        if not (self.loads or self.stores):
+            loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
+        return replace(self, loads=loads, element=element)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Loop:
+    """What one loop computes between passes: operations over the same axes, in order, or one reduction.
+
+    Attributes
+    ----------
+    axes : str
+        What it is over; of a reduction, the axes that are left.
+    nodes : tuple of Node
+        The values. Reductions over elements count as operations: they are put together one by one.
+    reduces : bool
+        Whether it is one reduction of values that another loop has made.
+    """
+
+    axes: str
+    nodes: tuple[Node, ...]
+    reduces: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Between:
+    """What is done before a pass, or after the last one.
+
+    Attributes
+    ----------
+    combine : tuple of Node
+        Reductions over elements, to be put together.
+    after : tuple of Loop
+        What is computed then, in order.
+    stores : dict of str to Node
+        Slots of fewer axes that are written then.
+    """
+
+    combine: tuple[Node, ...] = ()
+    after: tuple[Loop, ...] = ()
+    stores: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What is computed after `combine`, in order."""
+        return tuple(n for loop in self.after for n in loop.nodes)
+
+    def __bool__(self) -> bool:
+        return bool(self.combine or self.after or self.stores)
+
+
+def loops(nodes: Iterable[Node], element: str) -> tuple[Loop, ...]:
+    """Values of fewer axes than the elements in loops; arguments come first."""
+
+    def alone(n: Node) -> bool:
+        return n.reduces and n.args[0].axes != element
+
+    todo, made = list(nodes), list[Loop]()
+    while todo:
+        first = todo[0]
+        group = [first]
+        if not alone(first):
+            waiting = {n for n in todo if n.axes != first.axes or alone(n)}
+            group = []
+            for n in todo:
+                if n in waiting or any(a in waiting for a in n.args):
+                    waiting.add(n)
+                else:
+                    group.append(n)
+        made.append(Loop(first.axes, tuple(group), alone(first)))
+        todo = [n for n in todo if n not in group]
+    return tuple(made)
+
+
+def _varies(axes: str) -> str:
+    """How often a value over some axes changes in a pass over the elements."""
+    return "tensor" if not axes else "column" if "C" in axes else "row" if "R" in axes else "batch"
+
+
+def _kept(reduction: Node, element: str) -> str:
+    """What the partial results of a reduction over elements are kept for."""
+    if reduction.axes == "":
+        return "tensor"
+    if reduction.axes == element[:-1]:
+        return "row"
+    return "column" if reduction.axes == element.replace("R", "") else "batch"
