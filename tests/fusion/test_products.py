@@ -8,9 +8,11 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import blas
+from arrayopt.engines.table import FUSED as CHOSEN
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.words import branch
+from tests.support.engines import COMPILED, FUSED, SLOW
 from tests.support.slow import marked
 
 SHAPES = {
@@ -93,7 +95,7 @@ def run(rule, engine, dtype, steps=3):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
     ("engine", "name"),
-    marked(((e, n) for e in ("numpy", "numba") for n in RULES), lambda engine, name: engine == "numpy"),
+    marked(((e, n) for e in FUSED for n in RULES), lambda engine, name: engine not in SLOW),
 )
 def test_engines_compute_what_the_rule_says(engine, name, dtype):
     found, exact = run(RULES[name], engine, dtype), run(RULES[name], "array_api", dtype)
@@ -221,7 +223,7 @@ def test_complex_products_run_as_they_are_written():
 
     p, g = (np.random.default_rng(i).standard_normal((3, 4)) * (1 + 1j) for i in (0, 1))
     opt = ao.Optimizer(p.copy(), Complex())
-    assert "array_api (numba and numpy: only products of real matrices can be traced" in opt.explain()
+    assert f"array_api ({' and '.join(CHOSEN['numpy'])}: only products of real matrices can be traced" in opt.explain()
     np.testing.assert_allclose(opt.step(g), p - g @ (g.conj().T @ p))
 
 
@@ -234,12 +236,14 @@ def test_passes_between_products_share_their_cuda_source():
 
 @pytest.mark.parametrize("missing", ["scipy", "threadpoolctl"])
 def test_without_scipy_or_threadpoolctl_auto_takes_numpy_and_says_why(missing, monkeypatch):
-    from arrayopt.engines.numba import products
+    from arrayopt.engines import blas
 
-    monkeypatch.setattr(products, "find_spec", lambda name: None if name == missing else name)
-    monkeypatch.setattr(products, "controlled", lambda: missing != "threadpoolctl")
+    monkeypatch.setattr(blas, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(blas, "controlled", lambda: missing != "threadpoolctl")
     said = {"scipy": "SciPy", "threadpoolctl": "threadpoolctl"}[missing]
     text = ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1)).explain()
-    assert f"engine numpy (the fastest for numpy arrays; numba: to multiply matrices it needs {said}" in text
-    with pytest.raises(ValueError, match=f"it needs {said}; pip install"):
-        ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1), engine="numba").explain()
+    assert "engine numpy (the fastest for numpy arrays; " in text
+    assert f"{' and '.join(reversed(COMPILED))}: to multiply matrices it needs {said}" in text
+    for engine in COMPILED:
+        with pytest.raises(ValueError, match=f"it needs {said}; pip install"):
+            ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1), engine=engine).explain()

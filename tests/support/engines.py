@@ -3,13 +3,14 @@
 import pytest
 
 from arrayopt.engines.table import ENGINES
-from tests.support.slow import marked
+from tests.support.slow import PROFILE, marked
 
 __all__ = [
     "CHOICES",
     "COMPILED",
     "EVERY",
     "FUSED",
+    "NOW",
     "SLOW",
     "STAND_IN",
     "TORCH",
@@ -42,6 +43,9 @@ SLOW = ("numba",)
 
 STAND_IN = next(name for name in COMPILED if name not in SLOW)
 """The one that stands for all that compile, where a test can have but one."""
+
+NOW = [name for name in FUSED if name not in SLOW or PROFILE != "quick"]
+"""Those that run plans, for a test that takes one after the other."""
 
 CHOICES = [
     *(f"numpy:{engine}" for engine in EVERY),
