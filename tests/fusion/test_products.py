@@ -73,12 +73,19 @@ def folded(xp, p, g, s, h):
     return p - h.lr * xp.tanh(xp.reshape(x, p.shape)), {}
 
 
+def both_sides(xp, p, g, s, h):
+    """Products of one shape that differ in their lengths alone."""
+    x, y = p + g, p - 0.5 * g
+    return p - h.lr * ((y @ y.mT) @ x + x @ (y.mT @ y)), {}
+
+
 ROOM = {"m": lambda xp, p: xp.zeros_like(p), "k": lambda xp, p: xp.zeros_like(p)}
 RULES = {
     "general": rule_of(general),
     "of inputs": rule_of(of_inputs, lambda xp, p: {"m": xp.zeros_like(p) + 0.0, "k": xp.zeros_like(p)}),
     "scaled": rule_of(scaled, lambda xp, p: {"m": xp.zeros_like(xp.sum(p))}),
     "folded": rule_of(folded),
+    "both sides": rule_of(both_sides),
 }
 each_rule = pytest.mark.parametrize("name", RULES)
 
