@@ -91,6 +91,7 @@ def test_a_package_that_is_missing_or_too_old_is_named(broken, monkeypatch, tmp_
         monkeypatch.syspath_prepend(tmp_path)
         row = dataclasses.replace(row, needs="too_old", home=("too_old", "Engine"))
     monkeypatch.setitem(table.ENGINES, "numba", row)
+    monkeypatch.setitem(table.FUSED, "torch", ("numba",))
     _, (message,) = told(lambda: ao.Optimizer(tree(torch.asarray), ao.SGD(lr=0.1)))
     assert {"missing": "pip install 'arrayopt[cpu]'", "older": "it needs NumPy 1 or less"}[broken] in message
     _, none = told(lambda: ao.Optimizer(tree(), ao.SGD(lr=0.1)))  # the engine `numpy` is fused, too
