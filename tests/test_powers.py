@@ -55,6 +55,7 @@ def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how,
 @settled(40)
 @given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES)
 def test_engines_agree(engine, name, changes):
+    assume(name != "SOAP" or "centralized" not in changes)  # what rounding leaves of zero, it divides by its own size
     case = case_of(name, changes)
     (expected,), (found,) = run(case, "array_api"), run(case, engine)
     assert list(found) == list(expected)
