@@ -12,7 +12,7 @@ from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plans import plan_for
 from tests.support.aliases import ALIASES
 from tests.support.engine_runs import agree, contents, problem, run, same
-from tests.support.engines import COMPILED, FUSED, SLOW, each, each_fused
+from tests.support.engines import COMPILED, FUSED, SLOW, each_fused
 from tests.support.slow import marked
 from tests.support.tracing import made
 
@@ -172,8 +172,13 @@ def test_a_slot_is_written_when_nothing_reads_its_old_value_any_more(engine):
     agree(run(engine, rule, params, grads)[1], run("array_api", rule, params, grads)[1])
 
 
-@each(FUSED, also=["numba"])
-@pytest.mark.parametrize("name", ["rows", "rows exchanged", "numbers"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    marked(
+        [(name, engine) for engine in FUSED for name in ("rows", "rows exchanged", "numbers")],
+        lambda name, engine: engine not in SLOW or name == "numbers",
+    ),
+)
 def test_slots_that_exchange_what_they_hold(name, engine):
     slots, update = ALIASES[name]
     rule, start, g = made(update, slots)(), np.linspace(-1, 1, 24).reshape(4, 2, 3), np.linspace(0, 2, 24)

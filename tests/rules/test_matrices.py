@@ -87,7 +87,7 @@ EACH += [(*x, *y) for x in PLACES for y in BRANCHED_ROWS if x[1] != "jax" or y[1
 
 def in_each_run(engine, library, dtype, name, row):
     if engine in SLOW or library == "jax":
-        return (engine, dtype, name, row) == (SLOW[0], "float64", "Muon", 0)
+        return False
     if library != "numpy":
         return (dtype, name, row) in (("float64", "Muon", 0), ("float64", "SOAP", 1))
     return dtype == "float64" and (engine == "array_api" or row == 0)

@@ -56,10 +56,9 @@ CHOICES = [
 """Array libraries, each with each of its engines."""
 
 
-def each(engines, *, also=()):
-    """A test of each of some engines; those that are slow wait for `make test-all`, but for those of `also`."""
-    quick = [name for name in engines if name not in SLOW or name in also]
-    return pytest.mark.parametrize("engine", marked([(name,) for name in engines], lambda name: name in quick))
+def each(engines):
+    """A test of each of some engines; those that are slow wait for `make test-all`."""
+    return pytest.mark.parametrize("engine", marked([(name,) for name in engines], lambda name: name not in SLOW))
 
 
 each_engine, each_fused, each_compiled, each_of_torch = each(EVERY), each(FUSED), each(COMPILED), each(TORCH)
