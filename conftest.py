@@ -1,7 +1,7 @@
 """Runs the examples in README.md, in docs/ and in docstrings: those of one file, from top to bottom, are one test.
 
-As a user has them, Numba runs all that names no engine, and compiles it: `make test-all` has them so, and `make test`
-with NumPy in its place.
+As a user has them, what names no engine is compiled: `make test-all` has them so, with each engine that compiles, and
+`make test` with NumPy in its place.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from arrayopt.engines import table as engines
+from tests.support.engines import COMPILED
 
 ROOT = Path(__file__).parent
 
@@ -69,9 +70,10 @@ class ExampleFile(pytest.File):
     def collect(self):
         if any(True for _ in self.sybil.parse(self.path)):
             yield Examples.from_parent(self, name="examples[numpy]", first="numpy")
-            compiled = Examples.from_parent(self, name="examples[numba]", first="numba")
-            compiled.add_marker("slow")
-            yield compiled
+            for engine in COMPILED:
+                compiled = Examples.from_parent(self, name=f"examples[{engine}]", first=engine)
+                compiled.add_marker("slow")
+                yield compiled
 
 
 class Examples(pytest.Item):

@@ -8,6 +8,7 @@ typedef __INT64_TYPE__ int64_t;
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 
+// Functions of C: a new operation on elements needs no line here.
 #define OF_ONE(name)                                                                 \
     static __forceinline__ float name(float x) { return __builtin_##name##f(x); } \
     static __forceinline__ double name(double x) { return __builtin_##name(x); }
@@ -17,18 +18,29 @@ typedef __INT64_TYPE__ int64_t;
     static __forceinline__ double name(float x, double y) { return __builtin_##name(x, y); }  \
     static __forceinline__ double name(double x, float y) { return __builtin_##name(x, y); }
 
+OF_ONE(acos)
+OF_ONE(asin)
+OF_ONE(atan)
 OF_ONE(ceil)
 OF_ONE(cos)
+OF_ONE(cosh)
+OF_ONE(erf)
 OF_ONE(exp)
+OF_ONE(exp2)
 OF_ONE(expm1)
 OF_ONE(fabs)
 OF_ONE(floor)
 OF_ONE(log)
+OF_ONE(log10)
 OF_ONE(log1p)
 OF_ONE(log2)
+OF_ONE(round)
 OF_ONE(sin)
+OF_ONE(sinh)
 OF_ONE(sqrt)
+OF_ONE(tan)
 OF_ONE(tanh)
+OF_ONE(trunc)
 OF_TWO(hypot)
 OF_TWO(pow)
 

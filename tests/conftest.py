@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from arrayopt.engines import table as engines
+from tests.support.engines import CHOICES, FUSED, SLOW
 from tests.support.slow import waits
 
 
@@ -123,10 +124,9 @@ def _backends():
 BACKENDS = {backend.name: backend for backend in _backends()}
 
 
-CHOICES = ["numpy:array_api", "numpy:numpy", "numpy:numba", "array_api_strict", "torch:array_api", "torch:numba", "jax"]
-
-
-@pytest.fixture(params=CHOICES)
+@pytest.fixture(
+    params=[pytest.param(x, marks=pytest.mark.slow if x.partition(":")[2] in SLOW else ()) for x in CHOICES]
+)
 def backend(request, monkeypatch):
     """Each library that everything must hold on, in turn, with each of its engines as the one that is chosen."""
     name, _, engine = request.param.partition(":")
@@ -135,9 +135,9 @@ def backend(request, monkeypatch):
     return BACKENDS[name] if name in BACKENDS else pytest.skip(f"{name} is not installed")
 
 
-@pytest.fixture(params=["numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(x, marks=() if x == "numpy" else pytest.mark.slow) for x in FUSED])
 def auto(request, monkeypatch):
-    """The engine that is chosen where none is named, if it takes the arrays: NumPy compiles nothing, and Numba much."""
+    """The engine that is chosen where none is named, if it takes the arrays: NumPy compiles nothing."""
     for library in ("numpy", "torch"):
         taken = tuple(engine for engine in engines.FUSED[library] if engine == request.param)
         monkeypatch.setitem(engines.FUSED, library, taken)

@@ -10,16 +10,15 @@ import arrayopt as ao
 from arrayopt import arrays, schedules
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.gradients import GradientNorms
+from tests.support.engines import each_engine
 from tests.test_random import frozen
-
-every_engine = pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
 
 
 def test_a_rule_that_stores_nothing_has_a_plan():
     assert plan_for(GradientNorms(master_weights=False), 1, "float32", stats=True).passes
 
 
-@every_engine
+@each_engine
 def test_small_tensors_take_micro_steps_together(engine):
     """A plan that loads the gradient and nothing else."""
     opt = ao.Optimizer({"a": np.ones(2), "b": np.ones(())}, ao.SGD(lr=1.0), engine=engine, accumulate=2)
@@ -29,7 +28,7 @@ def test_small_tensors_take_micro_steps_together(engine):
     assert opt.params["b"] == -1.0
 
 
-@every_engine
+@each_engine
 def test_a_group_may_come_before_the_last_micro_step(engine):
     opt = ao.Optimizer({"a": np.ones(2)}, ao.SGD(lr=1.0), engine=engine, accumulate=2)
     opt.step({"a": np.ones(2)})
@@ -39,7 +38,7 @@ def test_a_group_may_come_before_the_last_micro_step(engine):
     assert opt.params["b"].tolist() == [-1.0] * 3
 
 
-@every_engine
+@each_engine
 def test_small_tensors_with_counts_of_their_own(engine):
     """What is due for one tensor and not for another is a truth value of each."""
     rule = ao.SGD(lr=1.0, lookahead_steps=2)
@@ -50,7 +49,7 @@ def test_small_tensors_with_counts_of_their_own(engine):
     assert opt.params["b"].tolist() == [0.0] * 3
 
 
-@every_engine
+@each_engine
 @pytest.mark.parametrize("shape", [(0,), (3,)])
 def test_a_joint_norm_of_zero_is_not_divided_by(engine, shape):
     opt = ao.Optimizer(np.ones(shape), ao.SGD(lr=1.0), engine=engine, clip_norm=0.5)
@@ -97,7 +96,7 @@ def test_the_step_count_is_a_whole_number(value):
     assert opt.step_count == 7
 
 
-@every_engine
+@each_engine
 @pytest.mark.parametrize("done", [0, 1])
 def test_sums_that_were_begun_give_way_to_those_that_are_loaded(engine, done):
     """A snapshot of before, loaded in the middle of a step: what was added since is gone, and sums are those saved."""
@@ -116,7 +115,7 @@ def test_sums_that_were_begun_give_way_to_those_that_are_loaded(engine, done):
     assert opt.params["w"].tolist() == [-7.0, -7.0]
 
 
-@every_engine
+@each_engine
 def test_a_snapshot_holds_sums_of_its_own(engine):
     """Micro-steps add to them in place."""
     opt = ao.Optimizer({"w": np.zeros(2)}, ao.SGD(lr=1.0), engine=engine, accumulate=3)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from tests.conftest import CHOICES
+from tests.support.engines import CHOICES, SLOW
 from tests.support.slow import marked
 from tests.support.tolerances import TOLERANCES
 
@@ -196,7 +196,8 @@ def by_hand(plain, h, grads=GRADS):
 @pytest.mark.parametrize(
     ("backend", "name"),
     marked(
-        ((place, name) for name in OWN for place in CHOICES), lambda place, name: "numba" not in place or name == "Lion"
+        ((place, name) for name in OWN for place in CHOICES),
+        lambda place, name: place.partition(":")[2] not in SLOW,
     ),
     indirect=["backend"],
 )

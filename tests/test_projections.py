@@ -11,6 +11,7 @@ import arrayopt as ao
 from arrayopt import projections as P
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.names import Values
+from tests.support.engines import each_compiled, each_engine, each_fused
 from tests.support.optimizing import drawn
 
 H = Values(lr=0.5)
@@ -190,7 +191,7 @@ def steps(opt, after=None, n=3, dtype="float64"):
     return opt
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@each_engine
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_as_by_hand(engine, kind):
     project, by_hand = KINDS[kind]
@@ -265,7 +266,7 @@ def test_it_can_be_changed_while_training_unless_it_has_arrays():
     assert opt.step(np.full(2, -5.0)).tolist() == [6.0, 6.0]
 
 
-@pytest.mark.parametrize("engine", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@each_fused
 @pytest.mark.parametrize("first", [P.box(LOW, 0.9), P.support(MASK), P.support(MASK[0])])
 def test_ranks_share_it(engine, first):
     rule = ao.LAMB(lr=0.3, project=P.compose(first, P.ball(2.0)))
@@ -280,15 +281,16 @@ def test_ranks_share_it(engine, first):
         np.testing.assert_equal(state, alone.state_dict()["tensors"]["param"])
 
 
+@each_compiled
 @pytest.mark.parametrize("project", [P.box(LOW, 0.9), P.support(MASK)])
-def test_arrays_of_a_part_are_parts(project):
+def test_arrays_of_a_part_are_parts(engine, project):
     rule = ao.AdamW(lr=0.3, project=project)
-    alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine="numba")).params
+    alone = steps(ao.Optimizer(drawn(SHAPE, 1), rule, engine=engine)).params
 
     def work(comm):
         rows = slice(0, 3) if comm.rank == 0 else slice(3, 7)
         part = ao.Part(drawn(SHAPE, 1)[rows].copy(), offset=(rows.start, 0), shape=SHAPE)
-        opt = ao.Optimizer(part, rule, engine="numba", comm=comm)
+        opt = ao.Optimizer(part, rule, engine=engine, comm=comm)
         for i in range(3):
             opt.step(drawn(SHAPE, 50 + i)[rows].copy())
         return opt.params.array
@@ -296,7 +298,7 @@ def test_arrays_of_a_part_are_parts(project):
     assert np.array_equal(np.concatenate(ao.ranks.run(2, work)), alone)
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@each_engine
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float16"])
 def test_groups_with_other_masks_share_a_plan(engine, dtype):
     """Each has its own mask, in layers too; and a gradient that is not finite outside of it does no harm."""
@@ -316,7 +318,7 @@ def test_groups_with_other_masks_share_a_plan(engine, dtype):
             np.testing.assert_allclose(params[name][mask], moved, rtol=1e-2 if dtype == "float16" else 1e-5)
 
 
-@pytest.mark.parametrize("engine", ["numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@each_fused
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_parts_are_fused(engine, dtype):
     def run(engine, project):

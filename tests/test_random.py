@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import arrayopt as ao
 from arrayopt.params.trees import flatten
+from tests.support.engines import COMPILED, SLOW
 from tests.support.model import Model
 from tests.support.problems import STEPS, problems
 from tests.support.slow import marked, settled
@@ -195,19 +196,24 @@ FEW = [
     ao.LANS(lr=0.1, lookahead_steps=2, state_dtype="bfloat16"),
     ao.CAME(lr=0.01, clip_unit_ratio=10.0),
 ]
-"""Few structures, for each takes modules of some seconds with Numba."""
+"""Few structures, for each has to be compiled."""
 
 
 @pytest.mark.parametrize(
-    "rule", marked([(rule,) for rule in FEW], lambda r: type(r) is ao.SGD, lambda r: type(r).__name__)
+    ("engine", "rule"),
+    marked(
+        [(engine, rule) for engine in COMPILED for rule in FEW],
+        lambda engine, rule: engine not in SLOW and type(rule) is ao.SGD,
+        lambda x: x if isinstance(x, str) else type(x).__name__,
+    ),
 )
 @given(st.data(), st.integers(1, 4), st.booleans())
 @settled(12)
-def test_some_problems_with_numba(rule, data, threads, small):
+def test_some_problems_that_are_compiled(engine, rule, data, threads, small):
     """A search tries any rule."""
     if "EXAMPLES" in os.environ:
         problem = data.draw(problems())
     else:
         problem = data.draw(problems(rule, dtypes=("float32",), plain=True))
     with tempfile.TemporaryDirectory() as tmp:
-        holds(problem, "numba", threads, small, tmp)
+        holds(problem, engine, threads, small, tmp)

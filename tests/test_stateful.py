@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import arrayopt as ao
+from tests.support.engines import EVERY, SLOW
 from tests.support.model import Model
 from tests.support.slow import PROFILE, settled
 from tests.test_random import frozen
@@ -21,11 +22,11 @@ RULES = {
     "LAMB": {"lr": 0.1, "weight_decay": 0.1, "clip_tensor_norm": 0.5},
     "AdamW": {"lr": 0.01, "lookahead_steps": 2, "clip_value": 1.0},
 }
-"""Few structures of rules, for each takes a module with Numba."""
+"""Few structures of rules, for each has to be compiled."""
 
-PLACES = [(engine, name) for engine in ("array_api", "numpy", "numba") for name in sorted(RULES)]
+PLACES = [(engine, name) for engine in EVERY for name in sorted(RULES)]
 if PROFILE == "quick":
-    PLACES = [(engine, name) for engine, name in PLACES if engine != "numba" or name == "SGD"]
+    PLACES = [(engine, name) for engine, name in PLACES if engine not in SLOW]
 
 SEEDS = st.integers(0, 99)
 

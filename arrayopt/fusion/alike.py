@@ -28,7 +28,7 @@ def described(p: Pass, plan: Plan, where: Layout) -> tuple[Any, ...]:
         """A constant itself, or the number of a value."""
         return (n.dtype, repr(n.data)) if n.op == "const" else numbers.setdefault(n, len(numbers))
 
-    loads = [(arrays[x], of(n), n.dtype) for x, n in p.loads.items()]
+    loads = [(arrays[x], of(n), n.axes, n.dtype) for x, n in p.loads.items()]
     uses = [(kind, of(n), n.axes, n.dtype, _lies(n, where)) for n, kind in p.uses.items()]
     nodes = []
     for n in p.nodes:

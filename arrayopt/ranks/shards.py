@@ -55,7 +55,7 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                 raise ValueError(f"{who} cannot be under a rule with stacked=True; give the layers one by one")
             chosen, why = select(engine, bucket)
             if not isinstance(chosen, Fused) or not chosen.parts:
-                raise ValueError(f"{who} engines 'numba' and 'cupy' take; got {chosen.name!r} ({why})")
+                raise ValueError(f"{who} engines 'numba', 'cpp' and 'cupy' take; got {chosen.name!r} ({why})")
             if bucket.rule.branches:
                 raise ValueError(
                     f"{who} {type(bucket.rule).__name__} cannot take: it makes some updates as they are written, on"

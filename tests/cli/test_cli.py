@@ -10,6 +10,7 @@ import pytest
 import arrayopt as ao
 from arrayopt import cli
 from arrayopt.cli import arguments
+from tests.support.engines import EVERY
 
 
 def fails(arguments, capsys):
@@ -161,7 +162,7 @@ def test_info_says_what_is_here(capsys, monkeypatch, tmp_path):
     said = capsys.readouterr().out
     lines = {line.split()[0]: line for line in said.splitlines() if line}
     assert ao.__version__ in lines["arrayopt"]
-    assert "array_api works, numpy works, numba works" in said
+    assert ", ".join(f"{engine} works" for engine in EVERY) in said
     assert "; 'auto' takes " in lines["numpy"]
     assert lines["C++"].startswith("C++ compiler      ")
     assert "engines: array_api works" in lines["jax"] or "engines: array_api works" in said

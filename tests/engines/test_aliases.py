@@ -8,14 +8,13 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import array_api
-from arrayopt.engines.table import FUSED
 from arrayopt.state import tensors
 from arrayopt.testing import assert_equivalent
 from tests.support.aliases import ALIASES, drawn_rule
+from tests.support.engines import COMPILED, EVERY, SLOW
 from tests.support.slow import marked
 from tests.support.tracing import made
 
-ENGINES = ("array_api", *reversed(FUSED["numpy"]))
 STORED = {
     "float64": ("float64", {}),
     "masters": ("float16", {}),
@@ -74,8 +73,10 @@ NEAR = {"float64": 1e-9, "float32": 2e-2, "float16": 4e-3}
 @pytest.mark.parametrize(
     ("engine", "name", "stored"),
     marked(
-        [(e, n, how) for e in ENGINES for n in ALIASES for how in STORED if e == "array_api" or fused(n)],
-        lambda engine, name, stored: engine != "numba" and (name in FEW or stored == "float64"),
+        [(e, n, how) for e in EVERY for n in ALIASES for how in STORED if e == "array_api" or fused(n)],
+        lambda engine, name, stored: (
+            engine not in SLOW and (name in FEW or (stored == "float64" and engine not in COMPILED))
+        ),
     ),
 )
 def test_every_alias_in_every_engine(engine, name, stored):
@@ -102,7 +103,7 @@ def test_every_alias_on_a_gpu(name, cupy):
 @pytest.mark.parametrize(
     ("engine", "seed"),
     marked(
-        [(engine, seed) for engine in ENGINES for seed in range(60 if engine == "numpy" else 20)],
+        [(engine, seed) for engine in EVERY for seed in range(60 if engine == "numpy" else 20)],
         lambda engine, seed: engine == "numpy" and seed < 12,
     ),
 )

@@ -18,7 +18,6 @@ from tests.support.engine_runs import (
     all_rows_of_each_engine,
     contents,
     copied,
-    each_engine,
     every_row,
     named,
     names_for,
@@ -30,6 +29,7 @@ from tests.support.engine_runs import (
     same_reports,
     shapes_of,
 )
+from tests.support.engines import COMPILED, SLOW, each_fused
 from tests.support.slow import marked
 
 # ---- every row and shape --------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_blocks_of_any_size(row, monkeypatch):
     agree(history, reference(row, tuple(SHAPES))[0])
 
 
-@each_engine
+@each_fused
 def test_reports_are_of_the_last_step_and_of_tensors_that_took_part(engine):
     params, grads = problem((("w", (5, 7)), ("b", (20011,)), ("e", (0, 3))), steps=2)
     rule = ao.LAMB(bias_correction=False)
@@ -69,7 +69,7 @@ def test_reports_are_of_the_last_step_and_of_tensors_that_took_part(engine):
         assert report["param_norm"] == pytest.approx(np.linalg.norm(params[name].astype(float)), rel=1e-6)
 
 
-@each_engine
+@each_fused
 def test_gradients_that_are_scalars_not_in_order_or_not_aligned(engine):
     """What lies otherwise than one aligned element after the other is copied first."""
     params, (g, *_) = problem((("scalar", ()), ("turned", (7, 11)), ("shifted", (13,)), ("strided", (20,))), steps=1)
@@ -86,7 +86,7 @@ def test_gradients_that_are_scalars_not_in_order_or_not_aligned(engine):
     same(run(engine, ao.LAMB(), params, [odd])[1], run(engine, ao.LAMB(), params, [g])[1])
 
 
-@each_engine
+@each_fused
 @pytest.mark.parametrize("absent", marked([(False,), (True,)], bool, {False: "all", True: "some at a time"}.get))
 def test_thousands_of_tiny_tensors(engine, absent):
     rng = np.random.default_rng(1)
@@ -104,7 +104,13 @@ SHARED = (("shared", (601, 1009)), ("b", (40009,)), ("c", (70001,)), *((f"tiny.{
 
 @pytest.mark.parametrize(
     ("engine", "row"),
-    marked(ALL_AND_FIRST, lambda engine, row: row in (FIRST if engine == "numpy" else PLAIN).values(), named),
+    marked(
+        ALL_AND_FIRST,
+        lambda engine, row: (
+            row in (PLAIN if engine in COMPILED else FIRST).values() and (engine not in SLOW or row == FIRST["LAMB"])
+        ),
+        named,
+    ),
 )
 def test_the_number_of_threads_changes_no_bit(engine, row, monkeypatch):
     rule, (params, grads) = make(*ALL[row]), problem(SHARED, steps=2)
@@ -118,7 +124,7 @@ def test_the_number_of_threads_changes_no_bit(engine, row, monkeypatch):
     agree(runs[1], run(REFERENCE, rule, params, grads, **options_of(row))[1])
 
 
-@each_engine
+@each_fused
 def test_the_number_of_threads_may_change_between_steps(engine, monkeypatch):
     params, grads = problem(SHARED, steps=2)
     straight = run(engine, ao.LAMB(), params, grads)[1]
@@ -129,7 +135,7 @@ def test_the_number_of_threads_may_change_between_steps(engine, monkeypatch):
     same([contents(opt)], straight[-1:])
 
 
-@each_engine
+@each_fused
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "", " ", "²"])
 def test_a_number_of_threads_that_is_none_is_refused_before_anything_is_written(engine, value, monkeypatch):
     params, (g, *_) = problem(shapes_of(LITTLE))

@@ -17,7 +17,6 @@ from tests.support.engine_runs import (
     contents,
     copied,
     drawn,
-    each_engine,
     largest_of,
     named,
     options_of,
@@ -27,10 +26,11 @@ from tests.support.engine_runs import (
     same_reports,
     shapes_of,
 )
+from tests.support.engines import COMPILED, SLOW, each_fused
 from tests.support.slow import marked
 from tests.support.tolerances import TOLERANCES
 
-# with Numba each of these is a module to compile: so the rules are shared out, and each run has the first of a dtype
+# each of these is compiled: so the rules are shared out, and each run has the first of a dtype
 DTYPES = {
     "float16": ("SGD", "LAMB", "CAME"),
     "bfloat16": ("AdamW", "LANS", "Adafactor"),
@@ -40,26 +40,29 @@ NARROW = ("float16", "bfloat16")
 
 
 def placed(dtypes, *, narrow):
-    """(engine, row, dtype): all rows with NumPy, first rows of some rules with Numba; each run has first rows."""
+    """(engine, row, dtype): all rows with NumPy, first rows of some rules compiled; each run has first rows."""
     kinds = [dtype for dtype in dtypes if (dtype in NARROW) == narrow]
     made = [("numpy", row, dtype) for row in ROWS for dtype in kinds]
-    made += [("numba", FIRST[name], dtype) for dtype in kinds for name in dtypes[dtype]]
+    made += [(engine, FIRST[name], dtype) for engine in COMPILED for dtype in kinds for name in dtypes[dtype]]
 
     def quick(engine, row, dtype):
-        if engine == "numba":
-            return ALL[row][0] == dtypes[dtype][0]
-        return row in FIRST.values()
+        if engine in SLOW:
+            return (row, dtype) == (FIRST["SGD"], "float16")
+        return row in FIRST.values() if engine not in COMPILED else ALL[row][0] == dtypes[dtype][0]
 
     return marked(made, quick, named)
 
 
-def numba_names(engine, row, names):
-    return tuple(name for name in names if engine == "numpy" or len(SHAPES[name]) != 1 or ALL[row][0] not in FACTORED)
+def names_of(engine, row):
+    """The shapes: where each rank is compiled anew, not all."""
+    if engine not in COMPILED:
+        return WIDE_NAMES
+    return tuple(name for name in WIDE_NAMES[1:] if len(SHAPES[name]) != 1 or ALL[row][0] not in FACTORED)
 
 
 @pytest.mark.parametrize(("engine", "row", "dtype"), placed(DTYPES, narrow=False))
 def test_float64(engine, row, dtype):
-    names = WIDE_NAMES if engine == "numpy" else numba_names(engine, row, WIDE_NAMES[1:])
+    names = names_of(engine, row)
     history = run(engine, make(*ALL[row]), *problem(shapes_of(names), dtype), **options_of(row))[1]
     agree(history, reference(row, names, dtype)[0], dtype)
 
@@ -67,7 +70,7 @@ def test_float64(engine, row, dtype):
 @pytest.mark.parametrize(("engine", "row", "dtype"), placed(DTYPES, narrow=True))
 def test_narrow_dtypes_have_float32_state_and_are_rounded_once(engine, row, dtype):
     """Each step from the reference's state: parameters then differ only where float32's error crosses a rounding."""
-    names = WIDE_NAMES if engine == "numpy" else numba_names(engine, row, WIDE_NAMES[1:])
+    names = names_of(engine, row)
     params, grads = problem(shapes_of(names), dtype)
     opts = [ao.Optimizer(copied(params), make(*ALL[row]), engine=e, **options_of(row)) for e in (engine, REFERENCE)]
     for step, g in enumerate(grads):
@@ -91,14 +94,14 @@ def test_narrow_dtypes_have_float32_state_and_are_rounded_once(engine, row, dtyp
 
 COMPLEX_CASES = [
     *(("numpy", row, d) for row in ROWS if ALL[row][0] in COMPLEX for d in ("complex64", "complex128")),
-    *(("numba", IDS.index(name), "complex64") for name in ("LAMB-0", "LAMB-2", "AdamW-2")),
-    ("numba", IDS.index("LAMB-1"), "complex128"),
+    *((engine, IDS.index(name), "complex64") for engine in COMPILED for name in ("LAMB-0", "LAMB-2", "AdamW-2")),
+    *((engine, IDS.index("LAMB-1"), "complex128") for engine in COMPILED),
 ]
 
 
 @pytest.mark.parametrize(
     ("engine", "row", "dtype"),
-    marked(COMPLEX_CASES, lambda engine, row, dtype: row in FIRST.values(), named),
+    marked(COMPLEX_CASES, lambda engine, row, dtype: row in FIRST.values() and engine not in SLOW, named),
 )
 def test_complex(engine, row, dtype):
     opt, history = run(engine, make(*ALL[row]), *problem(shapes_of(WIDE_NAMES), dtype), **options_of(row))
@@ -117,9 +120,11 @@ OTHER_GRADS += [("float16", "float64"), ("float64", "float32")]
     marked(
         [
             *(("numpy", row, *dtypes) for row in FIRST.values() for dtypes in OTHER_GRADS),
-            *(("numba", IDS.index("SGD-1"), *dtypes) for dtypes in OTHER_GRADS),
+            *((engine, IDS.index("SGD-1"), *dtypes) for engine in COMPILED for dtypes in OTHER_GRADS),
         ],
-        lambda engine, row, *dtypes: engine == "numpy" or dtypes in (OTHER_GRADS[0], OTHER_GRADS[3]),
+        lambda engine, row, *dtypes: (
+            engine not in COMPILED or (engine not in SLOW and dtypes in (OTHER_GRADS[0], OTHER_GRADS[3]))
+        ),
         named,
     ),
 )
@@ -135,7 +140,12 @@ def test_gradients_of_another_dtype(engine, row, dtype, grad_dtype):
 
 
 @pytest.mark.parametrize(
-    ("engine", "row"), [("numpy", FIRST["LAMB"]), ("numpy", FIRST["CAME"]), ("numba", IDS.index("SGD-1"))]
+    ("engine", "row"),
+    marked(
+        [("numpy", FIRST["LAMB"]), ("numpy", FIRST["CAME"]), *((engine, IDS.index("SGD-1")) for engine in COMPILED)],
+        lambda engine, row: engine not in SLOW,
+        named,
+    ),
 )
 def test_gradients_of_several_dtypes_in_one_step(engine, row):
     """Also different ones in the next step, with some left out."""
@@ -150,7 +160,7 @@ def test_gradients_of_several_dtypes_in_one_step(engine, row):
     agree(found, expected)
 
 
-@each_engine
+@each_fused
 def test_parameters_of_several_dtypes_in_one_optimizer(engine):
     kinds = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
     rng = np.random.default_rng(0)

@@ -10,14 +10,12 @@ from tests.support.cases import ALL, IDS, make
 from tests.support.engine_runs import (
     ALL_AND_FIRST,
     FIRST,
-    FUSED,
     LITTLE,
     REFERENCE,
     agree,
     contents,
     copied,
     drawn,
-    each_engine,
     first_rows,
     named,
     problem,
@@ -25,6 +23,7 @@ from tests.support.engine_runs import (
     same,
     shapes_of,
 )
+from tests.support.engines import FUSED, SLOW, each_fused, each_of_torch
 from tests.support.slow import marked
 
 # ---- layouts in memory ----------------------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ LAYOUTS = {
     ("engine", "row"),
     marked(
         ((engine, row) for engine in FUSED for row in (FIRST["LAMB"], FIRST["CAME"], IDS.index("SGD-1"))),
-        lambda engine, row: (engine, row) != ("numba", FIRST["CAME"]),
+        lambda engine, row: engine not in SLOW,
         named,
     ),
 )
@@ -69,7 +68,7 @@ def test_layouts_change_no_bit_and_nothing_beside(engine, row):
             assert bases[name].tobytes() == untouched[name].tobytes(), f"{name}: wrote beside the view"
 
 
-@each_engine
+@each_fused
 def test_slots_may_lie_in_any_way(engine):
     params, grads = problem((("w", (300, 257)), ("b", (13,))))
     straight = run(engine, ao.LAMB(), params, grads)[1]
@@ -83,7 +82,7 @@ def test_slots_may_lie_in_any_way(engine):
         same([contents(opt)], [straight[step + 1]])
 
 
-@each_engine
+@each_fused
 def test_read_only_parameters_are_replaced(engine):
     params, grads = problem(shapes_of(("several chunks", "matrix", "scalar", "prime")))
     frozen = copied(params)
@@ -98,7 +97,7 @@ def test_read_only_parameters_are_replaced(engine):
     assert all(frozen[name].tobytes() == p.tobytes() for name, p in params.items())
 
 
-@each_engine
+@each_fused
 def test_read_only_gradients_and_numpy_scalars(engine):
     p, g = np.float32(3.0), np.ones(3, "float32")
     g.flags.writeable = False
@@ -109,7 +108,7 @@ def test_read_only_gradients_and_numpy_scalars(engine):
     assert (result["w"].tolist(), g.tolist()) == ([0.5] * 3, [1.0] * 3)
 
 
-@each_engine
+@each_fused
 def test_gradients_are_not_written(engine):
     params, grads = problem(shapes_of(LITTLE))
     given = [copied(g) for g in grads]
@@ -117,7 +116,7 @@ def test_gradients_are_not_written(engine):
     same(given, grads)
 
 
-@each_engine
+@each_fused
 def test_other_arrays_in_the_place_of_a_parameters_memory_are_seen(engine):
     """A parameter changed from outside between steps, and state that is loaded, are what the next step starts from."""
     params, grads = problem(shapes_of(("several chunks", "matrix")))
@@ -133,10 +132,11 @@ def test_other_arrays_in_the_place_of_a_parameters_memory_are_seen(engine):
     agree(*([contents(opt)] for opt in opts))
 
 
-def test_other_data_of_a_pytorch_parameter_is_seen():
+@each_of_torch
+def test_other_data_of_a_pytorch_parameter_is_seen(engine):
     """``p.data = x`` leaves the object, and lays it elsewhere."""
     torch = pytest.importorskip("torch")
-    opts = [ao.Optimizer(torch.ones(5), ao.SGD(lr=1.0, momentum=0.5), engine=e) for e in ("numba", REFERENCE)]
+    opts = [ao.Optimizer(torch.ones(5), ao.SGD(lr=1.0, momentum=0.5), engine=e) for e in (engine, REFERENCE)]
     for opt in opts:
         opt.step(torch.ones(5))
         opt.params.data = torch.full((5,), 7.0)
@@ -144,11 +144,12 @@ def test_other_data_of_a_pytorch_parameter_is_seen():
     assert torch.equal(*(opt.params for opt in opts))
 
 
+@each_of_torch
 @pytest.mark.parametrize("what", ["shape", "dtype"])
-def test_other_kinds_of_data_of_a_pytorch_parameter_are_refused(what):
+def test_other_kinds_of_data_of_a_pytorch_parameter_are_refused(engine, what):
     torch = pytest.importorskip("torch")
     p, q, g = torch.ones(2, 3), torch.ones(4), [torch.ones(2, 3), torch.ones(4)]
-    opt = ao.Optimizer([q, p], ao.SGD(lr=1.0), engine="numba")
+    opt = ao.Optimizer([q, p], ao.SGD(lr=1.0), engine=engine)
     opt.step(g[::-1])
     p.data = p.data.T if what == "shape" else p.data.to(torch.float16)
     with pytest.raises(ValueError, match=r"Optimizer: '1' must stay what it was.* make a new Optimizer"):
@@ -176,9 +177,6 @@ def test_threads_get_even_shares_of_tensors_that_lie_side_by_side():
         assert max(held) - min(held) <= max(loads.max(initial=0), loads.sum() // (32 * parts))
         small = [set(rows[loads <= loads.sum() // (64 * parts)]) & set(x) for x in shares]
         assert all(max(x) < min(y) for x, y in itertools.pairwise(small) if x and y)
-
-
-SLOW = ("numba", FIRST["Adafactor"])
 
 
 # ---- awkward values -------------------------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def test_awkward_values_pass_through_as_in_the_reference(engine, row, kind, in_p
     ("engine", "row", "what"),
     marked(
         ((*place, what) for place in ALL_AND_FIRST for what in ("parameters", "gradients", "both")),
-        lambda engine, row, what: (row in FIRST.values() or what == "both") and (engine, row) != SLOW,
+        lambda engine, row, what: (row in FIRST.values() or what == "both") and engine not in SLOW,
         named,
     ),
 )
@@ -250,7 +248,7 @@ def test_whole_tensors_of_extreme_size(engine, row, size):
     agree(found, expected)
 
 
-@each_engine
+@each_fused
 def test_warnings_are_not_for_what_is_data(engine):
     """Overflow and NaN in a step raise no warnings (which are errors here)."""
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))

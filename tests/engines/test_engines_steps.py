@@ -1,15 +1,16 @@
 """The fused engines from step to step: what is left out, resumed, changed, refused."""
 
-import importlib
-import re
 import sys
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import FUSED
+from arrayopt.engines import table
+from arrayopt.engines.cpp import compiled
+from arrayopt.engines.table import ENGINES
 from tests.conftest import BACKENDS
 from tests.support.cases import ALL, make
 from tests.support.engine_runs import (
@@ -19,7 +20,6 @@ from tests.support.engine_runs import (
     agree,
     contents,
     copied,
-    each_engine,
     first_rows,
     named,
     problem,
@@ -27,6 +27,7 @@ from tests.support.engine_runs import (
     same,
     shapes_of,
 )
+from tests.support.engines import COMPILED, FUSED, SLOW, each_compiled, each_fused
 from tests.support.slow import marked
 from tests.support.tracing import made
 
@@ -61,7 +62,12 @@ def test_a_resumed_run_is_the_same_to_the_bit(engine, row):
 
 
 @pytest.mark.parametrize(
-    "order", [("numba", "numpy", REFERENCE), (REFERENCE, "numba", "numpy"), ("numpy", REFERENCE, "numba")]
+    "order",
+    marked(
+        [(x,) for e in COMPILED for x in ((e, "numpy", REFERENCE), (REFERENCE, e, "numpy"), ("numpy", REFERENCE, e))],
+        lambda order: not set(order) & set(SLOW),
+        "-".join,
+    ),
 )
 @pytest.mark.parametrize(
     "row", marked([(row,) for row in FIRST.values()], lambda row: row != FIRST["Adafactor"], named)
@@ -80,12 +86,12 @@ def test_a_run_may_go_on_with_another_engine(order, row):
     agree(history, run(REFERENCE, rule, params, grads)[1][1:])
 
 
-def fused_modules():
-    """The modules that have been generated so far."""
-    return {name for name in sys.modules if name.startswith("arrayopt_fused_")}
+def fused_code():
+    """What has been compiled so far."""
+    return {name for name in sys.modules if name.startswith("arrayopt_fused_")} | set(compiled._loaded)
 
 
-@each_engine
+@each_fused
 def test_groups_that_differ_in_numbers_are_one_bucket(engine):
     names = ("scalar", "prime", "matrix", "several chunks", "wide", "several tiles of rows")
     params, grads = problem(shapes_of(names))
@@ -94,16 +100,16 @@ def test_groups_that_differ_in_numbers_are_one_bucket(engine):
         "several*": {"lr": [0.1, 0.2, 0.3], "beta1": 0.5},
         "wide": {"lr": lambda step: 0.1 / (step + 1), "eps": 1e-3},
     }
-    before = fused_modules()
+    before = fused_code()
     opt, found = run(engine, ao.LAMB(lr=0.05), params, grads, groups=groups)
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
     assert len(opt._step.buckets) == 1
     assert opt.explain().count("engine ") == 1
     assert opt.explain().count("LAMB(") == 4
-    assert len(fused_modules() - before) <= (engine == "numba")
+    assert len(fused_code() - before) <= (engine in COMPILED)
 
 
-@each_engine
+@each_fused
 def test_groups_that_differ_in_structure_are_buckets_of_their_own(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     groups = {"prime": {"adapt": False}, "matrix": {"adapt": False, "weight_decay": 0.0}}
@@ -115,7 +121,7 @@ def test_groups_that_differ_in_structure_are_buckets_of_their_own(engine):
     agree(found, run(REFERENCE, ao.LAMB(lr=0.05), params, grads, groups=groups)[1])
 
 
-@each_engine
+@each_fused
 def test_numbers_that_change_take_effect_and_compile_nothing(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")), steps=5)
     groups, histories = {"matrix": {"weight_decay": 0.3}}, []
@@ -123,7 +129,7 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         rule = ao.LAMB(lr=ao.schedules.Cosine(0.1, 4), bias_correction=False)
         opt = ao.Optimizer(copied(params), rule, groups=groups, engine=e, clip_norm=9.0, stats=True)
         opt.step(grads[0])
-        before = fused_modules()
+        before = fused_code()
         buckets = list(opt._step.buckets)
         opt.step(grads[1])
         opt.lr = 0.5
@@ -136,11 +142,11 @@ def test_numbers_that_change_take_effect_and_compile_nothing(engine):
         opt.step(grads[4])
         histories.append([contents(opt)])
         assert opt._step.buckets == buckets
-        assert fused_modules() == before
+        assert fused_code() == before
     agree(*histories)
 
 
-@each_engine
+@each_fused
 def test_a_change_of_structure_and_a_new_group_are_followed(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     histories = []
@@ -155,7 +161,7 @@ def test_a_change_of_structure_and_a_new_group_are_followed(engine):
     agree(*histories)
 
 
-@each_engine
+@each_fused
 def test_two_optimizers_do_not_meet(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks", "wide")))
     rules = ao.LAMB(lr=0.1), ao.LAMB(lr=0.2), ao.AdamW(lr=0.1)
@@ -172,14 +178,14 @@ def test_two_optimizers_do_not_meet(engine):
 
 def test_an_engine_of_no_such_name():
     with pytest.raises(
-        ValueError, match=r"`engine` must be 'auto' or one of 'array_api', 'numpy', 'numba'.*; got 'nympy'"
+        ValueError, match=rf"`engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got 'nympy'"
     ):
         ao.Optimizer(np.ones(3), ao.LAMB(), engine="nympy")
 
 
-@each_engine
+@each_fused
 def test_arrays_of_another_library_are_refused(engine):
-    takes = {"numpy": "numpy arrays", "numba": "numpy and torch arrays"}[engine]
+    takes = f"{' and '.join(ENGINES[engine].takes)} arrays"
     with pytest.raises(ValueError, match=f"engine '{engine}' cannot run LAMB: it takes {takes}; got jax.numpy"):
         ao.Optimizer({"w": jnp.ones(3)}, ao.LAMB(), engine=engine)
     assert "engine array_api" in ao.Optimizer({"w": jnp.ones(3)}, ao.LAMB()).explain()
@@ -188,22 +194,33 @@ def test_arrays_of_another_library_are_refused(engine):
         ao.Optimizer({"w": np.ones(3), "x": strict}, ao.LAMB(), engine=engine)
 
 
+def test_engines_that_are_not_there_are_left_out(monkeypatch):
+    """Whatever they lack: a package, or a compiler."""
+    left = list(table.FUSED["numpy"])
+    while left:
+        assert f"engine {left[0]} " in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
+        gone = left.pop(0)
+        row = replace(ENGINES[gone], needs="no_such_package", install="what is not here")
+        monkeypatch.setitem(ENGINES, gone, row)
+        with pytest.raises(ValueError, match=f"engine '{gone}' cannot run LAMB: it needs what is not here"):
+            ao.Optimizer(np.ones(3), ao.LAMB(), engine=gone)
+    with pytest.warns(ao.NotFusedWarning, match="it needs what is not here"):
+        assert "engine array_api " in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
+
+
 def test_numba_that_is_not_installed(monkeypatch):
-    engines = importlib.import_module("arrayopt.engines.table")
-    monkeypatch.setattr(engines, "find_spec", lambda name: None)
-    monkeypatch.setitem(engines.FUSED, "numpy", ("numba", "numpy"))
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"engine 'numba' cannot run LAMB: .*not installed; pip install 'arrayopt\[cpu\]'"
     ):
         ao.Optimizer(np.ones(3), ao.LAMB(), engine="numba")
-    assert "engine numpy" in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
 
 
 def by_value(xp, p, g, s, h):
     return (p - g if xp.sum(g) > 0 else p + g), {}
 
 
-@each_engine
+@each_fused
 def test_a_rule_that_cannot_be_traced_is_refused_with_the_reason(engine):
     why = "`if` and `and` cannot depend on an array's value.*engine='array_api' runs this one as it is"
     with pytest.raises(ValueError, match=f"engine '{engine}' cannot run Made: {why}"):
@@ -214,10 +231,8 @@ def test_by_default_a_rule_that_cannot_be_traced_is_run_as_it_is():
     with pytest.warns(ao.NotFusedWarning, match="`if` and `and` cannot depend on an array's value"):
         opt = ao.Optimizer(np.zeros(3), made(by_value)())
     assert opt.step(np.ones(3)).tolist() == [-1.0] * 3
-    assert (
-        f"engine array_api ({' and '.join(FUSED['numpy'])}: `if` and `and` cannot depend on an array's value"
-        in opt.explain()
-    )
+    every = " and ".join(table.FUSED["numpy"])
+    assert f"engine array_api ({every}: `if` and `and` cannot depend on an array's value" in opt.explain()
 
 
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
@@ -235,14 +250,14 @@ def test_by_default_whatever_else_cannot_be_traced_is_run_as_it_is(update):
     ao.Optimizer(np.ones((2, 2)), made(update)()).step(np.ones((2, 2)))
 
 
-@each_engine
+@each_fused
 def test_reports_that_cannot_be_fused_are_refused_at_once(engine):
     rule = made(lambda xp, p, g, s, h: (p - g, {"rows": xp.mean(g, axis=-1)}))()
     with pytest.raises(ValueError, match="only values per tensor can be reported"):
         ao.Optimizer(np.ones((2, 2)), rule, engine=engine, stats=True)
 
 
-@each_engine
+@each_fused
 def test_a_step_that_raises_has_changed_nothing(engine):
     params, grads = problem(shapes_of(("prime", "matrix", "several chunks")))
     groups = {"matrix": {"lr": [0.1, 0.2]}, "prime": {"adapt": False}}
@@ -255,23 +270,26 @@ def test_a_step_that_raises_has_changed_nothing(engine):
     assert opt.step_count == 2
 
 
-def test_constants_of_any_size_compile():
+@each_compiled
+def test_constants_of_any_size_compile(engine):
     rule = made(lambda xp, p, g, s, h: (p - h.lr * xp.where(xp.isfinite(g), xp.maximum(g, -1e-300), 3.0), {}))()
     params, grads = problem((("w", (13,)),))
-    agree(run("numba", rule, params, grads)[1], run(REFERENCE, rule, params, grads)[1])
+    agree(run(engine, rule, params, grads)[1], run(REFERENCE, rule, params, grads)[1])
 
 
-def test_infinite_constants_compile():
+@each_compiled
+def test_infinite_constants_compile(engine):
     rule = made(lambda xp, p, g, s, h: (p - h.lr * xp.minimum(g, np.inf), {}))()
     params, grads = problem((("w", (13,)),))
-    agree(run("numba", rule, params, grads)[1], run(REFERENCE, rule, params, grads)[1])
+    agree(run(engine, rule, params, grads)[1], run(REFERENCE, rule, params, grads)[1])
 
 
-def test_a_rule_that_does_not_compile_raises_before_anything_is_written():
+@each_compiled
+def test_a_rule_that_does_not_compile_raises_before_anything_is_written(engine):
     rule = made(lambda xp, p, g, s, h: (p - h.lr * xp.exp(g), {}), complex_ok=True)()
     params = {"real": np.ones(3), "complex": np.ones(3, complex)}
     try:
-        opt = ao.Optimizer(copied(params), rule, engine="numba")
+        opt = ao.Optimizer(copied(params), rule, engine=engine)
         opt.step({name: np.ones_like(p) for name, p in params.items()})
     except ValueError:
         return
@@ -290,33 +308,31 @@ def test_the_reference_may_hand_an_array_over():
 EXPLAINED = """\
 AdamW(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.01, bias_correction=True, eps_root=0.0)
   3 tensors, 16 parameters, float32, numpy on cpu
-  engine {engine} ({why}): {how}, 3 threads
+  engine {engine} ({why}): {how}
     pass 0: load p g m v; store p m v; reduce -; 28 B
     28 bytes per float32 parameter"""
-HOW = {"numpy": "NumPy on blocks that stay in cache", "numba": "fused loops", "cpp": "fused loops"}
+BEST = table.FUSED["numpy"][0]
 
 
 @pytest.mark.parametrize(
     ("asked", "engine", "why"),
     [
-        ("numpy", "numpy", "asked for"),
-        ("numba", "numba", "asked for"),
-        ("auto", FUSED["numpy"][0], "the fastest for numpy arrays"),
+        *((engine, engine, "asked for") for engine in FUSED),
+        ("auto", BEST, "the fastest for numpy arrays"),
     ],
 )
 def test_an_optimizer_explains_itself(asked, engine, why, monkeypatch):
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "3")
     params = {"w": np.ones((3, 4), "float32"), "b": np.ones(4, "float32"), "e": np.ones((0, 2), "float32")}
     opt = ao.Optimizer(params, ao.AdamW(lr=0.1), engine=asked)
-    text = re.sub(", compiled by .*", "", opt.explain())
-    assert text == EXPLAINED.format(engine=engine, why=why, how=HOW[engine])
+    assert opt.explain() == EXPLAINED.format(engine=engine, why=why, how=ENGINES[engine].open().describe())
 
 
-@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@each_fused
 def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     params = {"w": np.ones((3, 4)), "b": np.ones(4), "k": np.ones((2, 2, 2))}
     text = ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()
-    moved = {"numba": (72, 64, 64), "numpy": (88, 72, 72)}[engine]  # numpy spills what it would compute again
+    moved = (72, 64, 64) if engine in COMPILED else (88, 72, 72)  # numpy spills what it would compute again
     lines = [line.strip().partition(",")[0] for line in text.splitlines() if "bytes" in line or "rank" in line]
     assert lines == [
         line for k, n in enumerate(moved, 1) for line in (f"rank {k}:", f"{n} bytes per float64 parameter")
@@ -324,5 +340,9 @@ def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     params = {"s": np.ones(()), "b": np.ones(4), "w": np.ones((3, 4))}
     assert "\n    ranks 0, 1:\n      pass 0: load" in ao.Optimizer(params, ao.CAME(lr=0.1), engine=engine).explain()
     assert "rank" not in ao.Optimizer(params, ao.LAMB(), engine=engine).explain()  # one plan does for all
-    assert ao.Optimizer(np.ones((0, 3)), ao.CAME(lr=0.1), engine=engine).explain().endswith("threads")
+    assert (
+        ao.Optimizer(np.ones((0, 3)), ao.CAME(lr=0.1), engine=engine)
+        .explain()
+        .endswith(ENGINES[engine].open().describe())
+    )
     assert ao.Optimizer(np.ones((0, 3)), ao.CAME(lr=0.1), engine=engine).step(np.ones((0, 3))).shape == (0, 3)

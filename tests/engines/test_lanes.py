@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.numba.emit import emit
+from arrayopt.engines.table import ENGINES
 from arrayopt.fusion import lanes as module
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.lanes import lane_geometry, lanes, suits
@@ -12,12 +12,9 @@ from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plans import plan_for
 from tests.support.aliases import ALIASES
 from tests.support.engine_runs import agree, contents, problem, run, same
+from tests.support.engines import COMPILED, FUSED, SLOW, each_fused
 from tests.support.slow import marked
 from tests.support.tracing import made
-
-ENGINES = ("numpy", "numba")
-each_engine = pytest.mark.parametrize("engine", ENGINES)
-slow_with_numba = pytest.mark.parametrize("engine", marked([(e,) for e in ENGINES], lambda e: e == "numpy"))
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +37,7 @@ KERNELS = (
 )
 
 
-RANK_FOUR = tuple((name, shape) for name, shape in KERNELS if len(shape) == 4)  # with Numba a module for each rank
+RANK_FOUR = tuple((name, shape) for name, shape in KERNELS if len(shape) == 4)  # each rank is compiled anew
 FULL = tuple((name, shape) for name, shape in RANK_FOUR if 0 not in shape)  # what is empty takes another
 
 
@@ -98,15 +95,18 @@ RULES = {
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    marked(((e, name) for e in ENGINES for name in RULES), lambda e, name: e == "numpy" or name == "Adafactor"),
+    marked(
+        ((e, name) for e in FUSED for name in RULES),
+        lambda e, name: e not in COMPILED or (name == "Adafactor" and e not in SLOW),
+    ),
 )
 def test_kernels_agree_with_the_reference(engine, name):
-    shapes = KERNELS if engine == "numpy" or name == "CAME, centralized" else RANK_FOUR
-    params, grads = problem(shapes if (engine, name) != ("numba", "Adafactor") else FULL)
+    shapes = KERNELS if engine not in COMPILED or name == "CAME, centralized" else RANK_FOUR
+    params, grads = problem(shapes if engine not in COMPILED or name != "Adafactor" else FULL)
     agree(run(engine, RULES[name], params, grads)[1], run("array_api", RULES[name], params, grads)[1])
 
 
-@slow_with_numba
+@each_fused
 def test_kernels_of_another_dtype(engine):
     params, grads = problem(RANK_FOUR, "float16")
     rule = RULES["CAME"]
@@ -116,7 +116,7 @@ def test_kernels_of_another_dtype(engine):
         np.testing.assert_allclose(found.params[name], p, rtol=2.0**-9, atol=1e-3, err_msg=name)
 
 
-@slow_with_numba
+@each_fused
 def test_reports_of_kernels(engine):
     params, grads = problem(RANK_FOUR)
     stats = [run(e, RULES["CAME"], params, grads, stats=True)[0].stats.read() for e in (engine, "array_api")]
@@ -125,9 +125,9 @@ def test_reports_of_kernels(engine):
         assert stats[0][name] == pytest.approx(report, rel=1e-5), name
 
 
-@each_engine
+@each_fused
 def test_arrays_that_do_not_lie_in_order(engine):
-    rule = RULES["CAME" if engine == "numpy" else "Adafactor"]
+    rule = RULES["Adafactor" if engine in COMPILED else "CAME"]
     params, grads = problem(FULL, steps=2)
     turned = {name: np.asfortranarray(p) for name, p in params.items()}
     opts = [ao.Optimizer({k: p.copy("K") for k, p in x.items()}, rule, engine=engine) for x in (params, turned)]
@@ -138,10 +138,10 @@ def test_arrays_that_do_not_lie_in_order(engine):
     same([contents(opts[1])], [contents(opts[0])])
 
 
-@each_engine
+@each_fused
 def test_threads_change_no_bit_of_kernels(engine, monkeypatch):
-    """One tensor is large enough to be shared by all threads with Numba, and with NumPy."""
-    rule = RULES["CAME" if engine == "numpy" else "Adafactor"]
+    """One tensor is large enough to be shared by all threads."""
+    rule = RULES["Adafactor" if engine in COMPILED else "CAME"]
     params, grads = problem((("large", (400, 300, 3, 3)), ("1 x 1", (300, 31, 1, 1))), steps=2)
     runs = {}
     for threads in (1, 2, 3):
@@ -162,7 +162,7 @@ def odd(xp, p, g, s, h):
     }
 
 
-@slow_with_numba
+@each_fused
 def test_a_slot_is_written_when_nothing_reads_its_old_value_any_more(engine):
     rule = made(
         odd, lambda xp, p: {"rows": xp.zeros_like(xp.sum(p, axis=-1)), "columns": xp.zeros_like(xp.sum(p, axis=-2))}
@@ -172,8 +172,13 @@ def test_a_slot_is_written_when_nothing_reads_its_old_value_any_more(engine):
     agree(run(engine, rule, params, grads)[1], run("array_api", rule, params, grads)[1])
 
 
-@slow_with_numba
-@pytest.mark.parametrize("name", ["rows", "rows exchanged", "numbers"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    marked(
+        [(name, engine) for engine in FUSED for name in ("rows", "rows exchanged", "numbers")],
+        lambda name, engine: engine not in SLOW or name == "numbers",
+    ),
+)
 def test_slots_that_exchange_what_they_hold(name, engine):
     slots, update = ALIASES[name]
     rule, start, g = made(update, slots)(), np.linspace(-1, 1, 24).reshape(4, 2, 3), np.linspace(0, 2, 24)
@@ -195,4 +200,4 @@ def test_the_text_for_every_alias_can_be_read(name):
     except TraceError:
         return
     if lanes(plan) is not None:
-        compile(emit(plan, "float32", split=lanes(plan)), "<lanes>", "exec")
+        compile(ENGINES["numba"].emitter()(plan, "float32", split=lanes(plan)), "<lanes>", "exec")

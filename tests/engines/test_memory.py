@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.support.engines import FUSED, SLOW, each_fused
 from tests.support.slow import marked
 
-slow_with_numba = pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
 KERNELS = marked([((1024, 512, 3, 3),), ((2048, 1024, 1, 1),), ((100, 9000, 1, 5),)], lambda shape: shape[-1] == 3)
 SHAPES = {
     "embedding": (1500, 1000),
@@ -50,10 +50,10 @@ def made(engine, rule, dtype="float32", **options):
     return opt, grads, sum(x.nbytes for x in [*params.values(), *slots])
 
 
-EACH = [(engine, name) for engine in ("numpy", "numba") for name in RULES]
+EACH = [(engine, name) for engine in FUSED for name in RULES]
 
 
-@pytest.mark.parametrize(("engine", "name"), marked(EACH, lambda engine, name: (engine, name) != ("numba", "CAME")))
+@pytest.mark.parametrize(("engine", "name"), marked(EACH, lambda engine, name: engine not in SLOW))
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_step_allocates_little(engine, name, threads, monkeypatch):
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
@@ -62,7 +62,7 @@ def test_a_step_allocates_little(engine, name, threads, monkeypatch):
     assert peak_of_a_step(opt, grads) < 0.05 * total
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_reports_allocate_little(engine):
     opt, grads, total = made(engine, RULES["LAMB"], stats=True)
     assert peak_of_a_step(opt, grads) < 0.05 * total
@@ -76,7 +76,7 @@ def test_narrow_parameters_allocate_little(monkeypatch):
     assert peak_of_a_step(opt, grads) < 0.05 * total + 2 * largest
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_clipping_by_the_global_norm_allocates_little(engine):
     opt, grads, total = made(engine, RULES["LAMB"], clip_norm=1.0)
     assert peak_of_a_step(opt, grads) < 0.05 * total
@@ -88,8 +88,8 @@ AROUND = {"loss scale": {"loss_scale": ao.LossScale(init=1.0)}, "accumulation": 
 @pytest.mark.parametrize(
     ("engine", "what"),
     marked(
-        ((engine, what) for engine in ("numpy", "numba") for what in AROUND),
-        lambda engine, what: engine == "numpy",
+        ((engine, what) for engine in FUSED for what in AROUND),
+        lambda engine, what: engine not in SLOW,
     ),
 )
 def test_mixed_precision_with_all_around_it_allocates_little(engine, what, monkeypatch):
@@ -99,7 +99,7 @@ def test_mixed_precision_with_all_around_it_allocates_little(engine, what, monke
     assert peak_of_a_step(opt, grads) < 0.1 * total
 
 
-@slow_with_numba
+@each_fused
 @pytest.mark.parametrize("shape", KERNELS)
 def test_small_kernels_allocate_little(engine, shape, monkeypatch):
     """Their rows and columns are as many as their elements, or nearly; what is kept of them is state alone.

@@ -15,6 +15,7 @@ from arrayopt.engines.numpy import engine as blocks
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.fields import hypers
 from tests.support.cases import ALL, IDS, make
+from tests.support.engines import EVERY, each_compiled, each_engine
 from tests.support.optimizing import drawn
 from tests.support.slow import marked
 from tests.support.tracing import made
@@ -61,7 +62,7 @@ def both(rule, fields, dtype="float64", **options):
     return opts, ao.Optimizer(apart(arrays(dtype=dtype)), kind(**fields), **options)
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@each_engine
 @pytest.mark.parametrize("rule", RULES)
 def test_as_the_layers_one_by_one(rule, engine):
     stacked, single = both(rule, RULES[rule], engine=engine, stats=True, clip_norm=2.0)
@@ -171,8 +172,9 @@ def test_large_stacks_are_measured(engine, options):
     assert stacked.stats.global_norm == pytest.approx(whole.stats.global_norm, rel=1e-12)
 
 
-def test_with_numba():
-    stacked, single = both("LAMB", {"lr": 0.1}, "float32", engine="numba")
+@each_compiled
+def test_in_single_precision(engine):
+    stacked, single = both("LAMB", {"lr": 0.1}, "float32", engine=engine)
     same(run(stacked), run(single, of=apart))
 
 
@@ -327,7 +329,7 @@ EMPTY = [(0,), (0, 3), (3, 0), (0, 3, 4), (2, 0, 3), (2, 3, 0), (0, 0)]
 @pytest.mark.parametrize(
     ("engine", "row"),
     marked(
-        [(engine, row) for engine in ("array_api", "numpy", "numba") for row in IDS],
+        [(engine, row) for engine in EVERY for row in IDS],
         lambda engine, row: engine == "numpy" and row in ("LAMB-0", "Muon-0", "CAME-0", "Adafactor-0"),
     ),
 )

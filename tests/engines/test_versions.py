@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-
-ENGINES = ["array_api", "numba"]
+from tests.support.engines import each_of_torch
 
 
 def made(engine, **options):
@@ -14,7 +13,7 @@ def made(engine, **options):
     return w, ao.Optimizer({"w": w}, ao.AdamW(lr=0.1), engine=engine, **options)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_of_torch
 def test_a_backward_pass_through_a_graph_made_before_a_step_is_refused(engine):
     w, opt = made(engine)
     loss = (w**3).sum()
@@ -23,7 +22,7 @@ def test_a_backward_pass_through_a_graph_made_before_a_step_is_refused(engine):
         loss.backward()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_of_torch
 def test_a_version_moves_with_each_write_and_with_no_other_call(engine):
     w, opt = made(engine, skip_nonfinite=True, clip_norm=1.0)
     before = w._version

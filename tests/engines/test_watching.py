@@ -6,7 +6,8 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines.table import ENGINES
 from tests.support.cases import ALL, make
-from tests.support.engine_runs import FUSED, REFERENCE, SHAPES, contents, copied, every_row, problem, same_reports
+from tests.support.engine_runs import SHAPES, contents, copied, every_row, problem, same_reports
+from tests.support.engines import COMPILED, EVERY, SLOW, each_fused
 from tests.support.planning import zeros
 from tests.support.slow import marked
 from tests.support.tracing import made
@@ -18,10 +19,7 @@ RULES = {
     "AdamW": ao.AdamW(lr=0.01),
     "SGD": ao.SGD(lr=0.1, momentum=0.9),
 }
-# with Numba each is five modules and more for each rank: each run has one rule in one dtype
-PLACES = [
-    (engine, name, dtype) for engine in (REFERENCE, *FUSED) for name in RULES for dtype in ("float32", "bfloat16")
-]
+PLACES = [(engine, name, dtype) for engine in EVERY for name in RULES for dtype in ("float32", "bfloat16")]
 
 
 def bits(engine, rule, dtype="float32", *, monitor=False, names=FEW, steps=6, **options):
@@ -38,7 +36,12 @@ def bits(engine, rule, dtype="float32", *, monitor=False, names=FEW, steps=6, **
 
 @pytest.mark.parametrize(
     ("engine", "name", "dtype"),
-    marked(PLACES, lambda engine, name, dtype: engine != "numba" or (name, dtype) == ("LAMB", "float32")),
+    marked(
+        PLACES,  # of what is compiled each is five plans, and more for each rank: each run has one rule in one dtype
+        lambda engine, name, dtype: (
+            engine not in COMPILED or (engine not in SLOW and (name, dtype) == ("LAMB", "float32"))
+        ),
+    ),
 )
 def test_watching_changes_no_bit(engine, name, dtype):
     plain = bits(engine, RULES[name], dtype)
@@ -55,7 +58,7 @@ def test_watching_any_rule_changes_no_bit(row):
     assert bits("numpy", rule, stats=True, steps=3) == bits("numpy", rule, steps=3)
 
 
-@pytest.mark.parametrize("engine", FUSED)
+@each_fused
 def test_a_step_that_is_watched_runs_the_code_of_one_that_is_not(engine, monkeypatch):
     launched, batch = [], ENGINES[engine].open().batch
 
@@ -94,13 +97,13 @@ LITTLE_TO_DO = {
 }
 
 
-@pytest.mark.parametrize("engine", FUSED)
+@each_fused
 @pytest.mark.parametrize("what", LITTLE_TO_DO)
 @pytest.mark.parametrize("stats", [False, True])
 def test_rules_with_little_to_do(engine, what, stats):
     """They are counted, and report what they are to: of what a tensor was before the step."""
     params, grads = problem((("w", (70, 3, 2)),), steps=3)
-    opts = [ao.Optimizer(copied(params), LITTLE_TO_DO[what](), engine=e, stats=stats) for e in (engine, REFERENCE)]
+    opts = [ao.Optimizer(copied(params), LITTLE_TO_DO[what](), engine=e, stats=stats) for e in (engine, "array_api")]
     for g in grads:
         for opt in opts:
             opt.step(g)
@@ -111,7 +114,7 @@ def test_rules_with_little_to_do(engine, what, stats):
             same_reports(*(opt.stats.read() for opt in opts))
 
 
-@pytest.mark.parametrize("engine", FUSED)
+@each_fused
 def test_a_parameter_that_is_only_watched_is_left_where_it_is(engine):
     p = np.ones(5, "float32")
     p.flags.writeable = False

@@ -13,6 +13,7 @@ from arrayopt.fusion.ops import OPS, REDUCTIONS, Op
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError, trace
 from tests.cudacpu import standin
+from tests.support.engines import NOW
 from tests.support.slow import marked
 from tests.support.tracing import made, of
 
@@ -23,7 +24,7 @@ P, G = (np.ascontiguousarray(x, np.float32) for x in np.meshgrid(AWKWARD, AWKWAR
 def runs(rule, params, grads):
     """Parameters after a step, by engine; in the stand-in for CuPy too."""
     found = {}
-    for engine in ("numpy", "numba"):
+    for engine in NOW:
         with np.errstate(all="ignore"):
             found[engine] = [
                 np.asarray(x) for x in ao.Optimizer([p.copy() for p in params], rule, engine=engine).step(grads)

@@ -8,6 +8,7 @@ from arrayopt.fusion import plans as planning
 from arrayopt.fusion.layout import geometry, layout
 from arrayopt.fusion.plans import plan_for
 from tests.support.cases import ALL, IDS, QUICK_ROWS, make
+from tests.support.engines import COMPILED, FUSED, SLOW, each_fused
 from tests.support.planning import SEVERAL_TILES, agree, check, fused_and_written, zeros
 from tests.support.slow import marked
 from tests.support.tracing import made
@@ -296,8 +297,8 @@ SHAPES = ((7,), (3, 4), (20011,), ())
 @pytest.mark.parametrize(
     ("engine", "name"),
     marked(
-        ((engine, name) for engine in ("numpy", "numba") for name in HAZARDS),
-        lambda engine, name: engine == "numpy" or name == "two old slots in a later pass",
+        ((engine, name) for engine in FUSED for name in HAZARDS),
+        lambda engine, name: engine not in COMPILED or (engine not in SLOW and name == "two old slots in a later pass"),
     ),
 )
 def test_what_is_overwritten_is_not_needed_any_more(engine, name):
@@ -315,7 +316,7 @@ def test_a_slot_is_stored_in_the_last_pass_that_needs_its_old_value():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_value_that_a_later_pass_needs_is_not_rounded_in_between(dtype, engine):
     found, exact = fused_and_written(made(new_parameter_later, zeros("m"))(), ((300,),), engine, dtype, steps=1)
     np.testing.assert_allclose(found["0.m"], exact["0.m"], rtol=2e-5)
@@ -326,7 +327,7 @@ def part_of_the_old(xp, p, g, s, h):
     return p - h.lr * size * g, {"m": size * g}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_part_of_a_complex_value_outlives_the_value(engine):
     agree(made(part_of_the_old, zeros("m"), complex_ok=True)(), ((3, 4), (20011,)), engine, "complex64", relative=1e-5)
 
@@ -353,8 +354,8 @@ COMPLEX_VALUES = {
 @pytest.mark.parametrize(
     ("engine", "name"),
     marked(
-        ((engine, name) for engine in ("numpy", "numba") for name in COMPLEX_VALUES),
-        lambda engine, name: engine == "numpy" or name == "of a tensor",
+        ((engine, name) for engine in FUSED for name in COMPLEX_VALUES),
+        lambda engine, name: engine not in COMPILED or (engine not in SLOW and name == "of a tensor"),
     ),
 )
 def test_complex_values_over_fewer_axes(name, engine):
@@ -364,7 +365,7 @@ def test_complex_values_over_fewer_axes(name, engine):
     agree(rule, shapes, engine, "complex64", steps=2, relative=1e-5)
 
 
-@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@each_fused
 def test_complex_gradients_are_centralized(engine):
     agree(ao.LAMB(grad_centralization=True), (*SEVERAL_TILES[:2], (7,)), engine, "complex64", relative=1e-5)
     if engine == "numpy":

@@ -7,6 +7,7 @@ import arrayopt as ao
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError
+from tests.support.engines import COMPILED, FUSED, SLOW, each_compiled, each_fused
 from tests.support.planning import SEVERAL_TILES, agree, zeros
 from tests.support.slow import marked
 from tests.support.tracing import made
@@ -76,25 +77,33 @@ def test_values_over_fewer_axes(update, slots):
     agree(made(update, slots)(), SEVERAL_TILES, "numpy", steps=2, relative=1e-5)
 
 
-# each rank takes a module to compile: matrices of several tiles, and one other rank
-WITH_NUMBA = [("rows after columns",), ("rows",), ("columns",), ("the first axis",), ("a mask of rows",)]
+# each rank is compiled anew: matrices of several tiles, and one other rank
+FEW = ("rows after columns", "rows", "columns", "the first axis", "a mask of rows")
 
 
-@pytest.mark.parametrize("name", marked(WITH_NUMBA, lambda name: name == "rows after columns"))
-def test_values_over_fewer_axes_with_numba(name):
-    agree(made(*EXTENTS[name])(), SEVERAL_TILES[:3], "numba", steps=2, relative=1e-5)
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    marked(
+        [(engine, name) for engine in COMPILED for name in FEW],
+        lambda engine, name: engine not in SLOW and name == "rows after columns",
+    ),
+)
+def test_values_over_fewer_axes_that_are_compiled(engine, name):
+    agree(made(*EXTENTS[name])(), SEVERAL_TILES[:3], engine, steps=2, relative=1e-5)
 
 
 FIRST = [(((2, 3, 5), (700, 5, 11)),), (((5, 4, 3, 3), (3, 2, 210, 190), (2, 3, 2, 2, 4)),)]
 
 
+@each_compiled
 @pytest.mark.parametrize("shapes", marked(FIRST, lambda shapes: len(shapes) == 2, lambda x: f"rank {len(x[0])}"))
-def test_values_over_the_first_axis_with_numba(shapes):
-    agree(made(by_first_axis)(), shapes, "numba", steps=2, relative=1e-5)
+def test_values_over_the_first_axis_that_are_compiled(engine, shapes):
+    agree(made(by_first_axis)(), shapes, engine, steps=2, relative=1e-5)
 
 
-def test_values_of_rows_before_and_after_a_sum_over_them_with_numba():
-    agree(made(by_rows_and_their_sum)(), ((3, 4),), "numba")
+@each_compiled
+def test_values_of_rows_before_and_after_a_sum_over_them(engine):
+    agree(made(by_rows_and_their_sum)(), ((3, 4),), engine)
 
 
 def small_slots_handed_over(xp, p, g, s, h):
@@ -102,7 +111,7 @@ def small_slots_handed_over(xp, p, g, s, h):
     return p - h.lr * g * xp.expand_dims(s["old"], axis=-1), {"r": r, "old": s["r"]}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_slots_over_rows_may_be_handed_over(engine):
     agree(made(small_slots_handed_over, zeros(rows=["r", "old"]))(), ((3, 4),), engine)
 
@@ -112,7 +121,7 @@ def slot_of_a_tensor(xp, p, g, s, h):
     return p - h.lr * g / (1.0 + s["d"]), {"d": d}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_slot_may_be_one_value_per_tensor(engine):
     agree(made(slot_of_a_tensor, zeros(tensors=["d"]))(), ((3, 4), (5,), (), (20011,)), engine)
 
@@ -121,7 +130,7 @@ def matrices_only(xp, p, g, s, h):
     return p - h.lr * (g + (0.5 * p if p.ndim >= 2 else 0.0)), {}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_rule_may_treat_matrices_otherwise(engine):
     agree(made(matrices_only)(), ((3, 4), (5,), (2, 3, 4)), engine)
 
@@ -167,7 +176,7 @@ def mask_of_masks(xp, p, g, s, h):
     return p - h.lr * xp.where(xp.where(g > 0, p > 0, p < 1), g, p), {}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_mask_may_be_chosen_from_masks(engine):
     agree(made(mask_of_masks)(), ((3, 4), (20011,)), engine)
 
@@ -190,7 +199,7 @@ def test_a_sum_that_cannot_be_fused_says_so(axis, rank, left):
     rule = made(lambda xp, p, g, s, h: (p - h.lr * g / xp.sum(g * g, axis=axis, keepdims=True), {}))()
     with pytest.raises(TraceError, match=f"a reduction that leaves the axes {left} is not fused"):
         layout(plan_for(rule, rank, "float32"))
-    for engine in ("numpy", "numba"):
+    for engine in FUSED:
         with pytest.raises(
             ValueError, match=f"engine '{engine}' cannot run Made: a reduction that leaves the axes {left}"
         ):
@@ -214,7 +223,7 @@ def complex_slot_of_rows(xp, p, g, s, h):
 )
 def test_what_is_not_fused_of_complex_values_of_rows_says_so(update, slots, op):
     rule = made(update, slots, complex_ok=True)()
-    for engine in ("numpy", "numba"):
+    for engine in FUSED:
         with pytest.raises(ValueError, match=f"`{op}` of complex values per row, column or tensor is not fused"):
             ao.Optimizer(np.ones((2, 3), "complex64"), rule, engine=engine)
     agree(rule, ((2, 3),), "auto", "complex64")

@@ -8,9 +8,11 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import blas
+from arrayopt.engines.table import FUSED as CHOSEN
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.words import branch
+from tests.support.engines import COMPILED, FUSED, SLOW
 from tests.support.slow import marked
 
 SHAPES = {
@@ -71,12 +73,19 @@ def folded(xp, p, g, s, h):
     return p - h.lr * xp.tanh(xp.reshape(x, p.shape)), {}
 
 
+def both_sides(xp, p, g, s, h):
+    """Products of one shape that differ in their lengths alone."""
+    x, y = p + g, p - 0.5 * g
+    return p - h.lr * ((y @ y.mT) @ x + x @ (y.mT @ y)), {}
+
+
 ROOM = {"m": lambda xp, p: xp.zeros_like(p), "k": lambda xp, p: xp.zeros_like(p)}
 RULES = {
     "general": rule_of(general),
     "of inputs": rule_of(of_inputs, lambda xp, p: {"m": xp.zeros_like(p) + 0.0, "k": xp.zeros_like(p)}),
     "scaled": rule_of(scaled, lambda xp, p: {"m": xp.zeros_like(xp.sum(p))}),
     "folded": rule_of(folded),
+    "both sides": rule_of(both_sides),
 }
 each_rule = pytest.mark.parametrize("name", RULES)
 
@@ -93,7 +102,7 @@ def run(rule, engine, dtype, steps=3):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
     ("engine", "name"),
-    marked(((e, n) for e in ("numpy", "numba") for n in RULES), lambda engine, name: engine == "numpy"),
+    marked(((e, n) for e in FUSED for n in RULES), lambda engine, name: engine not in SLOW or name == "of inputs"),
 )
 def test_engines_compute_what_the_rule_says(engine, name, dtype):
     found, exact = run(RULES[name], engine, dtype), run(RULES[name], "array_api", dtype)
@@ -221,7 +230,7 @@ def test_complex_products_run_as_they_are_written():
 
     p, g = (np.random.default_rng(i).standard_normal((3, 4)) * (1 + 1j) for i in (0, 1))
     opt = ao.Optimizer(p.copy(), Complex())
-    assert "array_api (numba and numpy: only products of real matrices can be traced" in opt.explain()
+    assert f"array_api ({' and '.join(CHOSEN['numpy'])}: only products of real matrices can be traced" in opt.explain()
     np.testing.assert_allclose(opt.step(g), p - g @ (g.conj().T @ p))
 
 
@@ -234,12 +243,14 @@ def test_passes_between_products_share_their_cuda_source():
 
 @pytest.mark.parametrize("missing", ["scipy", "threadpoolctl"])
 def test_without_scipy_or_threadpoolctl_auto_takes_numpy_and_says_why(missing, monkeypatch):
-    from arrayopt.engines.numba import products
+    from arrayopt.engines import blas
 
-    monkeypatch.setattr(products, "find_spec", lambda name: None if name == missing else name)
-    monkeypatch.setattr(products, "controlled", lambda: missing != "threadpoolctl")
+    monkeypatch.setattr(blas, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(blas, "controlled", lambda: missing != "threadpoolctl")
     said = {"scipy": "SciPy", "threadpoolctl": "threadpoolctl"}[missing]
     text = ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1)).explain()
-    assert f"engine numpy (the fastest for numpy arrays; numba: to multiply matrices it needs {said}" in text
-    with pytest.raises(ValueError, match=f"it needs {said}; pip install"):
-        ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1), engine="numba").explain()
+    assert "engine numpy (the fastest for numpy arrays; " in text
+    assert f"{' and '.join(reversed(COMPILED))}: to multiply matrices it needs {said}" in text
+    for engine in COMPILED:
+        with pytest.raises(ValueError, match=f"it needs {said}; pip install"):
+            ao.Optimizer(np.ones((2, 3)), ao.Muon(lr=0.1), engine=engine).explain()

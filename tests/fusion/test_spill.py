@@ -12,6 +12,7 @@ from arrayopt.fusion.cut import cheapest
 from arrayopt.fusion.graph import Graph
 from arrayopt.fusion.plans import plan_for
 from tests.support.cases import ALL, QUICK_ROWS, make
+from tests.support.engines import each_compiled, each_fused
 from tests.support.planning import agree, check, fused_and_written, zeros
 from tests.support.tracing import made
 
@@ -136,7 +137,8 @@ def test_no_rule_that_is_shipped_needs_scratch_memory(row):
         assert plan_for(make(*ALL[row]), rank, dtype, clip=True, stats=True).spilled == {}
 
 
-def test_scratch_memory_is_complex_where_the_value_is():
+@each_fused
+def test_scratch_memory_is_complex_where_the_value_is(engine):
     def update(xp, p, g, s, h):
         new = {name: (0.9 - 0.1 * i) * s[name] + g for i, name in enumerate(FIVE)}
         u = sum(new.values())
@@ -146,8 +148,7 @@ def test_scratch_memory_is_complex_where_the_value_is():
     rule = made(update, zeros(*FIVE), complex_ok=True)()
     plan = plan_for(rule, 2, "complex64")
     assert sorted(plan.spilled.values()) == ["complex", "real"]
-    for engine in ("numpy", "numba"):
-        agree(rule, SHAPES, engine, "complex64", relative=1e-5)
+    agree(rule, SHAPES, engine, "complex64", relative=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "of_three"])
@@ -155,12 +156,13 @@ def test_spilled_values_with_numpy(name):
     agree(rule_of(name), SHAPES, "numpy")
 
 
+@each_compiled
 @pytest.mark.parametrize("name", ["two_of_five", "old_values"])
-def test_spilled_values_with_numba(name):
-    agree(rule_of(name), SHAPES, "numba")
+def test_spilled_values_that_are_compiled(engine, name):
+    agree(rule_of(name), SHAPES, engine)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_spilled_parameter_is_not_rounded(engine):
     found, exact = fused_and_written(rule_of("new_parameter"), SHAPES, engine, "bfloat16", steps=1)
     for name, x in exact.items():
@@ -168,7 +170,7 @@ def test_a_spilled_parameter_is_not_rounded(engine):
         np.testing.assert_allclose(found[name], x, rtol=1e-2 if name[-1] == "p" else 1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_spilled_values_by_any_number_of_threads(engine, monkeypatch):
     """A tensor that all threads share, several that are one thread's each, and some small ones."""
     rng = np.random.default_rng(0)
@@ -185,7 +187,7 @@ def test_spilled_values_by_any_number_of_threads(engine, monkeypatch):
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_scratch_memory_is_kept_from_step_to_step(engine, monkeypatch):
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", "1")
     params, grads = np.ones(1 << 20, np.float32), np.ones(1 << 20, np.float32)

@@ -12,6 +12,7 @@ from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.symbol import NAMESPACE
 from arrayopt.fusion.trace import UPDATES, trace
 from tests.support.cases import ALL, IDS, make
+from tests.support.engines import each_fused
 from tests.support.tracing import made, of
 
 # ---- what a graph says, worked out by plain NumPy -------------------------------------------------------------------
@@ -334,7 +335,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("what", SHARED)
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_a_division_by_what_is_subnormal_in_float32(engine, what):
     """Each row, column or tensor of g sums up to one of the values; what is divided is of all sizes."""
     p = np.array([0.0, -0.0, 1e-40, -1e-38, 3.0, -np.inf, 1e38, np.nan], np.float32)

@@ -8,6 +8,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.fusion.plans import plan_for
 from arrayopt.fusion.trace import TraceError, trace
+from tests.support.engines import each_fused
 from tests.support.tracing import made, of
 
 # ---- what cannot be traced ------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def test_a_rule_is_traced_once_for_its_structure_rank_and_dtype():
     assert calls == before
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 def test_steps_and_new_numbers_trace_nothing(engine):
     rule, calls = counting()
     opt = ao.Optimizer({"w": np.ones((3, 2)), "x": np.ones((5, 5))}, rule(lr=[0.1, 0.2, 0.3]), engine=engine)

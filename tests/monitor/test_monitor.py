@@ -17,6 +17,7 @@ import arrayopt as ao
 from arrayopt.engines import array_api
 from arrayopt.monitor import figure as monitor_figure
 from arrayopt.monitor import monitor as monitor_module
+from tests.support.engines import each_engine
 
 NAMES = ("w", "b")
 
@@ -194,7 +195,7 @@ def held(engine, attach, *, fails):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "after a step that failed"])
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 @pytest.mark.parametrize("attach", [lambda opt: None, ao.Monitor], ids=["alone", "watched"])
 def test_who_is_let_go_is_free_at_once(engine, attach, fails):
     """Without the garbage collector, which may come late, while a device's memory is full."""

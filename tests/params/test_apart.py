@@ -11,15 +11,12 @@ from arrayopt.params.apart import Apart
 from arrayopt.state.tensors import Tensor
 from tests.support.cases import CASES, MATRICES
 from tests.support.cases import make as rule_of
+from tests.support.engines import EVERY, SLOW, TORCH, each_engine
 from tests.support.refusals import raises
-from tests.support.slow import marked
 from tests.support.tracing import made as made_rule
 
 MAKES = {"numpy": lambda n: np.ones(n), "torch": lambda n: torch.ones(n, dtype=torch.float64)}
 each_make = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-each_engine = pytest.mark.parametrize(
-    "engine", marked([("array_api",), ("numpy",), ("numba",)], lambda engine: engine != "numba")
-)
 WORDS = "Optimizer.step: a gradient must not share memory with what the step writes; "
 
 
@@ -37,7 +34,7 @@ def refused(opt, grads, *words):
 
 def made(make, engine, count=2):
     """An optimizer whose parameters lie in one room, two elements apart; and that room."""
-    if engine == "numpy" and make is MAKES["torch"]:
+    if engine not in TORCH and make is MAKES["torch"]:
         pytest.skip("the engine does not take tensors of PyTorch")
     room = make(8 * count)
     params = {f"w{i}": room[8 * i : 8 * i + 6] for i in range(count)}
@@ -72,9 +69,9 @@ SEVERAL = {name: rule_of(name, rows[0]) for name, rows in CASES.items()} | {
 @pytest.mark.parametrize(
     ("rule", "engine"),
     [
-        pytest.param(x, e, id=f"{n}-{e}", marks=pytest.mark.slow if e == "numba" else ())
+        pytest.param(x, e, id=f"{n}-{e}", marks=pytest.mark.slow if e in SLOW else ())
         for n, x in SEVERAL.items()
-        for e in ("numpy", "numba", "array_api")
+        for e in EVERY
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

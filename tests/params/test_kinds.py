@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.engines import COMPILED, EVERY, SLOW, TORCH, each
 from tests.support.refusals import raises
 from tests.support.slow import marked
 
@@ -66,13 +67,13 @@ def test_parameters_are_refused_by_name(engine, make, what, todo):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", [*ENGINES, "numpy", "numba"])
+@each(["auto", *EVERY])
 @pytest.mark.parametrize("steps", [0, 1])
 @pytest.mark.parametrize(("make", "what", "todo"), BOTH.values(), ids=BOTH)
 def test_gradients_are_refused_by_name_before_anything_is_written(engine, make, what, todo, steps):
     g = make()
     is_torch = isinstance(g, torch.Tensor)
-    if is_torch and engine == "numpy":
+    if is_torch and engine in EVERY and engine not in TORCH:
         return
     new = torch.ones if is_torch else np.ones
     b, w = new(4), new((2, 3))
@@ -89,8 +90,8 @@ def test_gradients_are_refused_by_name_before_anything_is_written(engine, make, 
 @pytest.mark.parametrize(
     ("engine", "options"),
     marked(
-        [(e, options) for e in ("array_api", "numba") for options in ({}, {"clip_norm": 0.5}, {"accumulate": 2})],
-        lambda engine, options: engine == "array_api" or not options,
+        [(e, options) for e in TORCH for options in ({}, {"clip_norm": 0.5}, {"accumulate": 2})],
+        lambda engine, options: engine not in SLOW and (engine not in COMPILED or not options),
     ),
 )
 def test_conjugate_and_negative_gradients_simply_work(engine, steps, options):

@@ -8,6 +8,7 @@ import torch
 
 import arrayopt as ao
 from arrayopt.params.overlap import overlaps_itself, shared
+from tests.support.engines import TORCH, each
 from tests.support.refusals import raises
 
 
@@ -55,7 +56,7 @@ def test_views_that_share_elements_are_refused_with_both_names(make, what):
 
 @each_make
 @pytest.mark.parametrize("what", others(np.ones((6, 4))))
-@pytest.mark.parametrize("engine", ["array_api", "numba", "auto"])
+@each([*TORCH, "auto"])
 def test_views_that_share_no_element_may_stay(make, what, engine):
     w = make()
     views = others(w)[what]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.engines import each_engine
 from tests.support.refusals import fails_without_a_trace, raises
 
 RULE = {"lr": 0.1, "weight_decay": 0.1}
@@ -87,7 +88,7 @@ def test_averages_without_decay_are_of_what_the_user_put_there(backend):
     assert backend.numpy(opt.averaged()["x"]).tolist() == [8.0, 9.0]
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_a_master_follows_in_the_next_step(engine):
     p = {"x": np.array([1.0, 2.0], np.float16)}
     opt = ao.Optimizer(p, ao.SGD(lr=2.0**-13), engine=engine)
@@ -99,7 +100,7 @@ def test_a_master_follows_in_the_next_step(engine):
     assert p["x"].tolist() == [4.0, 2.0]
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_micro_steps_go_on_too(engine):
     p = {"x": np.array([1.0, 2.0]), "y": np.ones((2, 3))}
     grads = {name: np.ones_like(x) for name, x in p.items()}
@@ -113,7 +114,7 @@ def test_micro_steps_go_on_too(engine):
     assert p["x"].tolist() == [12.0, 22.0]
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_advance_and_launch_go_on_too(engine):
     p = {"x": np.array([1.0, 2.0])}
     opt = ao.Optimizer(p, ao.SGD(lr=1.0), engine=engine)
@@ -134,7 +135,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 @pytest.mark.parametrize(("wrong", "words"), WRONG.values(), ids=WRONG)
 def test_what_does_not_fit_is_refused_by_name(engine, wrong, words):
     a, b = np.ones(2), np.ones(3)

@@ -8,10 +8,8 @@ import torch
 
 import arrayopt as ao
 from arrayopt.params import watch
+from tests.support.engines import each_engine, each_of_torch
 from tests.support.refusals import raises
-
-ENGINES = ["array_api", "numpy", "numba"]
-TORCH = ["array_api", "numba"]
 
 
 @pytest.fixture(params=[True, False], ids=["heads", "attributes"])
@@ -50,7 +48,7 @@ FORMS = {"shape": (reshaped, "shape (3, 2) at 'w'"), "dtype": (retyped, "dtype i
 FORMS["resize"] = (larger, "shape (6, 4) at 'w'")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 @pytest.mark.parametrize(("change", "words"), FORMS.values(), ids=FORMS)
 def test_numpy_arrays_that_become_others_are_refused_by_name(way, engine, change, words):
     w, b = np.ones((2, 3)), np.ones(4)
@@ -65,7 +63,7 @@ def test_numpy_arrays_that_become_others_are_refused_by_name(way, engine, change
     assert opt.step_count == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_numpy_arrays_that_become_others_before_the_first_step_begin_anew(way, engine):
     w = np.ones((2, 3))
     opt = ao.Optimizer({"w": w}, ao.SGD(lr=0.5, momentum=0.5), engine=engine)
@@ -76,7 +74,7 @@ def test_numpy_arrays_that_become_others_before_the_first_step_begin_anew(way, e
     assert opt.state["w"]["buf"].tolist() == [[1.0] * 4] * 6
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_numpy_arrays_that_moved_are_followed(way, engine):
     w, b = np.ones((2, 3)), np.ones((5, 5))
     opt = ao.Optimizer({"w": w, "b": b}, ao.SGD(lr=0.5, momentum=0.5), engine=engine)
@@ -89,7 +87,7 @@ def test_numpy_arrays_that_moved_are_followed(way, engine):
     assert b.tolist() == [[-0.25] * 5] * 5
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_numpy_arrays_that_are_turned_are_followed(engine):
     w = np.arange(4.0).reshape(2, 2)
     opt = ao.Optimizer(w, ao.SGD(lr=0.5), engine=engine)
@@ -101,7 +99,7 @@ def test_numpy_arrays_that_are_turned_are_followed(engine):
     assert opt.step(g).tolist() == [[-2.0, -3.0], [-4.0, -5.0]]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 @pytest.mark.parametrize("steps", [0, 1])
 def test_arrays_that_become_read_only_are_replaced(way, engine, dtype, steps):
@@ -121,7 +119,7 @@ def test_arrays_that_become_read_only_are_replaced(way, engine, dtype, steps):
     assert opt.params["w"].tolist() == b.tolist()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_slots_are_watched_once_the_user_has_them(way, engine):
     opt = ao.Optimizer({"w": np.ones((2, 3))}, ao.SGD(lr=0.5, momentum=0.5), engine=engine)
     g = {"w": np.ones((2, 3))}
@@ -163,7 +161,7 @@ def gradients(m):
     return {name: torch.ones_like(x) for name, x in m.named_parameters()}
 
 
-@pytest.mark.parametrize("engine", TORCH)
+@each_of_torch
 @pytest.mark.parametrize(("turn", "words"), TURNS.values(), ids=TURNS)
 def test_modules_that_are_converted_after_a_step_are_refused_by_name(engine, turn, words):
     m = torch.nn.Linear(30, 30)
@@ -175,7 +173,7 @@ def test_modules_that_are_converted_after_a_step_are_refused_by_name(engine, tur
     assert all(map(torch.equal, was, m.parameters()))
 
 
-@pytest.mark.parametrize("engine", TORCH)
+@each_of_torch
 @pytest.mark.parametrize("turn", [double, half, other_data], ids=["double", "half", "data"])
 @pytest.mark.parametrize("looked", [False, True])
 def test_modules_that_are_converted_before_the_first_step_begin_anew(engine, turn, looked):
@@ -206,7 +204,7 @@ def test_what_cannot_have_state_is_refused_before_the_first_step_too():
     assert torch.equal(opt.step(gradients(m))["weight"], torch.full((3, 3), 0.9))
 
 
-@pytest.mark.parametrize("engine", TORCH)
+@each_of_torch
 def test_no_state_is_lost_that_there_is(engine):
     m = torch.nn.Linear(3, 3)
     opt = ao.Optimizer(dict(m.named_parameters()), ao.SGD(lr=0.1), engine=engine, accumulate=3)
@@ -225,7 +223,7 @@ def test_no_state_is_lost_that_there_is(engine):
     raises(lambda: opt.launch(gradients(m)), ValueError, "must stay what it was")
 
 
-@pytest.mark.parametrize("engine", TORCH)
+@each_of_torch
 def test_masters_of_data_that_is_set_begin_anew(engine):
     p = torch.ones(3, dtype=torch.bfloat16)
     opt = ao.Optimizer(p, ao.SGD(lr=2.0**-12), engine=engine)

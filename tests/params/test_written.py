@@ -10,24 +10,21 @@ import torch
 import arrayopt as ao
 import arrayopt.torch as door
 from arrayopt import randomness
-from arrayopt.engines.table import ENGINES
 from tests.support import cases
+from tests.support.engines import EVERY, SLOW, TORCH, each_engine
 from tests.support.slow import marked
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-HOST = [name for name, row in ENGINES.items() if "numpy" in row.takes or not row.takes]
 SHAPE = (6, 5)
 
 
-def each_engine(takes, quick):
-    """Engines with dtypes: those that compile in each run where it says so."""
-    names = [name for name, row in ENGINES.items() if takes in row.takes or not row.takes]
-    rows = ((name, dtype) for name in names for dtype in DTYPES)
-    return pytest.mark.parametrize(("engine", "dtype"), marked(rows, lambda *row: row[0] != "numba" or row == quick))
+def with_dtypes(engines):
+    """Engines with dtypes; those that are slow wait for `make test-all`."""
+    rows = [(name, dtype) for name in engines for dtype in DTYPES]
+    return pytest.mark.parametrize(("engine", "dtype"), marked(rows, lambda engine, dtype: engine not in SLOW))
 
 
-of_numpy = each_engine("numpy", ("numba", "bfloat16"))
-interpreted = each_engine("numpy", None)
+of_numpy = with_dtypes(EVERY)
 
 
 def drawn(seed, dtype, shape=SHAPE):
@@ -128,7 +125,7 @@ def test_every_rule_with_lookahead_an_average_and_a_projection(name):
     check_next_step(opt, rule, p, drawn(9, "bfloat16"), "numpy")
 
 
-@interpreted
+@of_numpy
 def test_nan_with_all_bits_is_reset(engine, dtype):
     """Its bits in float32 are next to those of zero, where integers wrap."""
     p = drawn(0, dtype)
@@ -141,7 +138,7 @@ def test_nan_with_all_bits_is_reset(engine, dtype):
         assert (p == -0.5).all()
 
 
-@interpreted
+@of_numpy
 def test_what_was_not_written_keeps_the_bits_below_its_own(engine, dtype):
     """A swap to other weights and back, with no step between, leaves no trace."""
     runs = []
@@ -168,7 +165,7 @@ def test_masters_are_what_averaged_starts_from():
     assert opt.averaged()[0] > 8.0
 
 
-@pytest.mark.parametrize("engine", marked([(name,) for name in HOST], lambda name: name != "numba"))
+@each_engine
 def test_ranks(engine):
     def rank(comm=None):
         p = {"a": drawn(0, "bfloat16", (300, 200)), "b": drawn(1, "bfloat16", (7,))}
@@ -239,7 +236,7 @@ TORCH_WAYS = {
 }
 
 
-@each_engine("torch", None)
+@with_dtypes(TORCH)
 def test_tensors_of_pytorch(engine, dtype):
     """A step of zero gradients leaves them as they were written, in every way of writing."""
     torch.manual_seed(0)

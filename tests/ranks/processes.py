@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.table import FUSED
 from tests.support.ranks import contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import PROFILE
+
+ENGINE = FUSED["numpy"][0]
+"""The engine that is chosen."""
 
 
 def ranks(library, folder, rank=None, size=None):
@@ -31,9 +35,9 @@ def equal(comm, rank, size, folder):
     rules = [(ao.LAMB(lr=0.01), {"clip_norm": 1.0, "stats": True}), (ao.CAME(lr=0.01), {})]
     for rule, options in rules[: 2 if size == 2 and hasattr(comm, "Idup") and PROFILE != "quick" else 1]:
         every = [gradients(k, without=("square",) if k == 1 else ()) for k in range(3)]
-        one = train(parameters(), rule, every, engine="numba", **options)
+        one = train(parameters(), rule, every, engine=ENGINE, **options)
         for how in ("in_place", "packed"):
-            many = train(parameters(), rule, every, ao.Ranks(comm, gather=how), engine="numba", **options)
+            many = train(parameters(), rule, every, ao.Ranks(comm, gather=how), engine=ENGINE, **options)
             assert differing(contents(one), contents(many)) == []
         one.save(os.path.join(folder, f"one{rank}"))
         many.save(os.path.join(folder, "many"))
@@ -48,11 +52,11 @@ def equal(comm, rank, size, folder):
             for r in range(1, size):
                 total = {name: np.asarray(x + own[r][k][name]) for name, x in total.items()}
             mean.append({name: np.asarray(x / np.float32(size)) for name, x in total.items()})
-        one = train(parameters(), rule, mean, engine="numba", **options)
-        many = train(parameters(), rule, own[rank], ao.Ranks(comm, grads="mean"), engine="numba", **options)
+        one = train(parameters(), rule, mean, engine=ENGINE, **options)
+        many = train(parameters(), rule, own[rank], ao.Ranks(comm, grads="mean"), engine=ENGINE, **options)
         assert differing(contents(one), contents(many)) == []
         there = ao.Ranks(comm, grads="mean", reduction="fast")
-        quick = train(parameters(), rule, own[rank], there, engine="numba", **options)
+        quick = train(parameters(), rule, own[rank], there, engine=ENGINE, **options)
         for name, x in quick.params.items():
             np.testing.assert_allclose(x, many.params[name], rtol=1e-4, atol=1e-5)
     if hasattr(comm, "Idup"):
@@ -181,7 +185,7 @@ def captured(cupy, shapes, arrays):
 
 def ends(comm, rank, size, folder):
     """The last rank ends without a word; the others are to say so and end."""
-    opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=5.0), engine="numba")
+    opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=5.0), engine=ENGINE)
     if rank == size - 1:
         os._exit(1)
     began = time.monotonic()
@@ -194,7 +198,7 @@ def ends(comm, rank, size, folder):
 
 def hangs(comm, rank, size, folder):
     """The last rank does not come; the others are to say so in time."""
-    opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=1.0), engine="numba")
+    opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, timeout=1.0), engine=ENGINE)
     if rank == size - 1:
         time.sleep(4)
         os._exit(3)

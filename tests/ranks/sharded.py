@@ -18,7 +18,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import arrayopt as ao
+from arrayopt.engines.table import FUSED
 from arrayopt.torch import CAME, LAMB
+
+ENGINE = FUSED["torch"][0]
+"""The engine that is chosen."""
 
 
 def model():
@@ -64,13 +68,13 @@ def check(make, ranks):
         (ao.CAME(lr=0.01), {}),
     ):
         whole, net = model(), make(model(), ranks)
-        one = ao.Optimizer(dict(whole.named_parameters()), rule, engine="numba", **options)
+        one = ao.Optimizer(dict(whole.named_parameters()), rule, engine=ENGINE, **options)
         many = ao.Optimizer(dict(net.named_parameters()), rule, **options)
         for _ in range(4):
             one.step(loss(whole, x, y))
             many.step(loss(net, x, y))
         assert all(isinstance(p, DTensor) for p in many.params.values())
-        assert "engine numba" in many.explain()
+        assert f"engine {ENGINE} " in many.explain()
         for name, p in net.named_parameters():
             torch.testing.assert_close(p.full_tensor(), dict(whole.named_parameters())[name].data, rtol=1e-4, atol=1e-5)
         if options.get("stats"):
@@ -116,8 +120,8 @@ def check_ddp(ranks, rank):
     x, y = torch.randn(8 * ranks, 30), torch.randint(0, 6, (8 * ranks,))
     net, other = DistributedDataParallel(model()), DistributedDataParallel(model())
     alone = copy.deepcopy(net.module)
-    door = LAMB(other.parameters(), lr=0.01, engine="numba")
-    one = ao.Optimizer(dict(alone.named_parameters()), ao.LAMB(lr=0.01), engine="numba")
+    door = LAMB(other.parameters(), lr=0.01, engine=ENGINE)
+    one = ao.Optimizer(dict(alone.named_parameters()), ao.LAMB(lr=0.01), engine=ENGINE)
     many = ao.Optimizer(dict(net.module.named_parameters()), ao.LAMB(lr=0.01), comm=dist.group.WORLD)
     for _ in range(3):
         own = slice(8 * rank, 8 * rank + 8)

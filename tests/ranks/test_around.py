@@ -14,26 +14,28 @@ import torch
 import arrayopt as ao
 from arrayopt.ranks import sums
 from arrayopt.ranks.home import Gather
+from tests.support.engines import each_compiled, each_of_torch
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import marked
 
 RULES = [ao.LAMB(lr=0.01), ao.CAME(lr=0.01)]
 
 
+@each_compiled
 @pytest.mark.parametrize("rule", marked([(rule,) for rule in RULES], lambda rule: isinstance(rule, ao.LAMB)))
-def test_checkpoints_know_no_ranks(rule, tmp_path):
+def test_checkpoints_know_no_ranks(engine, rule, tmp_path):
     """The file of any number of ranks is that of one process, and any number goes on from it."""
     every = [gradients(k) for k in range(4)]
-    train(parameters(), rule, every[:2], engine="numba").save(tmp_path / "one")
-    expected = contents(train(parameters(), rule, every, engine="numba"))
+    train(parameters(), rule, every[:2], engine=engine).save(tmp_path / "one")
+    expected = contents(train(parameters(), rule, every, engine=engine))
     for ranks in (2, 5):
         ao.ranks.run(
-            ranks, lambda comm: train(parameters(), rule, every[:2], comm, engine="numba").save(tmp_path / "many")
+            ranks, lambda comm: train(parameters(), rule, every[:2], comm, engine=engine).save(tmp_path / "many")
         )
         assert (tmp_path / "many").read_bytes() == (tmp_path / "one").read_bytes()
 
     def go_on(comm):
-        opt = ao.Optimizer(parameters(seed=9), type(rule)(lr=0.5), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(seed=9), type(rule)(lr=0.5), comm=comm, engine=engine)
         opt.load(tmp_path / "many")
         for grads in every[2:]:
             opt.step(grads)
@@ -84,12 +86,13 @@ def _share(opt, ends):
     opt._parameters.all[0].share = replace(opt._parameters.all[0].share, ends=ends)
 
 
+@each_compiled
 @pytest.mark.parametrize("label", SPOILT)
 @pytest.mark.parametrize("call", ["state_dict", "save", "averaged"])
-def test_what_does_not_cover_a_slot_is_an_error(label, call, tmp_path):
+def test_what_does_not_cover_a_slot_is_an_error(engine, label, call, tmp_path):
     def rank(comm):
         rule = ao.LAMB(lr=0.01, ema_decay=0.5)
-        opt = ao.Optimizer({"w": np.ones((300, 301))}, rule, comm=comm, engine="numba")
+        opt = ao.Optimizer({"w": np.ones((300, 301))}, rule, comm=comm, engine=engine)
         if comm.rank or "nobody" in label:
             SPOILT[label](opt, comm.rank)
         words = r"slot '\w+' of 'w', of shape \(300, 301\), cannot be put together from the ranks' parts: "
@@ -99,10 +102,11 @@ def test_what_does_not_cover_a_slot_is_an_error(label, call, tmp_path):
     ao.ranks.run(2, rank)
 
 
-def test_a_part_that_lies_on_another_is_an_error():
+@each_compiled
+def test_a_part_that_lies_on_another_is_an_error(engine):
     def rank(comm):
         opt = ao.Optimizer(
-            {"w": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))}, ao.LAMB(), comm=comm, engine="numba"
+            {"w": ao.Part(np.ones((2, 3)), (2 * comm.rank, 0), (4, 3))}, ao.LAMB(), comm=comm, engine=engine
         )
         (tensor,) = opt._parameters.all
         tensor.share = replace(tensor.share, blocks=(((0, 0), (2, 3)), ((1, 0), (2, 3))))
@@ -112,8 +116,9 @@ def test_a_part_that_lies_on_another_is_an_error():
     ao.ranks.run(2, rank)
 
 
+@each_compiled
 @pytest.mark.parametrize("reduction", ["ordered", "fast"])
-def test_means_take_two_buckets_of_memory(reduction, monkeypatch):
+def test_means_take_two_buckets_of_memory(engine, reduction, monkeypatch):
     """Beside the gradients and their means; one large tensor took as much as 2.6 times its gradient, and 3.7 times."""
     monkeypatch.setattr(sums, "ROUND", 1 << 18)
     n, every = 2_000_000, []
@@ -121,7 +126,7 @@ def test_means_take_two_buckets_of_memory(reduction, monkeypatch):
     def rank(comm):
         x, g = np.zeros(n, np.float32), np.full(n, 1.0 + comm.rank, np.float32)
         there = ao.Ranks(comm, grads="mean", reduction=reduction, check=None)
-        opt = ao.Optimizer({"x": x, "y": np.zeros(70)}, ao.SGD(lr=1.0), comm=there, engine="numba")
+        opt = ao.Optimizer({"x": x, "y": np.zeros(70)}, ao.SGD(lr=1.0), comm=there, engine=engine)
         opt.step({"x": g, "y": np.full(70, 1.0 + comm.rank)})
         if comm.rank == 0:
             tracemalloc.start()
@@ -163,14 +168,15 @@ def test_the_list_of_what_is_gathered_is_made_once(monkeypatch):
     assert ao.ranks.run(2, rank) == [[1, 1, 1, 2, 2, 3, 4]] * 2
 
 
-def test_a_state_dict_is_whole_on_each_rank():
+@each_compiled
+def test_a_state_dict_is_whole_on_each_rank(engine):
     every = [gradients(k) for k in range(3)]
-    expected = contents(train(parameters(), ao.LAMB(lr=0.01), every, engine="numba"))
-    halfway = train(parameters(), ao.LAMB(lr=0.01), every[:2], engine="numba")
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), every, engine=engine))
+    halfway = train(parameters(), ao.LAMB(lr=0.01), every[:2], engine=engine)
     saved, held = halfway.state_dict(), halfway.params
 
     def go_on(comm):
-        opt = ao.Optimizer(copy.deepcopy(held), ao.LAMB(), comm=comm, engine="numba")
+        opt = ao.Optimizer(copy.deepcopy(held), ao.LAMB(), comm=comm, engine=engine)
         opt.load_state_dict(saved)
         opt.step(every[2])
         return differing(expected, contents(opt))
@@ -197,11 +203,12 @@ def test_a_state_dict_is_the_same_on_each_rank(what):
     assert ao.ranks.run(2, rank) == [[]] * 2
 
 
-def test_a_file_that_does_not_fit_changes_nothing_anywhere(tmp_path):
+@each_compiled
+def test_a_file_that_does_not_fit_changes_nothing_anywhere(engine, tmp_path):
     train(parameters({"other": (3,)}), ao.LAMB(), []).save(tmp_path / "x")
 
     def load(comm):
-        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine="numba")
+        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine=engine)
         before = contents(opt)
         with pytest.raises((ValueError, ao.RankError), match="missing 'words'"):
             opt.load(tmp_path / "x")
@@ -212,9 +219,10 @@ def test_a_file_that_does_not_fit_changes_nothing_anywhere(tmp_path):
     assert ao.ranks.run(2, load) == [[]] * 2
 
 
-def test_a_file_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path):
+@each_compiled
+def test_a_file_that_cannot_be_written_is_an_error_of_all_ranks(engine, tmp_path):
     def save(comm):
-        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine="numba")
+        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine=engine)
         with pytest.raises((OSError, ao.RankError), match="No such file"):
             opt.save(tmp_path / "no folder" / "x")
         opt.step(gradients(1))
@@ -223,8 +231,9 @@ def test_a_file_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path):
     assert ao.ranks.run(3, save) == [2] * 3
 
 
+@each_compiled
 @pytest.mark.parametrize("rule", [ao.LAMB(lr=0.01), ao.LAMB(lr=0.01, master_weights=True)], ids=["float32", "float16"])
-def test_replaced_parameters(rule):
+def test_replaced_parameters(engine, rule):
     dtype = np.float16 if rule.master_weights else np.float32
 
     def clipped(opt):
@@ -235,19 +244,20 @@ def test_replaced_parameters(rule):
         opt.step(gradients(3, dtype=dtype))
         return contents(opt)
 
-    expected = clipped(ao.Optimizer(parameters(dtype=dtype), rule, engine="numba"))
+    expected = clipped(ao.Optimizer(parameters(dtype=dtype), rule, engine=engine))
 
     def rank(comm):
-        return differing(expected, clipped(ao.Optimizer(parameters(dtype=dtype), rule, comm=comm, engine="numba")))
+        return differing(expected, clipped(ao.Optimizer(parameters(dtype=dtype), rule, comm=comm, engine=engine)))
 
     assert ao.ranks.run(3, rank) == [[]] * 3
 
 
-def test_groups_that_are_added():
+@each_compiled
+def test_groups_that_are_added(engine):
     more = {"more": (50, 1000), "few": (3,)}
 
     def grown(comm=None):
-        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine=engine)
         opt.step(gradients(0))
         opt.add_group(parameters(more), lr=0.02)
         for k in (1, 2):
@@ -258,7 +268,7 @@ def test_groups_that_are_added():
     assert ao.ranks.run(3, lambda comm: differing(expected, grown(comm))) == [[]] * 3
 
     def wrong(comm):
-        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine=engine)
         with pytest.raises((ValueError, ao.RankError), match="already a parameter at bias"):
             opt.add_group(parameters(more) if comm.rank else {"bias": np.ones(3)})
         opt.step(gradients(0))
@@ -267,10 +277,11 @@ def test_groups_that_are_added():
     assert ao.ranks.run(2, wrong) == [(1, 1)] * 2
 
 
-def test_averages_stats_and_names_of_what_is_not_finite():
+@each_compiled
+def test_averages_stats_and_names_of_what_is_not_finite(engine):
     rule = ao.LAMB(lr=0.01, ema_decay=0.9)
     every = [gradients(0), gradients(1, bad=("words", "bias"))]
-    options = {"skip_nonfinite": True, "stats": True, "engine": "numba"}
+    options = {"skip_nonfinite": True, "stats": True, "engine": engine}
     one = train(parameters(), rule, every[:1], **options)
     averages, stats = one.averaged(), one.stats.read()
     one.step(every[1])
@@ -285,25 +296,27 @@ def test_averages_stats_and_names_of_what_is_not_finite():
     assert ao.ranks.run(3, rank) == [(True, True, True, 1, one.stats.global_norm)] * 3
 
 
-def test_one_rank_may_watch():
+@each_compiled
+def test_one_rank_may_watch(engine):
     """A Monitor on rank 0 has the reports of all tensors."""
-    expected = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], engine="numba", stats=True).stats.read()
+    expected = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], engine=engine, stats=True).stats.read()
 
     def rank(comm):
-        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba", stats=comm.rank == 0)
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine=engine, stats=comm.rank == 0)
         opt.step(gradients(0))
         return opt.stats.read() if comm.rank == 0 else None
 
     assert ao.ranks.run(3, rank) == [expected, None, None]
 
 
-def test_memory():
+@each_compiled
+def test_memory(engine):
     """Slots of element-wise rules are a share of the whole, plus one unit."""
     shapes = {f"x{i}": (70, 999) for i in range(5)} | {"long": (300_000,), "small": (10,)}
     total = sum(int(np.prod(s)) for s in shapes.values())
 
     def rank(comm):
-        opt = ao.Optimizer(parameters(shapes), ao.AdamW(lr=0.1), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(shapes), ao.AdamW(lr=0.1), comm=comm, engine=engine)
         return sum(about["m"].size for about in opt.state.values())
 
     for ranks in (2, 3, 5, 8):
@@ -312,7 +325,7 @@ def test_memory():
         assert max(held) <= 1.05 * total / ranks + 8192
 
 
-@pytest.mark.parametrize("engine", ["numba", "array_api"])
+@each_of_torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tensors_of_pytorch(engine, dtype):
     def tensors(tree):
@@ -354,7 +367,8 @@ def test_arrays_of_jax(how, options):
     assert ao.ranks.run(2, rank) == [([], 0)] * 2
 
 
-def test_arrays_that_do_not_lie_in_a_row():
+@each_compiled
+def test_arrays_that_do_not_lie_in_a_row(engine):
     def make(comm=None):
         params = {
             "f": np.asfortranarray(parameters({"f": (200, 300)})["f"]),
@@ -363,32 +377,34 @@ def test_arrays_that_do_not_lie_in_a_row():
         }
         params["r"].flags.writeable = False
         shapes = {name: x.shape for name, x in params.items()}
-        opt = train(params, ao.LAMB(lr=0.01), [gradients(k, shapes) for k in range(3)], comm, engine="numba")
+        opt = train(params, ao.LAMB(lr=0.01), [gradients(k, shapes) for k in range(3)], comm, engine=engine)
         return {name: x.tobytes() for name, x in opt.params.items()}
 
     expected = make()
     assert ao.ranks.run(3, make) == [expected] * 3
 
 
-def test_packed_parameters_are_the_same():
-    expected = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], engine="numba"))
+@each_compiled
+def test_packed_parameters_are_the_same(engine):
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], engine=engine))
     found = ao.ranks.run(
         3,
         lambda comm: differing(
             expected,
             contents(
-                train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, gather="packed"), engine="numba")
+                train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], ao.Ranks(comm, gather="packed"), engine=engine)
             ),
         ),
     )
     assert found == [[]] * 3
 
 
-def test_advance_and_launch():
-    expected = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0), gradients(1)], engine="numba"))
+@each_compiled
+def test_advance_and_launch(engine):
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), [gradients(0), gradients(1)], engine=engine))
 
     def rank(comm):
-        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=comm, engine=engine)
         for k in range(2):
             opt.advance()
             opt.launch(gradients(k))
@@ -397,9 +413,10 @@ def test_advance_and_launch():
     assert ao.ranks.run(2, rank) == [[]] * 2
 
 
-def test_copies_and_pickles():
+@each_compiled
+def test_copies_and_pickles(engine):
     def rank(comm):
-        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine="numba")
+        opt = train(parameters(), ao.LAMB(lr=0.01), [gradients(0)], comm, engine=engine)
         other = copy.deepcopy(opt)
         other.step(gradients(1))
         with pytest.raises(TypeError, match="cannot be pickled; save it"):
@@ -425,7 +442,8 @@ def test_a_copy_compares_its_own_parameters(how):
     assert ao.ranks.run(2, rank) == [-0.1] * 2
 
 
-def test_explain_says_what_a_rank_has():
-    found = ao.ranks.run(2, lambda comm: ao.Optimizer(parameters(), ao.LAMB(), comm=comm, engine="numba").explain())
+@each_compiled
+def test_explain_says_what_a_rank_has(engine):
+    found = ao.ranks.run(2, lambda comm: ao.Optimizer(parameters(), ao.LAMB(), comm=comm, engine=engine).explain())
     assert found[1].startswith("rank 1 of 2; tensors here: ")
     assert "engine none (other ranks have these tensors)" in found[0]

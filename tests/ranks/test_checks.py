@@ -11,6 +11,7 @@ import torch
 import arrayopt as ao
 from arrayopt.engines.table import ENGINES
 from tests.conftest import BACKENDS
+from tests.support.engines import each_compiled, each_engine
 from tests.support.ranks import contents, differing, gradients, parameters, train
 
 SHAPES = {"w": (40, 50), "b": (50,), "s": ()}
@@ -138,14 +139,15 @@ def test_on_every_engine_and_library(engine, library):
         assert count == 1
 
 
-def test_parts_that_several_ranks_have():
+@each_compiled
+def test_parts_that_several_ranks_have(engine):
     """Those of one place are compared with each other, and with no others; with gradients of their own, too."""
 
     def rank(comm):
         pair = comm.rank // 2
         part = ao.Part(np.ones((2, 3)), (2 * pair, 0), (4, 3))
         there = ao.Ranks(comm, grads="mean")
-        opt = ao.Optimizer({"w": part, "v": np.ones(3)}, ao.SGD(lr=0.1), comm=there, engine="numba")
+        opt = ao.Optimizer({"w": part, "v": np.ones(3)}, ao.SGD(lr=0.1), comm=there, engine=engine)
         v = np.full(3, float(comm.rank))
         said = refused(lambda: opt.step({"w": np.full((2, 3), float(comm.rank == 3)), "v": v}))
         opt.step({"w": np.full((2, 3), float(pair)), "v": v})
@@ -174,7 +176,7 @@ SEEN = [{"skip_nonfinite": True}, {"loss_scale": ao.LossScale(init=8.0)}, {"skip
 
 
 @pytest.mark.parametrize("options", SEEN, ids=["skip", "scale", "clip"])
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_what_is_not_finite_on_one_rank_counts_on_all(engine, options):
     """Wherever it is: in what this rank updates, or others."""
     shapes = {"long": (30_000,), "w": (30, 70), "b": (5,)}
@@ -304,14 +306,15 @@ def test_what_one_rank_replaces(change, words, call, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_master_is_what_it_was_once_the_old_array_is_back():
+@each_compiled
+def test_a_master_is_what_it_was_once_the_old_array_is_back(engine):
     """The bits that a parameter of 16 does not have are not lost by a call that fails."""
     rule, dtype = ao.LAMB(lr=0.01, master_weights=True), ml_dtypes.bfloat16
     good = [gradients(k, SHAPES, dtype) for k in range(3)]
-    expected = contents(train(parameters(SHAPES, dtype), rule, good, engine="numba"))
+    expected = contents(train(parameters(SHAPES, dtype), rule, good, engine=engine))
 
     def rank(comm):
-        opt = train(parameters(SHAPES, dtype), rule, good[:2], comm, engine="numba")
+        opt = train(parameters(SHAPES, dtype), rule, good[:2], comm, engine=engine)
         old = opt.params["w"]
         opt.params["w"] = old.copy() if comm.rank == 0 else old
         refused(lambda: opt.step(good[2]))
@@ -322,14 +325,15 @@ def test_a_master_is_what_it_was_once_the_old_array_is_back():
     assert ao.ranks.run(3, rank) == [[]] * 3
 
 
+@each_compiled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_one_rank_writes_into(dtype):
+def test_what_one_rank_writes_into(engine, dtype):
     """PyTorch counts writes; those of NumPy are seen in steps that compare."""
 
     def rank(comm):
         x = torch.ones(40, dtype=dtype)
         there = ao.Ranks(comm, check=None)
-        opt = ao.Optimizer({"x": x}, ao.SGD(lr=0.5), comm=there, engine="numba")
+        opt = ao.Optimizer({"x": x}, ao.SGD(lr=0.5), comm=there, engine=engine)
         opt.step({"x": torch.ones(40, dtype=dtype)})
         if comm.rank:
             x.mul_(3)

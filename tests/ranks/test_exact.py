@@ -10,6 +10,7 @@ import arrayopt as ao
 from arrayopt.engines.native.cut import Cut
 from arrayopt.ranks.team import Team
 from arrayopt.ranks.threads import ThreadComm
+from tests.support.engines import COMPILED, SLOW, STAND_IN, each_compiled, each_engine
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import PROFILE, marked, settled
 
@@ -56,23 +57,30 @@ def both(rule, ranks, dtype=np.float32, without=("square",), bad=(), **options):
     return [found for found, _ in results], [held for _, held in results]
 
 
-@pytest.mark.parametrize("label", marked([(label,) for label in RULES], quick=lambda label: label in QUICK))
-def test_numba(label):
+@pytest.mark.parametrize(
+    ("engine", "label"),
+    marked(
+        [(engine, label) for engine in COMPILED for label in RULES],
+        lambda engine, label: label in QUICK and (engine not in SLOW or label == "LAMB clipped"),
+    ),
+)
+def test_engines_that_cut_tensors(engine, label):
     rule, options = RULES[label]
     bad = ("words",) if {"loss_scale", "skip_nonfinite"} & options.keys() else ()
     cut = 0
     for ranks in RANKS:
-        found, held = both(rule, ranks, bad=bad, engine="numba", **options)
+        found, held = both(rule, ranks, bad=bad, engine=engine, **options)
         assert found == [[]] * ranks
         cut += sum(x["cut"] for x in held)
     assert cut, "nothing was cut, so nothing was tested"
 
 
+@each_compiled
 @pytest.mark.parametrize(
     "dtype", marked([("bfloat16",), ("float16",), ("float64",)], lambda dtype: dtype == "bfloat16")
 )
-def test_other_dtypes(dtype):
-    found, _ = both(ao.LAMB(lr=0.01), 3, dtype=np.dtype(getattr(ml_dtypes, dtype, dtype)), engine="numba")
+def test_other_dtypes(engine, dtype):
+    found, _ = both(ao.LAMB(lr=0.01), 3, dtype=np.dtype(getattr(ml_dtypes, dtype, dtype)), engine=engine)
     assert found == [[]] * 3
 
 
@@ -92,19 +100,21 @@ def test_an_infinite_norm_is_infinite_on_all_ranks(engine):
     assert found == [[]] * 3
 
 
+@each_compiled
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_the_number_of_threads_changes_nothing(threads, monkeypatch):
+def test_the_number_of_threads_changes_nothing(engine, threads, monkeypatch):
     monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
-    found, _ = both(ao.LAMB(lr=0.01), 2, engine="numba", clip_norm=1.0)
+    found, _ = both(ao.LAMB(lr=0.01), 2, engine=engine, clip_norm=1.0)
     assert found == [[]] * 2
 
 
-def test_more_ranks_than_tensors():
+@each_compiled
+def test_more_ranks_than_tensors(engine):
     every = [{"w": np.full((40, 1000), 0.1 * k, np.float32)} for k in range(3)]
-    expected = contents(train({"w": np.ones((40, 1000), np.float32)}, ao.LAMB(lr=0.1), every, engine="numba"))
+    expected = contents(train({"w": np.ones((40, 1000), np.float32)}, ao.LAMB(lr=0.1), every, engine=engine))
 
     def rank(comm):
-        opt = train({"w": np.ones((40, 1000), np.float32)}, ao.LAMB(lr=0.1), every, comm, engine="numba")
+        opt = train({"w": np.ones((40, 1000), np.float32)}, ao.LAMB(lr=0.1), every, comm, engine=engine)
         return differing(expected, contents(opt)), opt.state["w"]["m"].size
 
     results = ao.ranks.run(9, rank)
@@ -112,16 +122,17 @@ def test_more_ranks_than_tensors():
     assert sorted(n for _, n in results) == [0] * 4 + [40_000 % 8192] + [8192] * 4
 
 
-def test_norms_of_local_parts_are_noticed(monkeypatch):
+@each_compiled
+def test_norms_of_local_parts_are_noticed(engine, monkeypatch):
     """A control: without the exchange of partial sums the tests above fail."""
     monkeypatch.setattr(Cut, "_wanted", lambda *args: [])
-    found, _ = both(ao.LAMB(lr=0.01), 2, engine="numba")
+    found, _ = both(ao.LAMB(lr=0.01), 2, engine=engine)
     assert found != [[]] * 2
 
 
 def test_sums_in_another_order_are_noticed(monkeypatch):
     """A control: the order in which gradients are added shows."""
-    assert local(3, "mean") == [[]] * 3
+    assert local("numpy", 3, "mean") == [[]] * 3
     monkeypatch.setattr(np, "errstate", np.errstate)
     total = Team.reduce
 
@@ -131,10 +142,10 @@ def test_sums_in_another_order_are_noticed(monkeypatch):
         total(self, tensors, grads, rooms)
 
     monkeypatch.setattr(Team, "reduce", backwards)
-    assert local(3, "mean") != [[]] * 3
+    assert local("numpy", 3, "mean") != [[]] * 3
 
 
-def local(ranks, how, rule=None, dtype=np.float32, engine="numba", **options):
+def local(engine, ranks, how, rule=None, dtype=np.float32, **options):
     """What differs where each rank has gradients of its own."""
     rule = rule or ao.LAMB(lr=0.01)
     own = [[gradients(k, dtype=dtype, seed=10 + r) for k in range(4)] for r in range(ranks)]
@@ -156,14 +167,15 @@ def local(ranks, how, rule=None, dtype=np.float32, engine="numba", **options):
 
 
 @pytest.mark.parametrize("how", ["mean", "sum"])
-@pytest.mark.parametrize("engine", ["numba", "numpy", "array_api"])
+@each_engine
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}], ids=["plain", "clipped"])
 def test_gradients_of_each_rank(how, engine, options):
-    assert local(3, how, engine=engine, **options) == [[]] * 3
+    assert local(engine, 3, how, **options) == [[]] * 3
 
 
-def test_narrow_gradients_are_added_in_float32():
-    assert local(3, "mean", dtype=ml_dtypes.bfloat16) == [[]] * 3
+@each_compiled
+def test_narrow_gradients_are_added_in_float32(engine):
+    assert local(engine, 3, "mean", dtype=ml_dtypes.bfloat16) == [[]] * 3
 
 
 @pytest.mark.parametrize("how", ["mean", "sum"])
@@ -194,7 +206,8 @@ def test_gradients_that_the_communicator_adds(how):
             assert other[name].tobytes() == results[1][0][name].tobytes()
 
 
-def test_gradients_of_each_rank_in_micro_steps():
+@each_compiled
+def test_gradients_of_each_rank_in_micro_steps(engine):
     """Each rank adds its own up; at the end there is one exchange."""
     own = [[gradients(k, seed=10 + r) for k in range(4)] for r in range(2)]
     halves = [[{n: np.float32(0.5) * x for n, x in grads.items()} for grads in mine] for mine in own]
@@ -202,11 +215,11 @@ def test_gradients_of_each_rank_in_micro_steps():
     for k in (0, 2):
         sums = [{n: mine[k][n] + mine[k + 1][n] for n in SHAPES} for mine in halves]
         every.append({n: np.asarray((sums[0][n] + sums[1][n]) / np.float32(2)) for n in SHAPES})
-    expected = contents(train(parameters(), ao.LAMB(lr=0.01), every, engine="numba"))
+    expected = contents(train(parameters(), ao.LAMB(lr=0.01), every, engine=engine))
 
     def rank(comm):
         there = ao.Ranks(comm, grads="mean")
-        opt = train(parameters(), ao.LAMB(lr=0.01), own[comm.rank], there, engine="numba", accumulate=2)
+        opt = train(parameters(), ao.LAMB(lr=0.01), own[comm.rank], there, engine=engine, accumulate=2)
         found = differing(expected, contents(opt))
         opt.step(own[comm.rank][0])
         with pytest.raises(RuntimeError, match="gradients of its own"):
@@ -231,7 +244,7 @@ WHOLE = list(OTHER_SLOTS.values())
 @st.composite
 def problems(draw):
     several = SEVERAL[:1] if PROFILE == "quick" else SEVERAL  # each has to be compiled
-    rule, engine = draw(st.sampled_from([(x, "numba") for x in several] + [(x, "auto") for x in WHOLE]))
+    rule, engine = draw(st.sampled_from([(x, STAND_IN) for x in several] + [(x, "auto") for x in WHOLE]))
     engine = "numpy" if isinstance(rule, ao.SOAP) else engine
     extents = st.integers(0, 40) | st.sampled_from([64, 128, 1000, 8192])
     shapes = draw(st.lists(st.lists(extents, max_size=3).filter(lambda s: np.prod(s) < 3e5), min_size=1, max_size=6))
@@ -260,6 +273,7 @@ def test_random_problems(problem):
     assert ao.ranks.run(ranks, rank) == [[]] * ranks
 
 
+@each_compiled
 @pytest.mark.parametrize(
     ("rule", "options", "sums"),
     [
@@ -270,7 +284,7 @@ def test_random_problems(problem):
         (ao.AdamW(lr=0.01), {"clip_norm": 1.0}, 2),  # partial norms, and the norms of all tensors
     ],
 )
-def test_messages_are_counted(rule, options, sums, monkeypatch):
+def test_messages_are_counted(engine, rule, options, sums, monkeypatch):
     """A step has a vote, the exchanges of sums, a message of small parameters, and one broadcast of large ones."""
     calls = []
     for name in ("allgather", "broadcast", "exchange"):
@@ -285,7 +299,7 @@ def test_messages_are_counted(rule, options, sums, monkeypatch):
     shapes = {"matrix": (4096, 256), "bias": (256,)}
 
     def rank(comm):
-        opt = ao.Optimizer(parameters(shapes), rule, comm=comm, engine="numba", **options)
+        opt = ao.Optimizer(parameters(shapes), rule, comm=comm, engine=engine, **options)
         opt.step(gradients(0, shapes))
         before = calls.count((comm.rank, "allgather")), calls.count((comm.rank, "broadcast"))
         opt.step(gradients(1, shapes))

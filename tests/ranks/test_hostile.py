@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
+from tests.support.engines import each_compiled, each_engine
 from tests.support.ranks import contents, differing, gradients, parameters, train
 
 
@@ -37,13 +38,14 @@ def caught(call):
     return f"{info.type.__name__}: {info.value}", time.monotonic() - began
 
 
+@each_compiled
 @pytest.mark.parametrize(("field", "value"), [("grad_centralization", True), ("clip_unit_ratio", 0.01)])
-def test_a_field_that_is_switched_on_cannot_move_the_cuts(field, value):
+def test_a_field_that_is_switched_on_cannot_move_the_cuts(engine, field, value):
     """It was computed from elements of other rows, and written beside the arrays."""
     shapes = {"w": (300, 301), "v": (50_001,)}
 
     def rank(comm):
-        opt = train(parameters(shapes), ao.LAMB(lr=0.1), [gradients(0, shapes)], comm, engine="numba")
+        opt = train(parameters(shapes), ao.LAMB(lr=0.1), [gradients(0, shapes)], comm, engine=engine)
         before = contents(opt)
         setattr(opt, field, value)
         with pytest.raises((ValueError, ao.RankError), match="was cut for other sums"):
@@ -56,12 +58,13 @@ def test_a_field_that_is_switched_on_cannot_move_the_cuts(field, value):
     assert ao.ranks.run(3, rank) == [[]] * 3
 
 
-def test_slots_that_are_scalars_of_numpy():
+@each_compiled
+def test_slots_that_are_scalars_of_numpy(engine):
     """Each step wrote them into memory that nobody had any more."""
     every = [gradients(k, FLAT) for k in range(3)]
-    expected = contents(train(parameters(FLAT), Scalars(), every, engine="numba"))
+    expected = contents(train(parameters(FLAT), Scalars(), every, engine=engine))
     found = ao.ranks.run(
-        3, lambda comm: differing(expected, contents(train(parameters(FLAT), Scalars(), every, comm, engine="numba")))
+        3, lambda comm: differing(expected, contents(train(parameters(FLAT), Scalars(), every, comm, engine=engine)))
     )
     assert found == [[]] * 3
 
@@ -92,11 +95,12 @@ def test_a_field_that_is_switched_on_one_rank():
     assert "`nesterov` of group 'all' is False on rank 0, True on rank 1" in said
 
 
-def test_masters_of_which_a_few_elements_are_written():
+@each_compiled
+def test_masters_of_which_a_few_elements_are_written(engine):
     """Each rank looked only at its own elements, and one process at all of them."""
 
     def written(comm=None):
-        opt = ao.Optimizer(parameters(FLAT, np.float16), ao.LAMB(lr=0.01), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(FLAT, np.float16), ao.LAMB(lr=0.01), comm=comm, engine=engine)
         for k in range(3):
             opt.step(gradients(k, FLAT, np.float16))
         opt.params["b"] = opt.params["b"].copy()  # whereupon all are looked at
@@ -108,12 +112,13 @@ def test_masters_of_which_a_few_elements_are_written():
     assert ao.ranks.run(3, lambda comm: differing(expected, written(comm))) == [[]] * 3
 
 
-def test_a_parameter_that_becomes_another_before_the_first_step():
+@each_compiled
+def test_a_parameter_that_becomes_another_before_the_first_step(engine):
     """The cuts are those of its first size."""
 
     def rank(comm):
         x = torch.ones(40_000)
-        opt = ao.Optimizer({"x": x}, ao.LAMB(lr=0.1), comm=comm, engine="numba")
+        opt = ao.Optimizer({"x": x}, ao.LAMB(lr=0.1), comm=comm, engine=engine)
         x.data = torch.ones(90_000, dtype=torch.float64)
         with pytest.raises(ValueError, match="must stay what it was"):
             opt.step({"x": torch.ones(90_000, dtype=torch.float64)})
@@ -180,11 +185,12 @@ def broken_off(opt, comm, grads):
         del opt._team.gather
 
 
-def test_a_checkpoint_without_parameters_does_not_mend(tmp_path):
+@each_compiled
+def test_a_checkpoint_without_parameters_does_not_mend(engine, tmp_path):
     """Ranks went on with parameters of different steps."""
 
     def rank(comm):
-        opt = ao.Optimizer(parameters(FLAT), ao.SGD(lr=1.0), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(FLAT), ao.SGD(lr=1.0), comm=comm, engine=engine)
         opt.save(tmp_path / "x", params=False)
         broken_off(opt, comm, gradients(0, FLAT))
         return [caught(call)[0] for call in (lambda: opt.load(tmp_path / "x"), lambda: opt.step(gradients(0, FLAT)))]
@@ -194,11 +200,12 @@ def test_a_checkpoint_without_parameters_does_not_mend(tmp_path):
         assert "load a checkpoint on all" in stepped
 
 
-def test_ranks_need_not_meet_between_a_torn_step_and_a_load(tmp_path):
+@each_compiled
+def test_ranks_need_not_meet_between_a_torn_step_and_a_load(engine, tmp_path):
     """A rank that gave up a little later tore the others' load."""
 
     def rank(comm):
-        opt = ao.Optimizer(parameters(FLAT), ao.SGD(lr=1.0), comm=comm, engine="numba")
+        opt = ao.Optimizer(parameters(FLAT), ao.SGD(lr=1.0), comm=comm, engine=engine)
         opt.save(tmp_path / "x")
         for _ in range(20):
             broken_off(opt, comm, gradients(0, FLAT))
@@ -234,7 +241,7 @@ def test_averages_of_parts_are_whole():
     assert one["b"] == [[1.0] * 4] * 2 + [[0.0] * 4] * 2
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_sums_that_are_loaded_in_the_middle(engine, tmp_path):
     """One process: a snapshot held the sum that the next micro-step wrote, and a load was not gone on from."""
 

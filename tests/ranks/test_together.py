@@ -10,6 +10,7 @@ import torch
 
 import arrayopt as ao
 from arrayopt.engines import table
+from tests.support.engines import STAND_IN, each_compiled, each_engine
 from tests.support.ranks import contents, differing, gradients, left_by, parameters, train
 
 
@@ -37,8 +38,8 @@ def errors_of(f, ranks=3):
         (lambda r, p, o: o.update(rule=ao.LAMB(lr=0.1 * (r + 1))), "the rule of group 'all' is LAMB(lr=0.1"),
         (lambda r, p, o: o.update(clip_norm=1.0 + r), "`clip_norm` is 1.0 on rank 0, 2.0 on rank 1, 3.0 on rank 2"),
         (
-            lambda r, p, o: o.update(engine=["numpy", "numba", "numpy"][r]),
-            "`engine` is numpy on rank 0, numba on rank 1",
+            lambda r, p, o: o.update(engine=["numpy", STAND_IN, "numpy"][r]),
+            f"`engine` is numpy on rank 0, {STAND_IN} on rank 1",
         ),
     ],
 )
@@ -62,7 +63,7 @@ def test_engines_that_cut_tensors_elsewhere():
         params = {"long": x if comm.rank else torch.from_numpy(x)}
         return ao.Optimizer(params, ao.AdamW(), comm=comm, engine="auto").explain()
 
-    fused = {"torch": ("numba",), "numpy": ()}
+    fused = {"torch": (STAND_IN,), "numpy": ()}
     with pytest.MonkeyPatch.context() as m:
         for library, engines in fused.items():
             m.setitem(table.FUSED, library, engines)
@@ -93,15 +94,16 @@ WRONG_STEPS = {
 }
 
 
+@each_compiled
 @pytest.mark.parametrize("label", WRONG_STEPS)
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"accumulate": 2}, {"stats": True}])
-def test_a_step_that_one_rank_cannot_make_changes_nothing(label, options):
+def test_a_step_that_one_rank_cannot_make_changes_nothing(engine, label, options):
     change, words = WRONG_STEPS[label]
     good = [gradients(k) for k in range(2)]
-    expected = contents(train(parameters(), ao.LAMB(lr=0.1), good, engine="numba", **options))
+    expected = contents(train(parameters(), ao.LAMB(lr=0.1), good, engine=engine, **options))
 
     def steps(comm):
-        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.1), engine="numba", comm=comm, **options)
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.1), engine=engine, comm=comm, **options)
         opt.step(good[0])
         wrong = gradients(1)
         if comm.rank == 1:
@@ -161,13 +163,14 @@ def test_a_rank_that_does_not_come():
     assert ao.ranks.run(2, late) == ["slept", (True, 0)]
 
 
-def test_ranks_torn_apart_refuse_to_go_on_until_they_load(tmp_path, monkeypatch):
+@each_compiled
+def test_ranks_torn_apart_refuse_to_go_on_until_they_load(engine, tmp_path, monkeypatch):
     every = [gradients(k) for k in range(4)]
-    expected = contents(train(parameters(), ao.LAMB(lr=0.1), every, engine="numba"))
+    expected = contents(train(parameters(), ao.LAMB(lr=0.1), every, engine=engine))
     meeting = threading.Barrier(2)
 
     def rank(comm):
-        opt = train(parameters(), ao.LAMB(lr=0.1), every[:2], ao.Ranks(comm, timeout=5.0), engine="numba")
+        opt = train(parameters(), ao.LAMB(lr=0.1), every[:2], ao.Ranks(comm, timeout=5.0), engine=engine)
         opt.save(tmp_path / "x")
         if comm.rank == 1:
             opt._team.gather = lambda tensors: 1 / 0  # in the middle of a step, after the first write
@@ -216,7 +219,7 @@ def test_run_raises_what_a_rank_raised():
 
 
 @pytest.mark.parametrize("reduction", ["ordered", "fast"])
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_who_is_let_go_is_free_at_once(engine, reduction):
     """What waits for the garbage collector keeps memory, and a process group when its process is about to end."""
     shapes = {"w": (300, 400), "b": (130,)}

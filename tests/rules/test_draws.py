@@ -9,6 +9,7 @@ from arrayopt.engines.layers import Tensor
 from arrayopt.rules.draws import Drawn
 from tests.cudacpu import standin
 from tests.support.draws import EXPECTED, SHAPES, WORD, Draws, T, block, check, drawn, numbers
+from tests.support.engines import EVERY, SLOW, TORCH, each_fused
 from tests.support.slow import marked
 
 PUBLISHED = [  # Random123, kat_vectors: threefry2x32 20
@@ -28,12 +29,9 @@ def test_the_generator_is_that_which_was_published(given, expected):
 
 FORMS = {"flat": {}, "rows": {"rows": True}, "products": {"products": True}}
 ENGINES = [
-    ("numpy", "array_api"),
-    ("numpy", "numpy"),
-    ("numpy", "numba"),
+    *(("numpy", engine) for engine in EVERY),
     ("array_api_strict", "array_api"),
-    ("torch", "array_api"),
-    ("torch", "numba"),
+    *(("torch", engine) for engine in TORCH),
     ("jax", "array_api"),
 ]
 
@@ -42,7 +40,7 @@ ENGINES = [
     ("library", "engine", "form"),
     marked(
         [(*x, form) for x in ENGINES for form in FORMS],
-        lambda library, engine, form: library != "jax" and (engine != "numba" or (library, form) == ("numpy", "flat")),
+        lambda library, engine, form: library != "jax" and engine not in SLOW,
     ),
 )
 def test_every_engine_draws_what_is_documented(library, engine, form):
@@ -94,8 +92,8 @@ FIRST = (1 << 33) - 4
 @pytest.mark.parametrize(
     ("engine", "form"),
     marked(
-        [(engine, form) for engine in ("array_api", "numpy", "numba", "cupy") for form in ("flat", "rows")],
-        lambda engine, form: engine in ("array_api", "numpy") or (engine, form) == ("numba", "flat"),
+        [(engine, form) for engine in (*EVERY, "cupy") for form in ("flat", "rows")],
+        lambda engine, form: engine in EVERY and engine not in SLOW,
     ),
 )
 def test_positions_may_be_beyond_32_bits(engine, form, monkeypatch):
@@ -118,7 +116,8 @@ def test_jax_has_tensors_of_31_bits():
         jax.eval_shape(lambda p: Drawn(p, "float32", 0, "w", 1)(0), large)
 
 
-def test_threads_change_no_bit(monkeypatch):
+@each_fused
+def test_threads_change_no_bit(engine, monkeypatch):
     from arrayopt.engines.native import table as compiled
     from arrayopt.engines.numpy import engine as blocks
 
@@ -126,11 +125,9 @@ def test_threads_change_no_bit(monkeypatch):
     monkeypatch.setattr(blocks, "PACKED", 64)
     monkeypatch.setattr(compiled, "SHARED", 64)
     monkeypatch.setattr(compiled, "ALONE", 64)
-    for name, home in (("numpy", blocks), ("cpp", compiled), ("numba", compiled)):
-        for n in (1, 2, 3, 5):
-            monkeypatch.setattr("arrayopt.engines.fused.thread_count", lambda n=n: n)
-            check(drawn("numpy", name, Draws(seed=11)))
-        assert home.SHARED == 64
+    for n in (1, 2, 3, 5):
+        monkeypatch.setattr("arrayopt.engines.fused.thread_count", lambda n=n: n)
+        check(drawn("numpy", engine, Draws(seed=11)))
 
 
 def test_under_jit_with_a_count_that_is_traced():

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from arrayopt.engines.table import FUSED as CHOSEN
 from tests.conftest import BACKENDS
 from tests.support import witness
 from tests.support.cases import BRANCHED, BRANCHED_ROWS, FAR, LARGE, MATRICES, ROWS, SMALL, make
+from tests.support.engines import FUSED, SLOW
 from tests.support.slow import marked
 
-FUSED = ("numpy", "numba")
 EVERY_RANK = SMALL | {"vector": (5,), "scalar": ()}
 MAGNITUDES = {"still": 0.0, "huge": 1e6, "tiny": 1e-8}
 STEPS = 4
@@ -85,7 +86,7 @@ EACH += [(*x, *y) for x in PLACES for y in BRANCHED_ROWS if x[1] != "jax" or y[1
 
 
 def in_each_run(engine, library, dtype, name, row):
-    if engine == "numba" or library == "jax":
+    if engine in SLOW or library == "jax":
         return False
     if library != "numpy":
         return (dtype, name, row) in (("float64", "Muon", 0), ("float64", "SOAP", 1))
@@ -268,7 +269,7 @@ def test_a_dtype_that_the_library_lacks_is_refused_and_torch_has_it(name):
     torch = BACKENDS["torch"]
     params, grads = problem({n: SMALL[n] for n in ("square", "wide", "tall")}, "float32", 1)
     opt = ao.Optimizer({n: torch.array(p) for n, p in params.items()}, rule)
-    assert "array_api (numba: arithmetic in bfloat16 is not fused" in opt.explain()
+    assert f"array_api ({' and '.join(CHOSEN['torch'])}: arithmetic in bfloat16 is not fused" in opt.explain()
     found = opt.step({n: torch.array(g) for n, g in grads[0].items()})
     exact = run(make(name, MATRICES[name][0]), params, grads, "array_api")
     for n, p in params.items():  # a step is 0.02 times what is near to an orthogonal matrix, or to the norm of p

@@ -13,9 +13,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.params.groups import Group
 from arrayopt.rules.names import RESERVED, check_slots
-from tests.support.slow import marked
-
-ENGINES = ["array_api", "numpy", "numba"]
+from tests.support.engines import EVERY, each, each_engine
 
 
 def with_field(name, default=0.5):
@@ -52,7 +50,7 @@ def test_fields_with_names_of_the_machine_are_refused_when_the_class_is_made(nam
         with_field(name)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 @pytest.mark.parametrize("name", ["clip", "g", "p", "count", "factor", "x", "C", "step_", "class_", "self", "xp", "m"])
 def test_fields_with_other_names_work(engine, name):
     rule = with_field(name)
@@ -86,7 +84,7 @@ WRONG = ["p", "g", "t", "master", "slow", "ema", "accumulated", "spill0", "spill
 ODD = ["not a name", "", "at_m", "µ", "_m", "1m", 3, None]
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@each([*EVERY, "auto"])
 @pytest.mark.parametrize("name", [*WRONG, *ODD])
 def test_slots_with_names_of_the_machine_are_refused_before_anything_is_written(engine, name):
     p = np.ones(3)
@@ -136,7 +134,7 @@ FINE += [
 ]
 
 
-@pytest.mark.parametrize("engine", marked([(engine,) for engine in ENGINES], lambda engine: engine != "numba"))
+@each_engine
 def test_slots_with_other_names_work(engine):
     """All in one rule, so that they are beside each other, too."""
     check_slots("all words", [*keyword.kwlist, *keyword.softkwlist[1:], *FINE])
@@ -175,7 +173,7 @@ def test_a_rule_that_is_no_dataclass_says_so(field):
 
 
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
-@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+@each([*EVERY, "auto"])
 def test_a_hyper_parameter_that_is_not_there_says_which_are(engine):
     @dataclass(frozen=True, kw_only=True)
     class Typo(ao.Rule):

@@ -8,9 +8,9 @@ import arrayopt as ao
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules import words
 from tests.support import witness
+from tests.support.engines import COMPILED, EVERY, SLOW, each_engine
 from tests.support.slow import marked
 
-ENGINES = ("array_api", "numpy", "numba")
 SHAPES = {"w": (7, 5), "b": (5,), "column": (5, 1), "row": (1, 5), "one": (1, 1), "thin": (4, 1, 1)}
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 SIZES = {
@@ -35,17 +35,15 @@ ANY_SIZE = [
 ]
 # in these, |g|² must be a number of the dtype
 SQUARES = [("LAMB", {"weight_decay": 0.0}), ("AdamW", {}), ("Adam", {}), ("CAME", {"lr": 0.01}), ("Adafactor", {})]
-COMPILED = ("LANS", {}), ("LARS", {"lr": 0.1, "weight_decay": 0.01, "clip_unit_ratio": 0.1}), SQUARES[-1]
-
-slow_with_numba = pytest.mark.parametrize("engine", marked(((e,) for e in ENGINES), lambda e: e != "numba"))
+FEW = ("LANS", {}), ("LARS", {"lr": 0.1, "weight_decay": 0.01, "clip_unit_ratio": 0.1}), SQUARES[-1]
 
 
 def on_engines(rows):
-    """Each row on engines that compile nothing, and a few with Numba: in each run LANS in float32."""
-    places = [(engine, *row) for row in rows for engine in ENGINES if engine != "numba" or row in COMPILED]
+    """Each row on engines that compile nothing, and a few on others."""
+    places = [(engine, *row) for row in rows for engine in EVERY if engine not in COMPILED or row in FEW]
     cases = marked(
         ((*place, dtype) for dtype in SIZES for place in places),
-        lambda engine, name, options, dtype: engine != "numba" or (name, dtype) == ("LANS", "float32"),
+        lambda engine, name, options, dtype: engine not in SLOW,
         lambda x: x if isinstance(x, str) else "-".join(x),
     )
     return pytest.mark.parametrize(("engine", "name", "options", "dtype"), cases)
@@ -88,12 +86,12 @@ def test_gradients_whose_squares_are_numbers_and_others(engine, name, options, d
                 assert all(np.abs(found[k] - x).max() < 0.1 for k, x in exact.items())
 
 
-CENTRED = [(e, clip_norm, name) for e in ENGINES for clip_norm in (None, 1.0) for name in ("LAMB", "LANS", "AdamW")]
+CENTRED = [(e, clip_norm, name) for e in EVERY for clip_norm in (None, 1.0) for name in ("LAMB", "LANS", "AdamW")]
 
 
 @pytest.mark.parametrize(
     ("engine", "clip_norm", "name"),
-    marked(CENTRED, lambda engine, *case: engine != "numba"),
+    marked(CENTRED, lambda engine, *case: engine not in SLOW),
 )
 def test_a_centred_gradient_of_one_column_is_exactly_zero(engine, name, clip_norm):
     rule = getattr(ao, name)(lr=0.1, weight_decay=0.0, grad_centralization=True, eps=1e-12)
@@ -109,14 +107,14 @@ def test_a_centred_gradient_of_one_column_is_exactly_zero(engine, name, clip_nor
         assert np.array_equal(found[k], x), k
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_what_is_not_a_number_is_not_hidden_by_centring(engine):
     rule = ao.SGD(lr=0.1, grad_centralization=True)
     opt = ao.Optimizer(np.ones((3, 1)), rule, engine=engine)
     assert np.isnan(opt.step(np.asarray([[1.0], [np.inf], [np.nan]])))[1:].all()
 
 
-@slow_with_numba
+@each_engine
 def test_momentum_zero_has_no_instability(engine):
     """CAME with β₁ = 0: u - m is exactly zero, and so I is eps2."""
     opt = ao.Optimizer(np.ones((7, 5), "float32"), ao.CAME(lr=0.01, beta1=0.0, beta3=0.0), engine=engine, clip_norm=1.0)
@@ -140,7 +138,7 @@ def test_scales_cost_no_bytes():
     assert plan_for(ao.LANS(), 1, "float32").bytes_per_parameter() == 48
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 @pytest.mark.parametrize(("dtype", "other"), [("complex128", "complex64"), ("complex64", "complex128")])
 def test_complex_gradients_of_another_width(engine, dtype, other):
     """The gradient is brought to the parameter's width first: what it is multiplied by is not rounded to its own."""

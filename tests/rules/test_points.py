@@ -9,6 +9,7 @@ import torch
 import arrayopt as ao
 from arrayopt import projections
 from arrayopt.fusion.plans import plan_for
+from tests.support.engines import EVERY, each_fused
 from tests.support.optimizing import drawn
 from tests.support.slow import marked
 
@@ -19,10 +20,10 @@ def exact_norm(p):
     return np.sqrt(np.sum(np.asarray(p, "longdouble") ** 2))
 
 
-NORMS = [(e, d, lr) for e in ("numpy", "numba", "array_api") for d in ("float32", "float64") for lr in ("0.01", "0.3")]
+NORMS = [(e, d, lr) for e in EVERY for d in ("float32", "float64") for lr in ("0.01", "0.3")]
 
 
-@pytest.mark.parametrize(("engine", "dtype", "lr"), marked(NORMS, lambda *case: case == NORMS[0]))
+@pytest.mark.parametrize(("engine", "dtype", "lr"), marked(NORMS, lambda *case: case == ("numpy", "float32", "0.01")))
 def test_adamh_keeps_the_norm(engine, dtype, lr):
     """In 1,000 steps it is never more than two units in the last place (2 · eps · ‖p‖) away from where it was."""
     rng = np.random.default_rng(0)
@@ -125,7 +126,7 @@ def test_points_stay_in_a_convex_set():
     assert opt.state["w"]["z"].max() == 0.6
 
 
-@pytest.mark.parametrize("engine", marked([("numpy",), ("numba",)], lambda engine: engine == "numpy"))
+@each_fused
 def test_averaged_is_whole_on_every_rank(engine):
     def params():
         return {"w": drawn((300, 257), 9).astype("float32"), "b": drawn((7,), 9).astype("float32")}

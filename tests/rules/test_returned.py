@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import FUSED
+from tests.support.engines import EVERY, FUSED
 from tests.support.slow import marked
 from tests.support.tracing import made
 
-ENGINES = ("auto", "array_api", *reversed(FUSED["numpy"]))
+ENGINES = ("auto", *EVERY)
 
 
 def zeros(xp, p):
@@ -108,7 +108,7 @@ def test_updates_that_change_what_arrays_are(case, engine):
     refused(lambda: ao.update(rule, mine, params(), rule.init(mine)), (TypeError, ValueError), words)
     refused(lambda: ao.Optimizer(mine, rule, engine=engine).step(params()), (TypeError, ValueError), words)
     assert all(np.array_equal(p, np.ones((2, 3))) for p in mine.values())
-    for fused in FUSED["numpy"]:
+    for fused in FUSED:
         with pytest.raises(ValueError, match="Made"):
             ao.Optimizer(mine, rule, engine=fused)
 

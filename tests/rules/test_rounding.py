@@ -6,6 +6,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.randomness import round_bfloat16, round_float16
+from tests.support.engines import COMPILED, FUSED, SLOW, TORCH, each_compiled
 from tests.support.slow import marked
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -147,11 +148,9 @@ def equal(a, b):
         np.testing.assert_array_equal(b[name], x, err_msg=name)
 
 
-ENGINES = [
-    ("numpy", "numpy"),
-    ("numpy", "numba"),
-    ("torch", "array_api"),
-    ("torch", "numba"),
+PLACES = [
+    *(("numpy", engine) for engine in FUSED),
+    *(("torch", engine) for engine in TORCH),
     ("jax", "array_api"),
     ("cupy", "cupy"),
 ]
@@ -160,8 +159,10 @@ ENGINES = [
 @pytest.mark.parametrize(
     ("library", "engine", "name"),
     marked(
-        [(*x, name) for x in ENGINES for name in DTYPES],
-        lambda library, engine, name: library != "jax" and (name == "bfloat16" or engine in ("numpy", "array_api")),
+        [(*x, name) for x in PLACES for name in DTYPES],
+        lambda library, engine, name: (
+            library != "jax" and engine not in SLOW and (name == "bfloat16" or engine in ("numpy", "array_api"))
+        ),
     ),
 )
 def test_every_engine_rounds_alike(library, engine, name, request):
@@ -180,18 +181,21 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", marked([("SGD",), ("LAMB",)], lambda rule: rule == "SGD"))
-def test_ranks_and_threads_round_alike(rule, monkeypatch):
+@pytest.mark.parametrize(
+    ("engine", "rule"),
+    marked([(e, rule) for e in COMPILED for rule in RULES], lambda engine, rule: engine not in SLOW and rule == "SGD"),
+)
+def test_ranks_and_threads_round_alike(engine, rule, monkeypatch):
     from arrayopt.engines.native import table as compiled
 
     monkeypatch.setattr(compiled, "SHARED", 64)
     monkeypatch.setattr(compiled, "ALONE", 64)
-    expected = run("numpy", "numba", BFLOAT16, RULES[rule])
+    expected = run("numpy", engine, BFLOAT16, RULES[rule])
     for n in (2, 5):
         monkeypatch.setattr("arrayopt.engines.fused.thread_count", lambda n=n: n)
-        equal(expected, run("numpy", "numba", BFLOAT16, RULES[rule]))
+        equal(expected, run("numpy", engine, BFLOAT16, RULES[rule]))
     for n in (2, 3, 5):
-        for found in ao.ranks.run(n, lambda comm: run("numpy", "numba", BFLOAT16, RULES[rule], comm=comm)):
+        for found in ao.ranks.run(n, lambda comm: run("numpy", engine, BFLOAT16, RULES[rule], comm=comm)):
             equal(expected, found)
 
 
@@ -202,28 +206,30 @@ def halves(comm, x, axis):
     return ao.Part(np.array(x[cut]), offset, x.shape)
 
 
-def test_parts_have_the_places_that_they_have_in_the_whole():
+@each_compiled
+def test_parts_have_the_places_that_they_have_in_the_whole(engine):
     rule = ao.SGD(lr=2.0**-9, rounding="stochastic", seed=4)
     p, g = (trees(BFLOAT16, seed, 2.0**-10)["w"] for seed in (0, 1))
-    whole = ao.Optimizer({"w": p.copy()}, rule, engine="numba").step({"w": g})["w"]
+    whole = ao.Optimizer({"w": p.copy()}, rule, engine=engine).step({"w": g})["w"]
 
     def rank(comm):
         part = halves(comm, p, 0)
-        ao.Optimizer({"w": part}, rule, comm=comm, engine="numba").step({"w": halves(comm, g, 0).array})
+        ao.Optimizer({"w": part}, rule, comm=comm, engine=engine).step({"w": halves(comm, g, 0).array})
         return part.array
 
     np.testing.assert_array_equal(np.concatenate(ao.ranks.run(2, rank)).view(np.uint16), whole.view(np.uint16))
 
 
-def test_parts_of_several_pieces_are_refused():
+@each_compiled
+def test_parts_of_several_pieces_are_refused(engine):
     p = trees(BFLOAT16, 0, 2.0**-10)["w"]
 
     def rank(comm):
         with pytest.raises(
             ValueError, match="'w' is a part of a tensor, which SGD cannot take with these fields: random"
         ):
-            ao.Optimizer({"w": halves(comm, p, 1)}, ao.SGD(lr=0.1, rounding="stochastic"), comm=comm, engine="numba")
-        opt = ao.Optimizer({"w": halves(comm, p, 1)}, ao.SGD(lr=0.1, master_weights=False), comm=comm, engine="numba")
+            ao.Optimizer({"w": halves(comm, p, 1)}, ao.SGD(lr=0.1, rounding="stochastic"), comm=comm, engine=engine)
+        opt = ao.Optimizer({"w": halves(comm, p, 1)}, ao.SGD(lr=0.1, master_weights=False), comm=comm, engine=engine)
         opt.groups[0].rounding = "stochastic"
         with pytest.raises(ValueError, match="ranks share 'w', which was cut for"):
             opt.step({"w": halves(comm, p, 1).array})

@@ -8,9 +8,11 @@ import pytest
 import arrayopt as ao
 from arrayopt.arrays import array_namespace
 from arrayopt.engines import array_api, fused
+from arrayopt.engines.table import FUSED as CHOSEN
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules import bases
 from arrayopt.testing.diagnosis.hypothesis import plain
+from tests.support.engines import COMPILED, FUSED, SLOW
 from tests.support.slow import marked
 
 RULE = ao.SOAP(lr=0.1, precondition_frequency=2)
@@ -229,7 +231,7 @@ KINDS = {
 
 @pytest.mark.parametrize(
     ("what", "engine"),
-    marked(((k, e) for k in KINDS for e in ("numpy", "numba")), lambda _, engine: engine == "numpy"),
+    marked(((k, e) for k in KINDS for e in FUSED), lambda what, engine: engine not in SLOW),
 )
 def test_fused_updates_are_those_of_the_rule_as_written(what, engine):
     rule, shapes = KINDS[what]
@@ -288,10 +290,11 @@ def test_a_plan_is_one_for_all_shapes_with_the_same_bases():
 
 def test_it_says_what_it_does():
     text = ao.Optimizer({"w": np.ones((2, 3))}, RULE).explain()
-    assert "engine numba (the fastest for numpy arrays)" in text
+    assert f"engine {CHOSEN['numpy'][0]} (the fastest for numpy arrays)" in text
     assert "some updates of each tensor as they are written" in text
     assert "load l spill5; store l; reduce -; 24 B over Rr" in text
-    assert "def units_" in ao.source(RULE, engine="numba")
+    for engine in COMPILED:
+        assert "units_" in ao.source(RULE, engine=engine)
 
 
 def test_on_a_gpu_it_runs_as_written(cupy):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import arrayopt as ao
+from tests.support.engines import each_engine
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,7 +46,7 @@ def test_conditions_in_every_library(backend):
     np.testing.assert_allclose(backend.numpy(made), exact(P, GRADS), rtol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_conditions_when_traced(engine):
     opt = ao.Optimizer(P.copy(), Conditional(), engine=engine)
     for g in GRADS:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import arrayopt as ao
 from tests.support.checkpoints import S, contents, small
+from tests.support.engines import each_engine
 
 
 def refused(opt, path, *words, error=ValueError):
@@ -269,7 +270,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", pytest.param("numba", marks=pytest.mark.slow)])
+@each_engine
 @pytest.mark.parametrize("which", COUNTS)
 def test_every_number_that_a_step_reaches_can_be_loaded(which, engine, tmp_path):
     """And a step beyond the largest raises, and changes nothing."""

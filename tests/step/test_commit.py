@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines.table import ENGINES
 from arrayopt.step.ready import Ready
+from tests.support.engines import EVERY, SLOW, each_engine
 from tests.support.entered import Fault, Raising, check, contents
 from tests.support.slow import marked
 
@@ -24,7 +24,6 @@ OPTIONS = {
     "stats": {"stats": True, "skip_nonfinite": True},
     "all": {"clip_norm": 0.5, "loss_scale": ao.LossScale(init=4.0, window=1), "stats": True},
 }
-HOST = [name for name in ENGINES if name != "cupy"]
 
 
 def rules():
@@ -53,11 +52,11 @@ def made(engine, rule, options, accumulate, xp=np):
 
 
 EACH = [
-    (engine, rule, options, every) for engine in HOST for rule in rules() for options in OPTIONS for every in (1, 3)
+    (engine, rule, options, every) for engine in EVERY for rule in rules() for options in OPTIONS for every in (1, 3)
 ]
 each = pytest.mark.parametrize(
     ("engine", "rule", "options", "every"),
-    marked(EACH, lambda engine, rule, options, every: rule == "LAMB" and options == "all"),
+    marked(EACH, lambda engine, rule, options, every: engine not in SLOW and rule == "LAMB" and options == "all"),
 )
 
 
@@ -84,7 +83,7 @@ def test_a_signal_at_any_call(engine, rule, options, every):
     assert found == {False, True}
 
 
-@pytest.mark.parametrize("engine", HOST)
+@each_engine
 def test_what_breaks_off_while_it_writes_is_remembered(engine, monkeypatch):
     """Nothing may fail there. If something does, nobody goes on from a half of a step."""
     opt, (last, *_) = made(engine, rules()["LAMB"], {}, 1)

@@ -11,8 +11,8 @@ import torch
 
 import arrayopt as ao
 import arrayopt.torch as door
-from arrayopt.engines.table import ENGINES
 from tests.support.cases import CASES, make
+from tests.support.engines import COMPILED, EVERY, each, each_compiled
 from tests.support.slow import marked
 
 N = 6
@@ -84,18 +84,17 @@ def run(opts, steps, dtype="float32"):
         opt.step(grads)
 
 
-HOST = [name for name in ENGINES if name != "cupy"]
-EVERY = [(engine, name) for engine in HOST for name in RULES]
+PLACES = [(engine, name) for engine in EVERY for name in RULES]
 
 
 @pytest.mark.parametrize(
     ("engine", "name"),
-    marked(EVERY, lambda engine, name: engine == "array_api" or (engine == "numpy" and name in list(RULES)[:6])),
+    marked(PLACES, lambda engine, name: engine == "array_api" or (engine == "numpy" and name in list(RULES)[:6])),
 )
 def test_the_others_go_on_as_if_they_were_alone(engine, name):
     rule, fields = RULES[name]
     dtype = NARROW.get(name, "float32")
-    if engine != "array_api" and getattr(ao, rule)(**fields).branches and engine == "numba":
+    if engine != "array_api" and getattr(ao, rule)(**fields).branches and engine in COMPILED:
         pytest.skip("as written over layers, as numpy's")
     opts = both(rule, {"seed": 3, **fields}, dtype, engine=engine)
     if name == "by chance":  # random numbers follow from names and positions, which those alone have not
@@ -109,8 +108,9 @@ def test_the_others_go_on_as_if_they_were_alone(engine, name):
     assert opts[0].stats.skipped == 0
 
 
-def test_numba():
-    opts = both("LAMB", {"lr": 0.1}, engine="numba")
+@each_compiled
+def test_compiled_engines(engine):
+    opts = both("LAMB", {"lr": 0.1}, engine=engine)
     run(opts, range(STEPS))
     same(*opts)
 
@@ -225,7 +225,7 @@ def ones(**changes):
     return grads
 
 
-@pytest.mark.parametrize("engine", HOST[:2])
+@each([engine for engine in EVERY if engine not in COMPILED])
 def test_layers_of_one_place_are_skipped_together_where_there_are_as_many(engine):
     opt = made(PARAMS, engine, skip_nonfinite=True, stats=True)
     opt.step(ones(a=2))
@@ -251,7 +251,7 @@ def test_where_nothing_is_left_the_step_is_skipped():
     assert all(opt.state[name]["t"] == 0 and not x.any() for name, x in opt.skipped_layers().items())
 
 
-@pytest.mark.parametrize("engine", HOST[:2])
+@each([engine for engine in EVERY if engine not in COMPILED])
 def test_a_whole_stack_that_is_left_out(engine):
     opt = made(PARAMS, engine, skip_nonfinite=True)
     opt.step(ones(b=slice(None)))
@@ -307,7 +307,7 @@ def test_an_overflow_of_a_scaled_loss_skips_everything():
     assert opt.state["a"]["t"] == 0
 
 
-@pytest.mark.parametrize("engine", HOST[:2])
+@each([engine for engine in EVERY if engine not in COMPILED])
 def test_the_joint_norm_is_of_what_goes_on(engine):
     opt = made({"a": np.ones((4, 2))}, engine, skip_nonfinite=True, clip_norm=1.0)
     rest = made({"a": np.ones((3, 2))}, engine, clip_norm=1.0)

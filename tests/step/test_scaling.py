@@ -12,11 +12,11 @@ import torch
 
 import arrayopt as ao
 from arrayopt.state.verdict import joint_norm, judge
+from tests.support.engines import EVERY, SLOW, each_engine
 from tests.support.slow import marked
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "ms_lossscale" / "lossscale.json").read_text())
 DYNAMIC = [case for case in GOLDEN if "overflow" in case]
-ENGINES = ("array_api", "numpy", "numba")
 
 
 def snapshot(opt):
@@ -86,7 +86,7 @@ def test_loss_scales_that_are_none(options, exception, words):
         ao.LossScale(**options)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 @pytest.mark.parametrize("how", ["held", "given", "as an array"])
 def test_scaled_gradients_are_as_unscaled_ones(engine, how):
     plain, scaled = made(engine), made(engine, loss_scale=1024.0 if how == "held" else None)
@@ -132,8 +132,8 @@ def test_a_scale_that_is_given_wrongly_changes_nothing():
 @pytest.mark.parametrize(
     ("engine", "dtype"),
     marked(
-        ((engine, dtype) for engine in ENGINES for dtype in ("float16", "float32")),
-        lambda engine, dtype: engine != "numba" or dtype == "float16",
+        ((engine, dtype) for engine in EVERY for dtype in ("float16", "float32")),
+        lambda engine, dtype: engine not in SLOW,
     ),
 )
 def test_a_skipped_step_changes_nothing_but_the_scale_and_the_step(engine, bad, options, dtype):
@@ -165,7 +165,7 @@ def test_in_other_libraries_too(backend, bad):
     assert {name: slots["t"] for name, slots in opt.state.items()} == {"w": 1, "b": 0}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_without_being_asked_for_nothing_is_hidden(engine):
     opt = made(engine, clip_norm=1.0)
     grads = gradients()
@@ -180,7 +180,7 @@ def test_without_being_asked_for_nothing_is_hidden(engine):
 # ---- the joint norm --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 @pytest.mark.parametrize(
     ("dtype", "size"), [("float32", 1e30), ("float32", 1e38), ("float64", 1e300), ("float16", 6e4)]
 )
@@ -195,7 +195,7 @@ def test_norms_whose_squares_overflow_are_right(engine, dtype, size):
     np.testing.assert_allclose(opt.params["b"], 1.0 + 2.0 / math.sqrt(11), rtol=1e-3)
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_a_micro_step_of_a_scaled_loss_is_looked_at(engine):
     opt = ao.Optimizer(np.ones(3, "float32"), ao.SGD(lr=0.1), engine=engine, accumulate=2)
     opt.step(np.array([np.inf, 0.0, 0.0], "float32"), loss_scale=4.0)
@@ -250,7 +250,7 @@ def test_what_norms_mean():
     assert judge(0.0, limit=1.0) == (1.0, False, 0.0, None)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_the_norm_is_over_all_buckets(engine):
     params = {"w": np.ones((3, 2), "float32"), "h": np.ones(4, "float16"), "d": np.ones(2)}
     opt = ao.Optimizer(params, ao.SGD(lr=1.0), groups={"d": {"momentum": 0.9}}, engine=engine, clip_norm=1.0)
@@ -266,8 +266,8 @@ def test_the_norm_is_over_all_buckets(engine):
 @pytest.mark.parametrize(
     ("engine", "dtype"),
     marked(
-        ((engine, dtype) for engine in ENGINES for dtype in ("float16", "float32", "float64")),
-        lambda engine, dtype: engine != "numba" or dtype == "float32",
+        ((engine, dtype) for engine in EVERY for dtype in ("float16", "float32", "float64")),
+        lambda engine, dtype: engine not in SLOW,
     ),
 )
 def test_micro_steps_are_one_step_by_their_mean(engine, dtype):
@@ -293,7 +293,7 @@ def test_micro_steps_in_other_libraries(backend):
     assert np.array_equal(backend.numpy(opt.params), -np.ones(3))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_a_gradient_that_is_missing_counts_as_zero_and_none_at_all_leaves_out(engine):
     opt = made(engine, rule=ao.SGD(lr=1.0), accumulate=2)
     opt.step({"w": np.ones((3, 2), "float32"), "b": None})
@@ -306,7 +306,7 @@ def test_a_gradient_that_is_missing_counts_as_zero_and_none_at_all_leaves_out(en
     assert {name: slots["t"] for name, slots in opt.state.items()} == {"w": 1, "b": 1}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each_engine
 def test_an_overflow_in_a_micro_step_skips_the_step_and_the_next_begins_anew(engine):
     opt = made(engine, "float16", ao.SGD(lr=1.0), accumulate=2, loss_scale=ao.LossScale(init=4.0))
     before = snapshot(opt)
@@ -320,7 +320,7 @@ def test_an_overflow_in_a_micro_step_skips_the_step_and_the_next_begins_anew(eng
     assert np.array_equal(opt.params["b"], np.full(5, 0.75))
 
 
-@pytest.mark.parametrize("engine", marked([(engine,) for engine in ENGINES], lambda engine: engine != "numba"))
+@each_engine
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_partial_sums_the_scale_and_counts_are_saved(engine, done):
     def fresh():
@@ -421,7 +421,7 @@ def test_a_scale_that_float32_cannot_divide_by_is_refused(scale):
     assert opt.step_count == 0
 
 
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_a_gradient_that_overflows_without_its_scale_skips_the_step(engine):
     opt = ao.Optimizer({"w": np.ones(3, np.float32)}, ao.SGD(lr=0.1), engine=engine)
     opt.step({"w": np.full(3, 1e10, np.float32)}, loss_scale=2.0**-100)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from tests.conftest import CHOICES
+from tests.support.engines import CHOICES, SLOW
 from tests.support.optimizing import BASE, GRADS, HALF, P, drawn, norm, ones
 from tests.support.slow import marked
 
@@ -78,7 +78,7 @@ def test_stats_are_off_by_default():
 
 
 @pytest.mark.parametrize(
-    "backend", marked([(place,) for place in CHOICES], lambda place: "numba" not in place), indirect=True
+    "backend", marked([(place,) for place in CHOICES], lambda place: place.partition(":")[2] not in SLOW), indirect=True
 )
 def test_stats_are_the_norms_and_ratios_of_the_last_step(backend):
     p, g = {"w": drawn((3, 2), 1), "b": drawn((3,), 2)}, {"w": drawn((3, 2), 3), "b": drawn((3,), 4)}

@@ -11,6 +11,7 @@ import pytest
 
 import arrayopt as ao
 from arrayopt.engines import batch
+from tests.support.engines import each_fused
 
 SHAPES = {"w": (40, 30), "b": (30,), "h": (7,)}
 DTYPES = {"w": "f4", "b": "f8", "h": "f2"}
@@ -30,7 +31,7 @@ def state(opt):
     return numbers, {name: p.tobytes() for name, p in opt.params.items()}
 
 
-@pytest.mark.parametrize("engine", ["numpy", "numba"])
+@each_fused
 @pytest.mark.parametrize("when", [1, 2, 3])
 def test_an_interrupt_waits_until_the_step_is_whole(engine, when, monkeypatch):
     straight, grads = made(engine)

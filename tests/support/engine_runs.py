@@ -8,15 +8,16 @@ import pytest
 
 import arrayopt as ao
 from tests.support.cases import ALL, CASES, IDS, make
+from tests.support.engines import COMPILED, FUSED, SLOW
 from tests.support.slow import marked
 from tests.support.tolerances import TOLERANCES
 
-REFERENCE, FUSED = "array_api", ("numpy", "numba")
+REFERENCE = "array_api"
 ROWS = list(range(len(ALL)))
 FIRST = {name: IDS.index(f"{name}-0") for name in CASES}
 WITH_REPORTS = {IDS.index(f"{name}-1") for name in CASES}  # these rows also clip gradients and collect reports
 FACTORED = ("CAME", "Adafactor")
-PLAIN = {name: row for name, row in FIRST.items() if name not in FACTORED}  # one module with Numba for all ranks
+PLAIN = {name: row for name, row in FIRST.items() if name not in FACTORED}  # what is compiled is the same for all ranks
 COMPLEX = tuple(CASES)
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")  # averages of squares
 
@@ -43,7 +44,6 @@ SHAPES = {
     "no batches": (2, 0, 3, 3),
 }
 LITTLE = ("scalar", "one", "prime", "empty", "matrix", "no columns")
-each_engine = pytest.mark.parametrize("engine", FUSED)
 every_row = pytest.mark.parametrize("row", ROWS, ids=IDS)
 
 
@@ -56,16 +56,18 @@ all_rows_of_each_engine = pytest.mark.parametrize(
     ("engine", "row"),
     marked(
         ((engine, row) for engine in FUSED for row in ROWS),
-        lambda engine, row: engine == "numpy" or (row in PLAIN.values() or row == IDS.index("LAMB-1")),
+        lambda engine, row: (
+            engine not in COMPILED or (engine not in SLOW and (row in PLAIN.values() or row == IDS.index("LAMB-1")))
+        ),
         named,
     ),
 )
-ALL_AND_FIRST = [*(("numpy", row) for row in ROWS), *(("numba", row) for row in FIRST.values())]
+ALL_AND_FIRST = [(engine, row) for engine in FUSED for row in (FIRST.values() if engine in COMPILED else ROWS)]
 first_rows = pytest.mark.parametrize(
     ("engine", "row"),
     marked(
         ((engine, row) for engine in FUSED for row in FIRST.values()),
-        lambda engine, row: engine == "numpy" or row != FIRST["Adafactor"],
+        lambda engine, row: engine not in SLOW,
         named,
     ),
 )
@@ -157,8 +159,8 @@ def same(found, expected):
 
 
 def names_for(engine, row):
-    """With Numba, where each rank takes a module of some seconds, not every row has all ranks."""
-    if engine == "numpy" or row in FIRST.values():
+    """Where each rank is compiled anew, not every row has all ranks."""
+    if engine not in COMPILED or row in FIRST.values():
         return tuple(SHAPES)
     name, options = ALL[row]
     if name in FACTORED and row not in WITH_REPORTS and "grad_centralization" not in options:

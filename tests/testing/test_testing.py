@@ -13,8 +13,9 @@ from arrayopt.libraries import LIBRARIES, UnavailableError, open_library, to_num
 from arrayopt.testing import assert_equivalent, backend_names, compare
 from arrayopt.testing.backends import choose, start
 from arrayopt.testing.ulps import Scale, ulps
+from tests.support.engines import EVERY, STAND_IN, TORCH
 
-HOST = ["numpy:array_api", "numpy:numpy", "numpy:numba"]
+HOST = [f"numpy:{engine}" for engine in EVERY]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,7 +134,7 @@ def test_the_scale_is_the_largest_so_far():
 def test_every_backend_computes_the_same():
     found = assert_equivalent(ao.LAMB(lr=0.01), problem(), noise, steps=3)
     compared = {name for name, outcome in found.items() if outcome.difference is not None}
-    expected = {"numpy:numpy", "numpy:numba", "torch:array_api", "jax:array_api", "jax:jit"}
+    expected = {*HOST[1:], "torch:array_api", "jax:array_api", "jax:jit"}
     assert compared >= expected | {"array_api_strict:array_api"}
     assert found["numpy:array_api"].difference.ulps == 0.0
 
@@ -213,11 +214,11 @@ def test_a_backend_that_raises_is_found():
 
 def test_a_rule_that_cannot_be_traced_is_compared_where_it_can_run():
     params = {"w": np.arange(5.0)}
-    found = assert_equivalent(Sorted(), params, noise, engines=["numba", "numpy:numpy", "torch", "array_api_strict"])
-    assert "cannot be traced" in found["numpy:numba"].skipped
+    found = assert_equivalent(Sorted(), params, noise, engines=[STAND_IN, "numpy:numpy", "torch", "array_api_strict"])
+    assert "cannot be traced" in found[f"numpy:{STAND_IN}"].skipped
     assert found["torch:array_api"].difference.ulps == 0.0
-    with pytest.raises(ValueError, match=r"nothing to compare Sorted with: numpy:numba: .*sort cannot be traced"):
-        assert_equivalent(Sorted(), params, noise, engines=["numba"])
+    with pytest.raises(ValueError, match=rf"nothing to compare Sorted with: numpy:{STAND_IN}: .*sort cannot be traced"):
+        assert_equivalent(Sorted(), params, noise, engines=[STAND_IN])
 
 
 def test_a_schedule_that_jax_cannot_trace_is_skipped():
@@ -254,13 +255,16 @@ def test_other_libraries_parameters_options_and_tensors_left_out():
         clip_norm=1.0,
         steps=3,
     )
-    assert {name for name, outcome in found.items() if outcome.difference} == {*HOST, "torch:numba"}
+    assert {name for name, outcome in found.items() if outcome.difference} == {
+        *HOST,
+        *(f"torch:{engine}" for engine in TORCH[1:]),
+    }
     assert params[0].equal(torch.ones(3, dtype=torch.bfloat16))
     found = assert_equivalent(
-        ao.SGD(lr=0.1, momentum=0.9), params, lambda now, step: [torch.ones(3), None], engines=["jax:jit", "numba"]
+        ao.SGD(lr=0.1, momentum=0.9), params, lambda now, step: [torch.ones(3), None], engines=["jax:jit", STAND_IN]
     )
     assert found["jax:jit"].difference is not None
-    options = {"clip_norm": 1.0, "engines": ["jax:jit", "numba"]}
+    options = {"clip_norm": 1.0, "engines": ["jax:jit", STAND_IN]}
     found = assert_equivalent(ao.SGD(lr=0.1, momentum=0.9), params, lambda now, step: [torch.ones(3), None], **options)
     assert "no other options than groups" in found["jax:jit"].skipped
 

@@ -13,6 +13,7 @@ from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import bits, trees
+from tests.support.engines import COMPILED
 from tests.support.slow import marked
 
 RULE = ao.Muon(lr=0.1, ns_steps=1, ns_dtype="bfloat16")
@@ -102,8 +103,9 @@ def test_without_a_product_too(cupy):
         expected = (parts[0].astype("f4") + parts[1].astype("f4")).astype(half).astype("f4")
     found = ao.Optimizer(cupy.asarray(p), Halved(), engine="cupy").step(cupy.asarray(g))
     np.testing.assert_array_equal(found.get(), expected)
-    with pytest.raises(ValueError, match="engine 'numba' cannot run Halved: arithmetic in bfloat16 is not fused here"):
-        ao.Optimizer(p, Halved(), engine="numba")
+    for engine in COMPILED:
+        with pytest.raises(ValueError, match=f"'{engine}' cannot run Halved: arithmetic in bfloat16 is not fused here"):
+            ao.Optimizer(p, Halved(), engine=engine)
 
 
 # ---- how it is kept, and multiplied ---------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def test_it_says_what_it_does(cupy):
     assert "product spill0 spill0ᵀ over Rr in bfloat16, symmetric; store spill1; R R C FLOPs" in text
     assert "BFloat16* const at_spill0" in ao.source(RULE, engine="cupy")
     with pytest.raises(TypeError, match="arithmetic in bfloat16 is not fused here; engine='array_api' does it"):
-        ao.source(RULE, engine="numba")
+        ao.source(RULE, engine=COMPILED[0])
 
 
 def test_only_matrices_at_words_are_multiplied_by_a_list(cupy, monkeypatch, unchecked):

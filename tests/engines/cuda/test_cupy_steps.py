@@ -12,6 +12,7 @@ from arrayopt.engines import table as engines
 from arrayopt.state.verdict import Verdict
 from tests.cudacpu import standin
 from tests.engines.cuda.test_cupy import SHAPES, bits, compare, pair, step, trees
+from tests.support.engines import each_engine
 from tests.support.slow import marked
 
 FULL = {"w": (40, 130), "b": (130,)}
@@ -415,10 +416,8 @@ AROUND = [{}, {"loss_scale": ao.LossScale(init=4.0, window=1), "clip_norm": 0.5}
 
 
 @pytest.mark.parametrize("options", AROUND, ids=["plain", "scaled", "skipping"])
-@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba"])
+@each_engine
 def test_advance_and_launch_are_a_step(engine, options):
-    if engine == "numba":
-        pytest.importorskip("numba")
     rule = ao.LAMB(lr=lambda s: 0.1 / (1 + s))
     opts = [ao.Optimizer(trees(LITTLE, "float32", 1), rule, engine=engine, **options) for _ in range(2)]
     for k in range(4):
