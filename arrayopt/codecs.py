@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CODECS", "Codec"]
+__all__ = ["BLOCK", "CODECS", "QUANTIZED", "STORED", "Codec"]
 
 
 def _load(x: Any, real: Any) -> Any:
@@ -25,8 +25,8 @@ class Codec:
 
     Attributes
     ----------
-    itemsize : int
-        Bytes of an element.
+    itemsize : float
+        Bytes of an element, with its share of a scale.
     working : str
         The dtype that arithmetic is done in, which reading gives.
     cuda : str
@@ -39,9 +39,11 @@ class Codec:
         The texts that read what is stored, and that make of a value what is stored.
     load, store : callable
         The same in NumPy: of an array and the dtype of real arithmetic; of an array to write and of values.
+    top : int
+        The largest code, where numbers are stored as codes; see `QUANTIZED`.
     """
 
-    itemsize: int
+    itemsize: float
     working: str
     cuda: str
     rounds: bool = False
@@ -50,6 +52,7 @@ class Codec:
     numba_store: str = "{0}"
     load: Callable[[Any, Any], Any] = _load
     store: Callable[[Any, Any], None] = _store
+    top: int = 0
 
 
 def _half(name: str, cuda: str) -> Codec:
@@ -66,3 +69,21 @@ CODECS = {
     "complex128": Codec(16, "complex128", "Pair<double>"),
 }
 """Every dtype that something can be stored in, by its plain name."""
+
+BLOCK = 32
+"""Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
+
+SCALE_BYTES = 2
+"""Scales are stored in bfloat16, which has the range of float32."""
+
+
+def _codes(top: int, cuda: str) -> Codec:
+    """Eight bits, and a scale for each block."""
+    return Codec(1 + SCALE_BYTES / BLOCK, "float32", cuda, True, top=top)
+
+
+QUANTIZED = {"int8": _codes(127, "signed char"), "uint8": _codes(255, "unsigned char")}
+"""Dtypes of codes, in which slots can be stored; see `arrayopt.state.quantized`."""
+
+STORED = {**CODECS, **QUANTIZED}
+"""Every dtype that a slot can be stored in."""

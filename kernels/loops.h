@@ -62,3 +62,46 @@ static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64
             for (int64_t column = c0; column < least(c0 + tile, i0); ++column)
                 for (int64_t r = r0; r < least(r0 + tile, i1); ++r) c[column * j + r] = c[r * j + column];
 }
+
+// Reads codes as numbers; `first` of each slot's stretch is the first element of a block.
+template <class C>
+static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count) {
+    for (int64_t first = 0; first < count; first += kBlock) {
+        const float step = step_of<C>(scales[first / kBlock]);
+        const int64_t n = least(count - first, kBlock);
+        if (n == kBlock) {
+            for (int i = 0; i < kBlock; ++i) to[first + i] = (float)codes[first + i] * step;
+        } else {
+            for (int64_t i = 0; i < n; ++i) to[first + i] = (float)codes[first + i] * step;
+        }
+    }
+}
+
+// Stores numbers as codes.
+template <class C>
+static void quantize(C* __restrict codes, BFloat16* __restrict scales, const W* __restrict from, int64_t count) {
+    for (int64_t first = 0; first < count; first += kBlock) {
+        float block[kBlock];
+        const int64_t n = least(count - first, kBlock);
+        for (int i = 0; i < kBlock; ++i) block[i] = 0;
+        for (int64_t i = 0; i < n; ++i) block[i] = (float)from[first + i];
+        int largest = 0;
+        for (int i = 0; i < kBlock; ++i) {
+            const int bits = (int)(__float_as_uint(block[i]) & 0x7fffffffu);
+            largest = bits > largest ? bits : largest;
+        }
+        const BFloat16 scale = scale_of((unsigned)largest);
+        const float factor = factor_of<C>(scale), top = top_of(C());
+        C made[kBlock];
+        if (factor > 0)
+            for (int i = 0; i < kBlock; ++i) made[i] = (C)code_of(block[i], factor, top);
+        else
+            for (int i = 0; i < kBlock; ++i) made[i] = 0;
+        scales[first / kBlock] = scale;
+        if (n == kBlock) {
+            for (int i = 0; i < kBlock; ++i) codes[first + i] = made[i];
+        } else {
+            for (int64_t i = 0; i < n; ++i) codes[first + i] = made[i];
+        }
+    }
+}

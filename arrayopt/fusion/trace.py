@@ -151,7 +151,7 @@ def trace(
 
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
+        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank)
     if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
         raise TraceError("slots of 16 bits, and of bools, are not fused; engine='array_api' may have them")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
@@ -183,7 +183,7 @@ def trace(
     return Trace(
         {name: lift(graph, x)[0] for name, x in after.items()},
         {name: x.node.axes for name, x in s.items()},
-        {"p": dtype} | {name: str(rule.state_dtype) if name in narrow else x.dtype for name, x in s.items()},
+        {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in s.items()},
         nodes,
         element,
     )

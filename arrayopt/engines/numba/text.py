@@ -2,7 +2,7 @@
 
 import math
 
-from arrayopt.codecs import CODECS
+from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import POSITION, Node
@@ -10,8 +10,9 @@ from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
+from arrayopt.state.quantized import TINY
 
-__all__ = ["DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
+__all__ = ["CODES", "DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
 
 UNITS, REST = "row, lo, hi, thread", "table, scalars, values, work, part"
 """What a pass takes: whose and which units, and where everything lies."""
@@ -140,6 +141,44 @@ def current_float16(m, p):
 """
 
 
+CODES = f"""
+exact = nb.njit(error_model="numpy", **OWN)
+
+
+@exact
+def dequantize(codes, scales, values, top):
+    for block in range(scales.size):
+        step = load_bfloat16(scales[block]) / top
+        step = step if math.isfinite(step) else np.float32(np.nan)
+        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
+        for i in range(first, end):
+            values[i] = W(np.float32(codes[i]) * step)
+
+
+@exact
+def quantize(codes, scales, values, top):
+    for block in range(scales.size):
+        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
+        largest = np.int32(0)
+        for i in range(first, end):
+            bits = np.int32(float_to_bits(np.float32(values[i])) & np.uint32(0x7FFFFFFF))
+            largest = bits if bits > largest else largest
+        stored = store_bfloat16(bits_to_float(np.uint32(largest)))
+        scale = load_bfloat16(stored)
+        stored = np.uint16(0) if scale < np.float32({TINY!r}) else stored
+        scale = load_bfloat16(stored)
+        factor = top / scale if (scale > 0) & math.isfinite(scale) else np.float32(0.0)
+        scales[block] = stored
+        if factor > 0:
+            for i in range(first, end):
+                codes[i] = np.int32(min(np.rint(np.float32(values[i]) * factor), top))
+        else:
+            for i in range(first, end):
+                codes[i] = 0
+
+"""
+
+
 DRAW = f"""
 @intrinsic
 def threefry(typingctx, x, y, k0, k1):
@@ -228,7 +267,7 @@ class Text(Written):
 
     def load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""
-        codec = CODECS[kind]
+        codec = STORED[kind]
         text = codec.numba_load.format(stored)
         if codec.working.startswith("complex"):
             working = "complex64" if self.real == "float32" else "complex128"
@@ -237,11 +276,11 @@ class Text(Written):
 
     def store(self, kind: str, value: str) -> str:
         """A value as it is stored in a dtype."""
-        return CODECS[kind].numba_store.format(value)
+        return STORED[kind].numba_store.format(value)
 
     def array(self, indent: int, name: str, size: str) -> None:
         """Make a stored array from its address."""
-        kind = CODECS[self.storage[name]].numba or self.storage[name]
+        kind = STORED[self.storage[name]].numba or self.storage[name]
         self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
 
     def at(self, n: Node, index: str) -> str:
