@@ -9,6 +9,13 @@ import numpy as np
 __all__ = ["BLOCK", "CODECS", "QUANTIZED", "STORED", "Codec"]
 
 
+BLOCK = 32
+"""Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
+
+SCALE_BYTES = 2
+"""Scales are stored in bfloat16, which has the range of float32."""
+
+
 def _load(x: Any, real: Any) -> Any:
     """What is stored, in the dtype of arithmetic on real numbers, or of complex ones of such parts."""
     return x.astype(np.result_type(real, np.complex64) if x.dtype.kind == "c" else real, copy=False)
@@ -25,8 +32,8 @@ class Codec:
 
     Attributes
     ----------
-    itemsize : float
-        Bytes of an element, with its share of a scale.
+    itemsize : int
+        Bytes of an element.
     working : str
         The dtype that arithmetic is done in, which reading gives.
     cuda : str
@@ -43,7 +50,7 @@ class Codec:
         The largest code, where numbers are stored as codes; see `QUANTIZED`.
     """
 
-    itemsize: float
+    itemsize: int
     working: str
     cuda: str
     rounds: bool = False
@@ -53,6 +60,11 @@ class Codec:
     load: Callable[[Any, Any], Any] = _load
     store: Callable[[Any, Any], None] = _store
     top: int = 0
+
+    @property
+    def moved(self) -> float:
+        """The bytes that are read or written of an element, with its share of a scale."""
+        return self.itemsize + SCALE_BYTES / BLOCK if self.top else self.itemsize
 
 
 def _half(name: str, cuda: str) -> Codec:
@@ -70,16 +82,10 @@ CODECS = {
 }
 """Every dtype that something can be stored in, by its plain name."""
 
-BLOCK = 32
-"""Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
-
-SCALE_BYTES = 2
-"""Scales are stored in bfloat16, which has the range of float32."""
-
 
 def _codes(top: int, cuda: str) -> Codec:
     """Eight bits, and a scale for each block."""
-    return Codec(1 + SCALE_BYTES / BLOCK, "float32", cuda, True, top=top)
+    return Codec(1, "float32", cuda, True, top=top)
 
 
 QUANTIZED = {"int8": _codes(127, "signed char"), "uint8": _codes(255, "unsigned char")}

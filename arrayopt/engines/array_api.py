@@ -189,7 +189,7 @@ def apply_one(
         held.add(holder(made))
         return made
 
-    new_slots = {}
+    new_slots: dict[str, Array] = {}
     for name, old in stored.items():
         if name in codes:
             new_slots |= _quantized(name, out[name], wide[name], stored)

@@ -132,7 +132,7 @@ class Plan:
     def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
         """Bytes of each element that a pass reads and writes."""
         storage = {"g": grad_dtype or self.storage["p"], **self.storage}
-        return sum(STORED[storage[name]].itemsize for name in (*p.loads, *p.stores))
+        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, size, writable
-from arrayopt.codecs import CODECS
+from arrayopt.arrays import Array, size, writable
 
 __all__ = ["Lie", "lie_of", "meet", "overlaps_itself", "shared"]
 
@@ -38,7 +37,7 @@ def lie_of(x: Array) -> tuple[Any, Lie] | None:
     if isinstance(x, np.ndarray):
         address, strides, item = x.__array_interface__["data"][0], x.strides, x.dtype.itemsize
     elif array_api_compat.is_torch_array(x):
-        item = CODECS[dtype_name(x)].itemsize
+        item = x.element_size()
         address, strides = x.data_ptr(), tuple(item * stride for stride in x.stride())
         device = "cpu" if x.device.type == "cpu" else str(x.device)
     elif array_api_compat.is_cupy_array(x):

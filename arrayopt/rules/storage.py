@@ -1,6 +1,7 @@
 """What slots are stored in: the values of `Rule.state_dtype`."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["code_of", "read_storage", "storage_for"]
@@ -14,10 +15,8 @@ def read_storage(where: str, value: Any) -> Any:
     if value is None or isinstance(value, str):
         return _checked(where, value)
     if isinstance(value, tuple):
-        try:
+        with suppress(TypeError, ValueError):
             value = dict(value)
-        except (TypeError, ValueError):
-            pass
     if not isinstance(value, Mapping):
         raise TypeError(f"{where} must be {_options()}, or a mapping of slots to these; got {value!r}")
     pairs = []

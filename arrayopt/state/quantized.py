@@ -1,13 +1,14 @@
 """Slots in 8 bits: a code for each element, and a scale for each block of neighbours.
 
-A block is 32 elements that follow each other in C order; the last one of a tensor, or of a layer of a stacked one, may be
-shorter. Its scale is its largest magnitude, rounded to bfloat16, which has the range of float32. An element x is stored as
-the whole number nearest to ``x * (top / scale)``, where `top` is 127, or 255 where no number is negative; half-way cases go
-to even. It is read as ``code * (scale / top)``. Both quotients and both products are rounded to float32, so every engine
-makes the same codes of the same numbers.
+A block is 32 elements that follow each other in C order. The last block of a tensor, or of a layer of
+a stacked tensor, may be shorter. Its scale is its largest magnitude, rounded to bfloat16, which has
+the range of float32. An element x is stored as the whole number nearest to ``x * (top / scale)``,
+where `top` is 127, or 255 where no number is negative; half-way cases go to even. It is read as
+``code * (scale / top)``. All quotients and products are rounded to float32, so every engine makes
+the same codes of the same numbers.
 
-Zero stays zero. Blocks whose scale is below 2**-119 are zeros. If a block holds infinity or NaN, its scale is not finite,
-and all of the block is read as NaN: what is not a number never becomes one.
+Zero stays zero. Blocks whose scale is below 2**-119 are zeros. If a block holds infinity or NaN, its
+scale is not finite, and all of the block is read as NaN: what is not a number never becomes one.
 """
 
 from typing import Any

@@ -188,9 +188,8 @@ class Table(Batch):
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
-                if (
-                    name not in self.widens and not isinstance(x, np.generic) and plain(memory(x))
-                ):  # memory of a scalar is a copy
+                copied = name in self.widens or isinstance(x, np.generic)  # memory of a scalar is a copy
+                if not copied and plain(memory(x)):
                     self.put(f"AT_{name}", memory(x).ctypes.data, row)
                 else:
                     self.staged.append((row, name))
