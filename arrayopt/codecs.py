@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "CODECS", "QUANTIZED", "STORED", "Codec"]
+__all__ = ["BLOCK", "CODECS", "QUANTIZED", "SCALE", "STORED", "Codec"]
 
 
 BLOCK = 32
 """Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
+
+SCALE = "scale_"
+"""How the names of slots begin that hold the scales of another slot."""
 
 SCALE_BYTES = 2
 """Scales are stored in bfloat16, which has the range of float32."""

@@ -10,7 +10,7 @@ __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) 
 // What a code is multiplied by; NaN where the block held what is no number.
 template <class C>
 __device__ __forceinline__ float step_of(BFloat16 scale) {
-    const float x = widen(scale) / top_of(C());
+    const float x = widen(scale) * (1.0f / top_of(C()));
     return is_finite(x) ? x : __uint_as_float(0x7fc00000u);
 }
 

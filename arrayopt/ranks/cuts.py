@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import dtype_name, size
+from arrayopt.codecs import BLOCK
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
@@ -99,6 +100,8 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
         plan = plan_for(bucket.rule, rank, dtype, shape=tensor.array.shape, stats=stats, lean=engine.lean)
         if plan.multiplies:
             return whole, ()
+        if plan.quantized:
+            found = found[(found % BLOCK == 0) | (found == whole[1])]
         if plan.element != "C":
             found = np.intersect1d(
                 found, _boundaries(engine, tuple(tensor.array.shape), plan.element), assume_unique=True

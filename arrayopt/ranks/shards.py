@@ -53,6 +53,11 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
             who = f"Optimizer: {tensor.name!r} is a part of a tensor, which"
             if bucket.rule.stacked:
                 raise ValueError(f"{who} cannot be under a rule with stacked=True; give the layers one by one")
+            if "int8" in str(bucket.rule.state_dtype):
+                raise ValueError(
+                    f"{who} cannot have state_dtype='int8', for its blocks are those of whole tensors; give 'bfloat16',"
+                    " or whole tensors and `comm`"
+                )
             chosen, why = select(engine, bucket)
             if not isinstance(chosen, Fused) or not chosen.parts:
                 raise ValueError(f"{who} engines 'numba', 'cpp' and 'cupy' take; got {chosen.name!r} ({why})")

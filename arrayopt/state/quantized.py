@@ -4,8 +4,8 @@ A block is 32 elements that follow each other in C order. The last block of a te
 a stacked tensor, may be shorter. Its scale is its largest magnitude, rounded to bfloat16, which has
 the range of float32. An element x is stored as the whole number nearest to ``x * (top / scale)``,
 where `top` is 127, or 255 where no number is negative; half-way cases go to even. It is read as
-``code * (scale / top)``. All quotients and products are rounded to float32, so every engine makes
-the same codes of the same numbers.
+``code * (scale * (1 / top))``. All quotients and products are rounded to float32, so every engine
+makes the same codes of the same numbers.
 
 Zero stays zero. Blocks whose scale is below 2**-119 are zeros. If a block holds infinity or NaN, its
 scale is not finite, and all of the block is read as NaN: what is not a number never becomes one.
@@ -16,12 +16,9 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
-from arrayopt.codecs import BLOCK, QUANTIZED
+from arrayopt.codecs import BLOCK, QUANTIZED, SCALE
 
-__all__ = ["SCALE", "TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shape"]
-
-SCALE = "scale_"
-"""How the names of slots begin that hold the scales of another slot."""
+__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of"]
 
 TINY = 2.0**-119
 """Scales below this count as zero: the reciprocals of others are finite."""
@@ -37,7 +34,7 @@ def narrowed(slots: dict[str, Array]) -> list[str]:
     return [slot for slot, x in slots.items() if scale_of(slot) in slots and dtype_name(x) in QUANTIZED]
 
 
-def scale_shape(shape: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def _scale_shape(shape: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """The shape of the scales of a slot, of which each index of the first `layers` axes has blocks of its own."""
     count = int(np.prod(shape[layers:], dtype=np.int64))
     return (*shape[:layers], -(-count // BLOCK))
@@ -81,7 +78,7 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
         How many of the first axes have blocks of their own for each index.
     """
     xp = array_namespace(x)
-    shape = scale_shape(tuple(x.shape), layers)
+    shape = _scale_shape(tuple(x.shape), layers)
     codes_dtype, scale_dtype = getattr(xp, dtype), dtype_of(xp, "bfloat16")
     if size(x) == 0:
         return xp.astype(x, codes_dtype), xp.zeros(shape, dtype=scale_dtype, device=_device(x))
@@ -105,7 +102,7 @@ def dequantized(codes: Array, scale: Array, real: Any = None) -> Array:
         return xp.astype(codes, real or xp.float32)
     top = float(QUANTIZED[dtype_name(codes)].top)
     blocks = _in_blocks(xp, xp.astype(codes, xp.float32), tuple(scale.shape))
-    step = xp.astype(scale, xp.float32) / top
+    step = xp.astype(scale, xp.float32) * float(np.float32(1 / top))
     step = xp.where(xp.isfinite(step), step, xp.full_like(step, float("nan")))
     made = _as_it_was(xp, blocks * step[..., None], codes)
     return made if real is None else xp.astype(made, real, copy=False)

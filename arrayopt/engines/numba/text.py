@@ -148,7 +148,7 @@ exact = nb.njit(error_model="numpy", **OWN)
 @exact
 def dequantize(codes, scales, values, top):
     for block in range(scales.size):
-        step = load_bfloat16(scales[block]) / top
+        step = load_bfloat16(scales[block]) * (np.float32(1.0) / top)
         step = step if math.isfinite(step) else np.float32(np.nan)
         first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
         for i in range(first, end):
