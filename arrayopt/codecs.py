@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "CODECS", "QUANTIZED", "SCALE", "STORED", "Codec"]
+__all__ = ["BLOCK", "CODECS", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec"]
 
 
 BLOCK = 32
@@ -94,5 +94,16 @@ def _codes(top: int, cuda: str) -> Codec:
 QUANTIZED = {"int8": _codes(127, "signed char"), "uint8": _codes(255, "unsigned char")}
 """Dtypes of codes, in which slots can be stored; see `arrayopt.state.quantized`."""
 
-STORED = {**CODECS, **QUANTIZED}
+
+def _store_whole(into: Any, x: Any) -> None:
+    """Write numbers that are whole."""
+    np.copyto(into, x, casting="unsafe")
+
+
+SPLIT = "low8"
+"""What the slot of a master is stored in that is split: the 8 bits that it has more than the parameter."""
+
+_LOW = Codec(1, "float32", "Low8", True, "int8", "np.float32({0})", "np.int8({0})", store=_store_whole)
+
+STORED = {**CODECS, **QUANTIZED, SPLIT: _LOW}
 """Every dtype that a slot can be stored in."""

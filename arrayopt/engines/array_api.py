@@ -30,7 +30,7 @@ from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
-from arrayopt.rules.namespace import current, rule_namespace
+from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
@@ -193,6 +193,8 @@ def apply_one(
     for name, old in stored.items():
         if name in codes:
             new_slots |= _quantized(name, out[name], wide[name], stored)
+        elif name == "master" and is_split(old):
+            new_slots[name] = kept(low_bits(p, new_p, out[name]), None, old)
         elif name in slots:
             new_slots[name] = kept(out[name], wide[name], old)
     report = {name: x for name, x in out.items() if name not in slots}

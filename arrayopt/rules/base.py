@@ -72,10 +72,11 @@ class Rule(ABC):
         The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
         taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates, but
         for those that `skip_nonfinite` skips alone.
-    master_weights : {"auto", True, False}
+    master_weights : {"auto", True, False, "split"}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
         steps below its precision are lost. True, unlike "auto", refuses wider parameters.
+        With "split", the slot ``master`` has 8 bits, those that the master has more than the parameter: 24 in all.
     rounding : {"nearest", "stochastic"}
         How a parameter in float16 or bfloat16 that has no master is rounded: to nearest, or by chance to one of its two
         neighbours, such that its mean is the value itself; steps below its precision then add up on average. With
@@ -118,7 +119,7 @@ class Rule(ABC):
     project: Callable[[Any, Array, Any], Array] | None = structural(None, function)
     ema_decay: Hyper | None = real("[0, 1)", None)
     stacked: bool = flag(False)
-    master_weights: bool | str = choice("auto", True, False)
+    master_weights: bool | str = choice("auto", True, False, "split")
     rounding: str = choice("nearest", "stochastic")
     seed: int = structural(0, whole)
     state_dtype: str | Mapping[str, str | None] | None = structural(None, read_storage)

@@ -17,8 +17,9 @@ import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
 from arrayopt.codecs import BLOCK, QUANTIZED, SCALE
+from arrayopt.rules.base import Rule
 
-__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of"]
+__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scales"]
 
 TINY = 2.0**-119
 """Scales below this count as zero: the reciprocals of others are finite."""
@@ -27,6 +28,11 @@ TINY = 2.0**-119
 def scale_of(slot: str) -> str:
     """The slot that holds the scales of a slot."""
     return SCALE + slot
+
+
+def scales(rule: Rule, rank: int) -> list[str]:
+    """The slots of scales of a tensor of some rank under a rule."""
+    return [scale_of(slot) for slot, dtype in rule.storage(rank).items() if dtype in QUANTIZED]
 
 
 def narrowed(slots: dict[str, Array]) -> list[str]:

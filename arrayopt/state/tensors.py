@@ -250,6 +250,8 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
 
         slots = sharded_like(like, partial(begun, xp), wide)
         slots = _stored(slots, narrow, stored, layers=int(rule.stacked))
+        if "master" in slots and rule.master_weights == "split":  # the parameter is all of it
+            slots["master"] = xp.zeros_like(slots["master"], dtype=xp.int8)
         slots = _own(array, slots)
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
 

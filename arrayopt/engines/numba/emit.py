@@ -8,7 +8,7 @@ tensor; for what comes before it `between_k`. `run` does stages of a list of ten
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.printer import ARGUMENTS, print_copies, print_function
 from arrayopt.engines.numba.products import header
-from arrayopt.engines.numba.text import CODES, DRAW, HALF, HEADER, REST, ROUND, Text
+from arrayopt.engines.numba.text import CODES, DRAW, HALF, HEADER, REST, ROUND, SPLIT, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -44,6 +44,8 @@ def emit(
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
     if any(STORED[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
+    if "low8" in plan.storage.values():
+        m.put(0, *SPLIT.splitlines())
     if plan.quantized:
         m.put(0, *CODES.splitlines())
     if plan.draws:

@@ -12,7 +12,7 @@ from arrayopt.fusion.plan import Plan
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 from arrayopt.state.quantized import TINY
 
-__all__ = ["CODES", "DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
+__all__ = ["CODES", "DRAW", "HALF", "HEADER", "REST", "ROUND", "SPLIT", "UNITS", "Text"]
 
 UNITS, REST = "row, lo, hi, thread", "table, scalars, values, work, part"
 """What a pass takes: whose and which units, and where everything lies."""
@@ -137,6 +137,38 @@ def current_bfloat16(m, p):
 @inner
 def current_float16(m, p):
     return m if load_float16(store_float16(m)) == p else p
+
+"""
+
+
+SPLIT = """
+@inner
+def joined_bfloat16(low, p):
+    joined = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(256)))
+    return joined if math.isfinite(p) else p
+
+
+@inner
+def joined_float16(low, p):
+    large = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(32)))
+    joined = p + low * np.float32(2.0**-32) if abs(p) < np.float32(2.0**-14) else large
+    return joined if math.isfinite(p) else p
+
+
+@inner
+def low_bfloat16(master, p):
+    rounded = load_bfloat16(store_bfloat16(p))
+    apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(128)) >> np.int32(8)
+    return np.float32(min(max(apart, -127), 127)) if math.isfinite(rounded) else np.float32(0.0)
+
+
+@inner
+def low_float16(master, p):
+    rounded = load_float16(store_float16(p))
+    apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(16)) >> np.int32(5)
+    near = np.rint((master - rounded) * np.float32(2.0**32))
+    low = near if abs(rounded) < np.float32(2.0**-14) else np.float32(apart)
+    return min(max(low, np.float32(-127.0)), np.float32(127.0)) if math.isfinite(rounded) else np.float32(0.0)
 
 """
 
