@@ -154,7 +154,7 @@ def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:
 def joined_float16(xp: Any, low: Any, p: Any) -> Any:
     """The same for float16."""
     large = (p.view(xp.int32) + xp.astype(low, xp.int32) * 32).view(xp.float32)
-    joined = xp.where(xp.abs(p) < 2.0**-14, p + low * 2.0**-32, large)
+    joined = xp.where(xp.abs(p) <= 2.0**-14, p + low * 2.0**-32, large)
     return xp.where(xp.isfinite(p), joined, p)
 
 
@@ -165,7 +165,7 @@ def low_float16(xp: Any, master: Any, p: Any) -> Any:
     rounded = xp.where(size < 2.0**-14, xp.round(p * 2.0**24) * 2.0**-24, bits.view(xp.float32))
     far = xp.astype(xp.clip((master.view(xp.int32) - bits + 16) >> 5, -127, 127), xp.float32)
     near = xp.clip(xp.round((master - rounded) * 2.0**32), -127.0, 127.0)
-    low = xp.where(xp.abs(rounded) < 2.0**-14, near, far)
+    low = xp.where(xp.abs(rounded) <= 2.0**-14, near, far)
     return xp.where(size < 65520.0, low, 0.0)
 
 

@@ -80,7 +80,7 @@ __device__ __forceinline__ float joined_bfloat16(float low, float p) {
 __device__ __forceinline__ float joined_float16(float low, float p) {
     const float size = __uint_as_float(__float_as_uint(p) & 0x7fffffffu);
     const float large = __uint_as_float(__float_as_uint(p) + (unsigned)((int)low * 32));
-    const float joined = size < 0x1p-14f ? p + low * 0x1p-32f : large;
+    const float joined = size <= 0x1p-14f ? p + low * 0x1p-32f : large;
     return ordinary(p) ? joined : p;
 }
 
@@ -95,6 +95,6 @@ __device__ __forceinline__ float low_bfloat16(float master, float p) {
 __device__ __forceinline__ float low_float16(float master, float p) {
     const float rounded = to_float16(p), size = __uint_as_float(__float_as_uint(rounded) & 0x7fffffffu);
     const int apart = (int)(__float_as_uint(master) - __float_as_uint(rounded)) + 16 >> 5;
-    const float low = size < 0x1p-14f ? rintf((master - rounded) * 0x1p32f) : (float)apart;
+    const float low = size <= 0x1p-14f ? rintf((master - rounded) * 0x1p32f) : (float)apart;
     return ordinary(rounded) ? within_low(low) : 0.0f;
 }

@@ -151,7 +151,7 @@ def joined_bfloat16(low, p):
 @inner
 def joined_float16(low, p):
     large = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(32)))
-    joined = p + low * np.float32(2.0**-32) if abs(p) < np.float32(2.0**-14) else large
+    joined = p + low * np.float32(2.0**-32) if abs(p) <= np.float32(2.0**-14) else large
     return joined if math.isfinite(p) else p
 
 
@@ -167,7 +167,7 @@ def low_float16(master, p):
     rounded = load_float16(store_float16(p))
     apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(16)) >> np.int32(5)
     near = np.rint((master - rounded) * np.float32(2.0**32))
-    low = near if abs(rounded) < np.float32(2.0**-14) else np.float32(apart)
+    low = near if abs(rounded) <= np.float32(2.0**-14) else np.float32(apart)
     return min(max(low, np.float32(-127.0)), np.float32(127.0)) if math.isfinite(rounded) else np.float32(0.0)
 
 """
