@@ -60,11 +60,18 @@ class Apart:
         n = len(self._names)
         self._look: Look | None = None
         self._bytes: Ints = np.full(n, -1)  # of each gradient, where it has been seen
-        self._known: Ints = np.full(n, -1)  # where, and in which order, each lay when it was last found to be apart
+        self._known: Ints = np.full(
+            n, -1
+        )  # where, and in which order, each lay when it was last found to be apart
         self._seen: Any = None
 
     def check(
-        self, grads: Sequence[Array | None], *, alike: bool, complete: bool, found: Found | None = None
+        self,
+        grads: Sequence[Array | None],
+        *,
+        alike: bool,
+        complete: bool,
+        found: Found | None = None,
     ) -> Found | None:
         """Raise where a gradient has an element in that memory; else say where they lie, if that is known now.
 
@@ -156,7 +163,9 @@ class Apart:
                 met = self._spaces[found[0]].met(found[1])
                 pairs += [(self._names[i], what) for what, lie in met if (what, lie) != own]
         if pairs:
-            listed = ", ".join(f"the gradient of {name!r} does with {what}" for name, what in pairs[:SHOWN])
+            listed = ", ".join(
+                f"the gradient of {name!r} does with {what}" for name, what in pairs[:SHOWN]
+            )
             more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
             raise ValueError(
                 "Optimizer.step: a gradient must not share memory with what the step writes;"
@@ -234,7 +243,9 @@ def _asked_many(place: Callable[[Any], int], whole: Callable[[Any], bool]) -> Lo
     def look(grads: Sequence[Any]) -> tuple[Any, Any]:
         n = len(grads)
         at = np.fromiter(map(place, grads), np.int64, n)
-        return at, np.ones(n, np.int64) if all(map(whole, grads)) else np.fromiter(map(whole, grads), np.int64, n)
+        return at, np.ones(n, np.int64) if all(map(whole, grads)) else np.fromiter(
+            map(whole, grads), np.int64, n
+        )
 
     return look
 

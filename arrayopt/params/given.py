@@ -36,7 +36,11 @@ def as_tree(who: str, params: Any) -> Any:
     if not entries or not all(map(_is_pair, entries)):
         return entries
     names = [name for name, _ in entries]
-    twice = [name for i, name in enumerate(names) if name in names[:i]] if len(set(names)) < len(names) else []
+    twice = (
+        [name for i, name in enumerate(names) if name in names[:i]]
+        if len(set(names)) < len(names)
+        else []
+    )
     if twice:
         raise ValueError(f"{who}: two parameters are named {twice[0]!r}")
     return dict(entries)
@@ -48,17 +52,27 @@ def as_params(who: str, params: Any) -> Any:
     if not is_group_list(params):
         return params
     return [
-        {key: as_tree(who, x) if key in ("params", "order_params") else x for key, x in entry.items()}
+        {
+            key: as_tree(who, x) if key in ("params", "order_params") else x
+            for key, x in entry.items()
+        }
         for entry in params
     ]
 
 
 def _is_pair(entry: Any) -> bool:
     """Whether this is a name with an array."""
-    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and not isinstance(entry[1], str)
+    return (
+        isinstance(entry, tuple)
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and not isinstance(entry[1], str)
+    )
 
 
-def named_params(params: Any, who: str = "Optimizer", *, functional: bool = False) -> list[tuple[str, Array]]:
+def named_params(
+    params: Any, who: str = "Optimizer", *, functional: bool = False
+) -> list[tuple[str, Array]]:
     """The parameters of a tree with their names, in order; leaves that are None are left out.
 
     With `functional`, they are not to be written, and may share memory.
@@ -75,7 +89,9 @@ def named_params(params: Any, who: str = "Optimizer", *, functional: bool = Fals
     return named
 
 
-def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, functional: bool = False) -> None:
+def check_params(
+    named: list[tuple[str, Array]], who: str, params: Any, *, functional: bool = False
+) -> None:
     """Raise where these are not parameters; see `named_params`."""
     if not named:
         raise ValueError(f"{who}: params must hold at least one array; got {params!r}")
@@ -86,7 +102,11 @@ def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, funct
         if reason is not None:
             raise TypeError(f"{who}: {name!r} is {reason}")
         if not is_array(leaf):
-            todo = "; give a dict of its arrays, such as vars(x)" if dataclasses.is_dataclass(leaf) else ""
+            todo = (
+                "; give a dict of its arrays, such as vars(x)"
+                if dataclasses.is_dataclass(leaf)
+                else ""
+            )
             if isinstance(params, list | tuple) and params and all(map(_is_pair, params)):
                 todo = "; give pairs of names and arrays as dict(params)"
             raise TypeError(
@@ -94,11 +114,15 @@ def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, funct
                 f" got {type(leaf).__name__} at {name!r}{todo}"
             )
         if kind(leaf) not in ("real", "complex"):
-            raise TypeError(f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}")
+            raise TypeError(
+                f"{who}: parameters must be of a floating-point dtype; got {leaf.dtype} at {name!r}"
+            )
         if name in names:
             raise ValueError(f"{who}: two parameters are named {name!r}")
         if not functional and overlaps_itself(leaf):
-            raise ValueError(f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it first")
+            raise ValueError(
+                f"{who}: elements of {name!r} lie in the same place (an expanded tensor); copy it first"
+            )
         names.add(name)
     for name, leaf in [] if functional else named:
         if arrays.setdefault(id(leaf), name) != name and writable(leaf):
@@ -106,7 +130,9 @@ def check_params(named: list[tuple[str, Array]], who: str, params: Any, *, funct
     pairs = [] if functional else shared(named)
     if pairs:
         listed = ", ".join(f"{first!r} and {second!r}" for first, second in pairs[:10])
-        raise ValueError(f"{who}: parameters must not share memory; {listed} do; copy one of them, or give just one")
+        raise ValueError(
+            f"{who}: parameters must not share memory; {listed} do; copy one of them, or give just one"
+        )
 
 
 def is_group_list(params: Any) -> bool:
@@ -119,7 +145,10 @@ def is_group_list(params: Any) -> bool:
     """
     if not isinstance(params, list):
         return False
-    groups = [isinstance(entry, dict) and ("params" in entry or "order_params" in entry) for entry in params]
+    groups = [
+        isinstance(entry, dict) and ("params" in entry or "order_params" in entry)
+        for entry in params
+    ]
     if any(groups) and not all(groups):
         odd = params[groups.index(False)]
         raise TypeError(
@@ -151,16 +180,22 @@ def parse_group_list(
                 )
             order = entry["order_params"]
             if not isinstance(order, Iterable) or is_array(order):
-                raise TypeError(f"Optimizer: `order_params` must be a list of parameters; got {type(order).__name__}")
+                raise TypeError(
+                    f"Optimizer: `order_params` must be a list of parameters; got {type(order).__name__}"
+                )
             order = list(order)
             continue
         members = entry["params"]
         members = as_tree("Optimizer", [members] if is_array(members) else members)
         leaves = named_params(members, f"Optimizer: group {i}")
-        if not isinstance(members, dict):  # arrays without names of their own are numbered over all groups
+        if not isinstance(
+            members, dict
+        ):  # arrays without names of their own are numbered over all groups
             leaves = [(_numbered(name, offset), leaf) for name, leaf in leaves]
         offset += len(leaves) if isinstance(members, dict) else len(members)
-        groups.append(({k: v for k, v in entry.items() if k != "params"}, [name for name, _ in leaves]))
+        groups.append(
+            ({k: v for k, v in entry.items() if k != "params"}, [name for name, _ in leaves])
+        )
         named += leaves
     check_params(named, "Optimizer", entries)
     return (named if order is None else _ordered(named, order)), groups
@@ -189,7 +224,11 @@ def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str
 
 
 def extend(
-    who: str, tree: Any, params: Any, names: list[str], own: Callable[[Any], tuple[Any, Any]] | None = None
+    who: str,
+    tree: Any,
+    params: Any,
+    names: list[str],
+    own: Callable[[Any], tuple[Any, Any]] | None = None,
 ) -> tuple[Any, list[tuple[str, Array]]]:
     """A tree with more parameters in it than those of `names`, and the new ones with their names.
 
@@ -222,7 +261,12 @@ def extend(
 
 
 def match_grads(
-    who: str, params: list[tuple[str, Array]], grads: Any, *, by_position: bool = False, devices: bool = True
+    who: str,
+    params: list[tuple[str, Array]],
+    grads: Any,
+    *,
+    by_position: bool = False,
+    devices: bool = True,
 ) -> dict[str, Array | None]:
     """The gradient of each parameter by name (None where left out), once everything about them has been checked.
 
@@ -237,17 +281,24 @@ def match_grads(
     given, names = dict(flatten(grads)), dict(params)
     if by_position and not isinstance(grads, dict):
         if len(given) != len(params):
-            raise ValueError(f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}")
+            raise ValueError(
+                f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}"
+            )
         given = dict(zip(names, given.values(), strict=True))
     wrong = [f"missing {name!r}" for name in names if name not in given]
-    wrong += [f"unexpected {name!r}" for name, g in given.items() if name not in names and g is not None]
+    wrong += [
+        f"unexpected {name!r}" for name, g in given.items() if name not in names and g is not None
+    ]
     for name, p in params:
         g = given.get(name)
         reason = refusal(g, functional=not devices)
         if reason is not None:
             wrong.append(f"{name!r} is {reason}")
         elif g is not None:
-            wrong += [f"{what} at {name!r}, expected {expected}" for what, expected in _differences(p, g, devices)]
+            wrong += [
+                f"{what} at {name!r}, expected {expected}"
+                for what, expected in _differences(p, g, devices)
+            ]
     if wrong:
         bare = isinstance(grads, list | tuple) and len(given) == len(params)
         todo = ""

@@ -56,7 +56,9 @@ class Group:
     tensors: list[Tensor]
 
     def __init__(self, label: str, rule: Rule, given: Given, tensors: list[Tensor]) -> None:
-        object.__setattr__(self, "label", label)  # attributes set the usual way are fields of the rule
+        object.__setattr__(
+            self, "label", label
+        )  # attributes set the usual way are fields of the rule
         object.__setattr__(self, "tensors", tensors)
         self.replace_rule(*grouped(rule, given, f"group {label!r}"))
 
@@ -69,7 +71,9 @@ class Group:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         if name not in fields_of(type(self.rule)):
             raise AttributeError(
-                unknown(type(self).__name__, [*fields_of(type(self.rule)), *_public(self)], name, RULE)
+                unknown(
+                    type(self).__name__, [*fields_of(type(self.rule)), *_public(self)], name, RULE
+                )
             )
         return getattr(self.rule, name)
 
@@ -86,7 +90,11 @@ class Group:
                 f"group {self.label!r}: `stacked` cannot change while training: each layer of a stacked tensor has its"
                 " own number of updates; make a new Optimizer"
             )
-        if "project" in changes and (old.constants or rule.constants) and old.project != rule.project:
+        if (
+            "project" in changes
+            and (old.constants or rule.constants)
+            and old.project != rule.project
+        ):
             raise ValueError(
                 f"group {self.label!r}: `project` cannot change while training if it has arrays; make a new Optimizer"
             )
@@ -122,7 +130,11 @@ class Group:
 
 def _scheduled(old: Rule, new: Rule, changes: Iterable[str]) -> str:
     """How to have the state of a number that is off from the start."""
-    off = [name for name in changes if 0.0 in (getattr(old, name), getattr(new, name)) and name in hypers(type(new))]
+    off = [
+        name
+        for name in changes
+        if 0.0 in (getattr(old, name), getattr(new, name)) and name in hypers(type(new))
+    ]
     return f"; {off[0]}=lambda step: 0.0 in place of 0 has this state from the start" if off else ""
 
 
@@ -130,7 +142,9 @@ def labelled(groups: Iterable[Group]) -> list[tuple[str, Group]]:
     """Groups with their labels, quoted, and numbered where a label is that of an earlier one, too."""
     found: dict[str, Group] = {}
     for i, group in enumerate(groups):
-        found[repr(group.label) if repr(group.label) not in found else f"{group.label!r} ({i})"] = group
+        found[repr(group.label) if repr(group.label) not in found else f"{group.label!r} ({i})"] = (
+            group
+        )
     return list(found.items())
 
 
@@ -152,7 +166,9 @@ def field_parameters(rule: type[Rule]) -> tuple[inspect.Parameter, ...]:
     return tuple(
         inspect.Parameter(
             f.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD
+            if f.name == "lr"
+            else inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
         )
         for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
@@ -193,7 +209,9 @@ def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
     return own, frozenset(fields_of(type(own)))
 
 
-def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) -> list[tuple[str, Given, list[str]]]:
+def assign(
+    rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]
+) -> list[tuple[str, Given, list[str]]]:
     """Sort parameters into groups by pattern: (label, what is given, names), in the order given, then the rest.
 
     Raises
@@ -204,7 +222,9 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         For a pattern that is neither a glob, a compiled regular expression nor a function.
     """
     given: Any = groups.items() if isinstance(groups, Mapping) else () if groups is None else groups
-    pairs: list[Any] = list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
+    pairs: list[Any] = (
+        list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
+    )
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise TypeError(
             f"groups: must map patterns to dicts of hyper-parameters or to rules, or list such pairs; got {groups!r}"
@@ -212,7 +232,9 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
     made: list[tuple[str, Given, list[str]]] = []
     for pattern, own in pairs:
         if not isinstance(own, Mapping | Rule):
-            raise TypeError(f"groups: {pattern!r} must map to a dict of hyper-parameters or to a rule; got {own!r}")
+            raise TypeError(
+                f"groups: {pattern!r} must map to a dict of hyper-parameters or to a rule; got {own!r}"
+            )
         label = (
             pattern
             if isinstance(pattern, str)
@@ -222,7 +244,9 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
         made.append((label, own, []))
     rest: list[str] = []
     for name, array in named:
-        hit = next((i for i, (pattern, _) in enumerate(pairs) if _matches(pattern, name, array)), None)
+        hit = next(
+            (i for i, (pattern, _) in enumerate(pairs) if _matches(pattern, name, array)), None
+        )
         (rest if hit is None else made[hit][2]).append(name)
     for label, _, names in made:
         if not names:

@@ -40,10 +40,14 @@ CUPY_SHAPE, CUPY_REST = (_SHAPE,), (_SHAPE_END, _DTYPE, _DATA)
 _POINTER, _DEVICE = 2, 3
 """Words in what its ``data`` is, after its first."""
 
-_PLACE, _KIND, _BELOW = (np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE], [_POINTER, _DEVICE]))
+_PLACE, _KIND, _BELOW = (
+    np.array(x)[:, None] for x in ([_CONTIGUOUS, _DATA], [_TYPE, _DTYPE], [_POINTER, _DEVICE])
+)
 _FORM = np.array([_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA, _CONTIGUOUS])[:, None]
 
-_ADDRESS, _IN_ORDER, _DTYPE_OF = map(operator.attrgetter, ("data.ptr", "flags.c_contiguous", "dtype"))
+_ADDRESS, _IN_ORDER, _DTYPE_OF = map(
+    operator.attrgetter, ("data.ptr", "flags.c_contiguous", "dtype")
+)
 FEW = 50
 """So many arrays are asked one by one as quickly."""
 
@@ -116,13 +120,21 @@ def _cupy_words(kind: Any) -> Any:
     from cupy.cuda import MemoryPointer, UnownedMemory
 
     try:
-        for shape, dtype, room, device in [((2, 3, 5), "f4", 1 << 20, 0), ((7,), "c16", 1 << 22, 3)]:
-            data = MemoryPointer(UnownedMemory(room, 1 << 12, None, device), 512)  # nothing is ever read there
+        for shape, dtype, room, device in [
+            ((2, 3, 5), "f4", 1 << 20, 0),
+            ((7,), "c16", 1 << 22, 3),
+        ]:
+            data = MemoryPointer(
+                UnownedMemory(room, 1 << 12, None, device), 512
+            )  # nothing is ever read there
             x = kind(shape, np.dtype(dtype), memptr=data)
             head = memory[index(id(x)) :][:15].tolist()
             if (head[_TYPE], head[_DTYPE], head[_DATA]) != (id(kind), id(x.dtype), id(x.data)):
                 return None
-            if head[_SHAPE_END] - head[_SHAPE] != WORD * len(shape) or head[_CONTIGUOUS] & 0xFF != 1:
+            if (
+                head[_SHAPE_END] - head[_SHAPE] != WORD * len(shape)
+                or head[_CONTIGUOUS] & 0xFF != 1
+            ):
                 return None
             if tuple(memory[index(head[_SHAPE]) - 1 :][: len(shape)].tolist()) != shape:
                 return None
@@ -144,12 +156,16 @@ def where(arrays: Sequence[Array]) -> tuple[Ints, Ints]:
     """Where arrays of CuPy lie; and for each whether its elements lie one after the other."""
     memory, n = cupy_words(type(arrays[0])) if len(arrays) else None, len(arrays)
     if memory is None:
-        return np.fromiter(map(_ADDRESS, arrays), np.int64, n), np.fromiter(map(_IN_ORDER, arrays), np.int64, n)
+        return np.fromiter(map(_ADDRESS, arrays), np.int64, n), np.fromiter(
+            map(_IN_ORDER, arrays), np.int64, n
+        )
     flags, data = memory.take(heads(arrays) + _PLACE)
     return memory.take(index(data) + _POINTER), flags & 0xFF
 
 
-def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Sequence[Any]], Found | None] | None:
+def checker(
+    kind: type, forms: Sequence[tuple[Any, ...] | None]
+) -> Callable[[Sequence[Any]], Found | None] | None:
     """What tells, of CuPy arrays or None, where they lie, if they all are of a type, and as `forms` say.
 
     A form is a dtype, a shape and a device. It is None where heads cannot be read.
@@ -158,7 +174,9 @@ def checker(kind: type, forms: Sequence[tuple[Any, ...] | None]) -> Callable[[Se
     if memory is None:
         return None
     known = [(0, (), -1) if x is None else x for x in forms]  # None: nothing fits
-    rows = np.array([[id(kind), id(x[0]), len(x[1]) * WORD, x[2]] for x in known], np.int64).reshape(-1, 4)
+    rows = np.array(
+        [[id(kind), id(x[0]), len(x[1]) * WORD, x[2]] for x in known], np.int64
+    ).reshape(-1, 4)
     shapes, counts = np.array([n for x in known for n in x[1]], np.int64), rows[:, 2] // WORD
     every, alive = _Expected(rows, counts, shapes), list(forms)
 

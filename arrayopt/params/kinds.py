@@ -43,14 +43,21 @@ def _numpy(x: Any) -> str | None:
 
 def _torch(x: Any, parameter: bool) -> str | None:
     """See `refusal`."""
-    torch = sys.modules["torch"]  # what private names are asked of, which the compatible namespace has not
+    torch = sys.modules[
+        "torch"
+    ]  # what private names are asked of, which the compatible namespace has not
     if getattr(x, "_fsdp_flattened", False):
         return "a piece of FSDP's flat parameter, without its shape and norm; use FSDP2, or a torch optimizer"
     names = [kind.__name__ for kind in type(x).__mro__]
     if "DTensor" in names:
         return "a DTensor, of which this process holds a part; give x.to_local(), if a part has a meaning of its own"
-    if type(x).__module__ != "torch" and (type(x).__module__, names[0]) != ("torch.nn.parameter", "Parameter"):
-        return f"a {_name(x)}, a kind of tensor with a meaning of its own; give a plain torch.Tensor"
+    if type(x).__module__ != "torch" and (type(x).__module__, names[0]) != (
+        "torch.nn.parameter",
+        "Parameter",
+    ):
+        return (
+            f"a {_name(x)}, a kind of tensor with a meaning of its own; give a plain torch.Tensor"
+        )
     if x.layout != torch.strided:
         return f"a tensor of layout {x.layout}, and not a dense one; give x.to_dense()"
     if x.is_quantized:
@@ -62,7 +69,9 @@ def _torch(x: Any, parameter: bool) -> str | None:
     if x.is_meta:
         return "a tensor on the meta device, which has no elements; give it some first, as by module.to_empty"
     if x.is_inference():
-        return "a tensor made in torch.inference_mode, which cannot be written outside; give x.clone()"
+        return (
+            "a tensor made in torch.inference_mode, which cannot be written outside; give x.clone()"
+        )
     if x.is_conj() or x.is_neg():
         return "a view that shows the conjugate or negative of its memory; give x.resolve_conj().resolve_neg()"
     return None
@@ -82,4 +91,6 @@ def plain(grads: list[Array | None]) -> list[Array | None]:
     views = any(map(type(first).is_neg, some))
     if not views and dtype_name(first).startswith("complex"):
         views = any(map(type(first).is_conj, some))
-    return [None if g is None else g.resolve_conj().resolve_neg() for g in grads] if views else grads
+    return (
+        [None if g is None else g.resolve_conj().resolve_neg() for g in grads] if views else grads
+    )

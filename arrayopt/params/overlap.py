@@ -42,11 +42,19 @@ def lie_of(x: Array) -> tuple[Any, Lie] | None:
         address, strides = x.data_ptr(), tuple(item * stride for stride in x.stride())
         device = "cpu" if x.device.type == "cpu" else str(x.device)
     elif array_api_compat.is_cupy_array(x):
-        address, strides, item, device = x.data.ptr, x.strides, x.dtype.itemsize, f"cuda:{x.data.device_id}"
+        address, strides, item, device = (
+            x.data.ptr,
+            x.strides,
+            x.dtype.itemsize,
+            f"cuda:{x.data.device_id}",
+        )
     else:
         return None
     spans = [(n - 1) * stride for n, stride in zip(x.shape, strides, strict=True)]
-    low, high = address + sum(s for s in spans if s < 0), address + sum(s for s in spans if s > 0) + item
+    low, high = (
+        address + sum(s for s in spans if s < 0),
+        address + sum(s for s in spans if s > 0) + item,
+    )
     grid = math.gcd(*(stride for n, stride in zip(x.shape, strides, strict=True) if n > 1))
     return device, Lie(low, high, address, tuple(x.shape), tuple(strides), item, grid)
 
@@ -78,7 +86,9 @@ def shared(named: list[tuple[str, Array]]) -> list[tuple[str, str]]:
         near: list[tuple[Lie, str, bool]] = []
         for lie, name, written in sorted(lies, key=lambda entry: entry[0].low):
             near = [entry for entry in near if entry[0].high > lie.low]
-            pairs += [(other, name) for was, other, too in near if (written or too) and meet(was, lie)]
+            pairs += [
+                (other, name) for was, other, too in near if (written or too) and meet(was, lie)
+            ]
             near.append((lie, name, written))
     return pairs
 
@@ -86,7 +96,9 @@ def shared(named: list[tuple[str, Array]]) -> list[tuple[str, str]]:
 def meet(a: Lie, b: Lie) -> bool:
     """Whether two arrays whose ranges overlap have an element in common, or may have."""
     grid = math.gcd(a.grid, b.grid)
-    if grid and a.item <= (b.address - a.address) % grid <= grid - b.item:  # as columns of one matrix, which are many
+    if (
+        grid and a.item <= (b.address - a.address) % grid <= grid - b.item
+    ):  # as columns of one matrix, which are many
         return False
     try:
         return bool(np.shares_memory(_view(a), _view(b), max_work=WORK))  # type: ignore[arg-type]
@@ -100,13 +112,18 @@ def overlaps_itself(x: Array) -> bool:
     if found is None:
         return False
     lie, reach = found[1], found[1].item
-    for stride, n in sorted((abs(stride), n) for stride, n in zip(lie.strides, lie.shape, strict=True) if n > 1):
+    for stride, n in sorted(
+        (abs(stride), n) for stride, n in zip(lie.strides, lie.shape, strict=True) if n > 1
+    ):
         if stride < reach:
             break
         reach += (n - 1) * stride
     else:
         return False
-    if 0 in (stride for stride, n in zip(lie.strides, lie.shape, strict=True) if n > 1) or size(x) > ELEMENTS:
+    if (
+        0 in (stride for stride, n in zip(lie.strides, lie.shape, strict=True) if n > 1)
+        or size(x) > ELEMENTS
+    ):
         return True
     offsets = np.zeros(1, np.int64)
     for stride, n in zip(lie.strides, lie.shape, strict=True):

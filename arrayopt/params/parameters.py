@@ -6,7 +6,14 @@ from typing import Any
 
 from arrayopt.arrays import Array, look, size
 from arrayopt.params.apart import Apart
-from arrayopt.params.given import as_tree, extend, is_group_list, match_grads, named_params, parse_group_list
+from arrayopt.params.given import (
+    as_tree,
+    extend,
+    is_group_list,
+    match_grads,
+    named_params,
+    parse_group_list,
+)
 from arrayopt.params.groups import Group, Groups, assign, override
 from arrayopt.params.heads import checker, objects
 from arrayopt.params.kinds import plain
@@ -43,7 +50,9 @@ class Parameters:
         What the user put in the place of parameters, which ranks compare.
     """
 
-    def __init__(self, params: Any, rule: Rule, groups: Groups | None, run: Run, divide: Divide) -> None:
+    def __init__(
+        self, params: Any, rule: Rule, groups: Groups | None, run: Run, divide: Divide
+    ) -> None:
         self._run, self._divide = run, divide
         self._parted = has_parts(params)
         given, blocks = params, dict[int, Block]()
@@ -53,7 +62,9 @@ class Parameters:
         self._by_position = is_group_list(params)
         if self._by_position:
             if groups is not None:
-                raise ValueError("Optimizer: give `groups`, or params as a list of group dicts, not both")
+                raise ValueError(
+                    "Optimizer: give `groups`, or params as a list of group dicts, not both"
+                )
             named, entries = parse_group_list(params)
             made: Any = [(str(i), overrides, names) for i, (overrides, names) in enumerate(entries)]
             tree: Any = [leaf for _, leaf in named]
@@ -68,7 +79,10 @@ class Parameters:
         elif self._parted:
             tree = given
         self._tree, self.all = tree, list(tensors.values())
-        self.groups = [Group(label, rule, over, [tensors[name] for name in names]) for label, over, names in made]
+        self.groups = [
+            Group(label, rule, over, [tensors[name] for name in names])
+            for label, over, names in made
+        ]
         self._begun, self.kinds, self.replaced = False, 0, Replaced(self.all)
         self._lent: Lent | None = None
         self._apart: tuple[int, Apart] | None = None
@@ -77,10 +91,16 @@ class Parameters:
         self._join()
         self._hold(self._tree)
 
-    def add(self, params: Any, rule: Rule, overrides: Mapping[str, Any]) -> tuple[Group, Callable[[], None]]:
+    def add(
+        self, params: Any, rule: Rule, overrides: Mapping[str, Any]
+    ) -> tuple[Group, Callable[[], None]]:
         """More parameters as a new group, checked and with its first state; what is returned with it takes it in."""
         self.take_up()
-        who, names, params = "Optimizer.add_group", [x.name for x in self.all], as_tree("Optimizer.add_group", params)
+        who, names, params = (
+            "Optimizer.add_group",
+            [x.name for x in self.all],
+            as_tree("Optimizer.add_group", params),
+        )
         parted = self._parted or has_parts(params)
         tree, named = extend(who, self._tree, params, names, localized if parted else None)
         check_apart(who, named, self.all)
@@ -124,7 +144,9 @@ class Parameters:
         self._kind: Any = None
         self._dtype: Any = None  # of all gradients, if they have but one
         self._forms: list[Any] = []
-        self._checker: Any = None  # of forms, where there is a quicker way than to ask each gradient
+        self._checker: Any = (
+            None  # of forms, where there is a quicker way than to ask each gradient
+        )
         self._complete, self._apart = False, None
 
     def follow(self, rule: Rule, change: Mapping[str, Any]) -> Rule:
@@ -149,9 +171,13 @@ class Parameters:
         familiar, lie = (False, None) if given is None else self._familiar(given)
         if given is None or not familiar:
             named = [(tensor.name, tensor.array) for tensor in self.all]
-            given = list(match_grads("Optimizer.step", named, grads, by_position=self._by_position).values())
+            given = list(
+                match_grads("Optimizer.step", named, grads, by_position=self._by_position).values()
+            )
         found = plain(given)
-        if self._apart is None or (self._apart[0] != self._run.arrays and not self._apart[1].always):
+        if self._apart is None or (
+            self._apart[0] != self._run.arrays and not self._apart[1].always
+        ):
             self._apart = self._run.arrays, Apart(self.all)
         if not familiar:
             self._apart[1].forget()
@@ -178,7 +204,9 @@ class Parameters:
         form_of = look(self._kind)
         if self._complete:
             return all(map(operator.eq, map(form_of, given), self._forms)), None
-        return all(g is None or form_of(g) == form for g, form in zip(given, self._forms, strict=True)), None
+        return all(
+            g is None or form_of(g) == form for g, form in zip(given, self._forms, strict=True)
+        ), None
 
     def _remember(self, given: list[Array | None]) -> None:
         """Keep what gradients look like, where they are all of one type and can be asked."""
@@ -189,8 +217,12 @@ class Parameters:
         if kind is not self._kind:
             self._kind, self._forms = kind, [None] * len(given)
         form_of, same = look(kind), dict[Any, Any]()
-        forms = [form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)]
-        self._forms = [same.setdefault(form, form) for form in forms]  # one object each, which stays in the cache
+        forms = [
+            form if g is None else form_of(g) for g, form in zip(given, self._forms, strict=True)
+        ]
+        self._forms = [
+            same.setdefault(form, form) for form in forms
+        ]  # one object each, which stays in the cache
         dtypes = {form[0] for form in self._forms if form is not None}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._checker = checker(kind, self._forms)
@@ -271,8 +303,12 @@ class Parameters:
         if self._parted:
             self._check_places(f"{who}: parts must stay where they were", given)
         named = [(name, local(leaf)) for name, leaf in given] if self._parted else given
-        fixed = self._begun or any(x.share is not None for x in self.all)  # which tensors were divided by
-        rules = None if fixed else {x.name: group.rule for group in self.groups for x in group.tensors}
+        fixed = self._begun or any(
+            x.share is not None for x in self.all
+        )  # which tensors were divided by
+        rules = (
+            None if fixed else {x.name: group.rule for group in self.groups for x in group.tensors}
+        )
         old, moved = self.replaced.before(named), self._watch.changed()
         if exchange(who, self.all, self._looks, named, rules):
             self.kinds += 1
@@ -281,7 +317,11 @@ class Parameters:
         self.replaced.wrote(self.all[i] for i in moved)
         alike = type(tree) is type(self._tree) and template(tree) == self._template
         leaf_of = dict(given)
-        self._hold(tree if tree is self._tree or alike else self.tree_of([leaf_of[tensor.name] for tensor in self.all]))
+        self._hold(
+            tree
+            if tree is self._tree or alike
+            else self.tree_of([leaf_of[tensor.name] for tensor in self.all])
+        )
 
     def _leaves(self, tree: Any) -> list[tuple[str, Any]]:
         """The leaves of a tree with the names of the parameters where it has their structure, else with its own."""
@@ -296,9 +336,16 @@ class Parameters:
 
     def settle(self) -> None:
         """After a step, or a load: arrays that cannot be written have been replaced, and the tree is made anew."""
-        if not self._watch.in_place and not all(map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)):
+        if not self._watch.in_place and not all(
+            map(operator.is_, map(_ARRAY, self.all), self._watch.arrays)
+        ):
             new = iter(self.all)
-            self._hold(rebuild(self._tree, lambda leaf: leaf if leaf is None else with_array(leaf, next(new).array)))
+            self._hold(
+                rebuild(
+                    self._tree,
+                    lambda leaf: leaf if leaf is None else with_array(leaf, next(new).array),
+                )
+            )
         self._writes.begin()
 
     def tree_of(self, arrays: list[Array]) -> Any:
@@ -307,6 +354,14 @@ class Parameters:
         return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(new))
 
     def __getstate__(self) -> dict[str, Any]:
-        looks = [x[:2] for x in self._looks]  # dtype and shape: not all libraries can pickle a device
-        anew: dict[str, Any] = {"_lent": None, "_apart": None, "_kind": None, "_forms": [], "_checker": None}
+        looks = [
+            x[:2] for x in self._looks
+        ]  # dtype and shape: not all libraries can pickle a device
+        anew: dict[str, Any] = {
+            "_lent": None,
+            "_apart": None,
+            "_kind": None,
+            "_forms": [],
+            "_checker": None,
+        }
         return {**self.__dict__, **anew, "_objects": None, "_looks": looks}

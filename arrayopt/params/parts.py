@@ -56,7 +56,8 @@ class Part:
             object.__setattr__(self, name, tuple(int(x) for x in getattr(self, name)))
         here = tuple(self.array.shape)
         inside = len(here) == len(self.offset) == len(self.shape) and all(
-            first >= 0 and first + n <= whole for first, n, whole in zip(self.offset, here, self.shape, strict=True)
+            first >= 0 and first + n <= whole
+            for first, n, whole in zip(self.offset, here, self.shape, strict=True)
         )
         if not inside:
             raise ValueError(
@@ -65,7 +66,9 @@ class Part:
 
 
 def _is_dtensor(x: Any) -> bool:
-    return hasattr(x, "_local_tensor") and any(kind.__name__ == "DTensor" for kind in type(x).__mro__)
+    return hasattr(x, "_local_tensor") and any(
+        kind.__name__ == "DTensor" for kind in type(x).__mro__
+    )
 
 
 def has_parts(tree: Any) -> bool:
@@ -118,7 +121,9 @@ def block_of(x: Any) -> Block | None:
 @lru_cache(maxsize=KEPT)
 def _placed(shape: Any, mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape and the offset of what this rank has of a DTensor."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # there is no public one
+    from torch.distributed.tensor._utils import (
+        compute_local_shape_and_global_offset,
+    )  # there is no public one
 
     here, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(here), tuple(offset)
@@ -130,8 +135,14 @@ def strays(named: Iterable[tuple[str, Any]], blocks: Mapping[str, Block | None])
     for name, x in named:
         found, expected = block_of(x), blocks.get(name)
         if found is not None and name in blocks and found != expected:
-            here = f"from {expected.offset} on of {expected.shape}" if expected is not None else "no part"
-            wrong.append(f"{name!r} is the part from {found.offset} on of {found.shape}, expected {here}")
+            here = (
+                f"from {expected.offset} on of {expected.shape}"
+                if expected is not None
+                else "no part"
+            )
+            wrong.append(
+                f"{name!r} is the part from {found.offset} on of {found.shape}, expected {here}"
+            )
     return wrong
 
 
@@ -151,5 +162,7 @@ def mesh_of(tree: Any) -> Any:
 
             if mesh.size() == dist.get_world_size():
                 return dist.group.WORLD
-            raise ValueError("Optimizer: give `comm`, the group of all ranks of the parameters' mesh")
+            raise ValueError(
+                "Optimizer: give `comm`, the group of all ranks of the parameters' mesh"
+            )
     return None

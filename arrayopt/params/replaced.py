@@ -73,7 +73,9 @@ def exchange(
         if found and rules is not None and array is tensor.array:
             anew[tensor.name] = {}
         elif found:
-            wrong[tensor.name] = [f"{now} at {tensor.name!r}, expected {expected}" for now, expected in found]
+            wrong[tensor.name] = [
+                f"{now} at {tensor.name!r}, expected {expected}" for now, expected in found
+            ]
     if wrong:
         names = ", ".join(_first([repr(name) for name in wrong]))
         listed = "; ".join(_first([line for lines in wrong.values() for line in lines]))
@@ -92,11 +94,15 @@ def exchange(
 
 def check_apart(who: str, named: Iterable[tuple[str, Array]], tensors: Iterable[Tensor]) -> None:
     """Raise ValueError where an array that is to be a parameter shares memory with a slot, as of `Optimizer.state`."""
-    slots = [(f"slot {slot!r} of {x.name!r}", array) for x in tensors for slot, array in x.slots.items()]
+    slots = [
+        (f"slot {slot!r} of {x.name!r}", array) for x in tensors for slot, array in x.slots.items()
+    ]
     pairs = shared([*((repr(name), array) for name, array in named), *slots])
     if pairs:
         listed = ", ".join(f"{first} and {second}" for first, second in pairs[:_SHOWN])
-        raise ValueError(f"{who}: parameters must not share memory with slots; {listed} do; give a copy")
+        raise ValueError(
+            f"{who}: parameters must not share memory with slots; {listed} do; give a copy"
+        )
 
 
 def _first(lines: list[str]) -> list[str]:
@@ -197,5 +203,7 @@ class Lent:
         for _, tensor, _ in changed:
             tensor.run.arrays += 1
         now = [x for tensor in tensors for x in tensor.slots.values()]
-        same = len(now) == len(self._watch.arrays) and all(map(operator.is_, now, self._watch.arrays))
+        same = len(now) == len(self._watch.arrays) and all(
+            map(operator.is_, now, self._watch.arrays)
+        )
         return self if same and not changed else Lent(tensors)

@@ -56,9 +56,15 @@ def template(tree: Any) -> Template:
         return None
     nodes = list(children)
     below = [template(node) for _, node in nodes]
-    keys = [key for key, _ in nodes] if isinstance(tree, dict) else getattr(tree, "_fields", len(nodes))
+    keys = (
+        [key for key, _ in nodes]
+        if isinstance(tree, dict)
+        else getattr(tree, "_fields", len(nodes))
+    )
     if isinstance(keys, list) and not all(isinstance(key, str) for key in keys):
-        return [object()], None  # 1 and True are equal, but not the same name: nothing has such containers
+        return [
+            object()
+        ], None  # 1 and True are equal, but not the same name: nothing has such containers
     return keys, below if any(x is not None for x in below) else None
 
 

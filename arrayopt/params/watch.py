@@ -74,7 +74,9 @@ class Writes:
         now, was = self._now(), self._was
         if now == was:
             return []
-        return [i for i, x, y in zip(self._asked, now, was or [-1] * len(now), strict=True) if x != y]
+        return [
+            i for i, x, y in zip(self._asked, now, was or [-1] * len(now), strict=True) if x != y
+        ]
 
     def _now(self) -> list[int]:
         return [self.arrays[i]._version for i in self._asked]
@@ -112,16 +114,25 @@ def _compared(take: Callable[[], list[list[Any]]]) -> Callable[[], list[int]]:
         now = take()
         if now == was:
             return []
-        return [i for i in range(len(was[0])) if any(a[i] != b[i] for a, b in zip(now, was, strict=True))]
+        return [
+            i
+            for i in range(len(was[0]))
+            if any(a[i] != b[i] for a, b in zip(now, was, strict=True))
+        ]
 
     return changed
 
 
-def _asked(*attributes: str, calls: tuple[str, ...] = ()) -> Callable[[list[Array]], Callable[[], list[int]]]:
+def _asked(
+    *attributes: str, calls: tuple[str, ...] = ()
+) -> Callable[[list[Array]], Callable[[], list[int]]]:
     """What watches arrays by some attributes, and by what some methods return."""
 
     def watched(arrays: list[Array]) -> Callable[[], list[int]]:
-        takes = [*map(operator.attrgetter, attributes), *(getattr(type(arrays[0]), call) for call in calls)]
+        takes = [
+            *map(operator.attrgetter, attributes),
+            *(getattr(type(arrays[0]), call) for call in calls),
+        ]
         return _compared(lambda: [list(map(take, arrays)) for take in takes])
 
     return watched
@@ -137,7 +148,11 @@ _numpy = _asked("dtype", "shape", "strides", "flags.num", "ctypes.data")
 def _cupy(arrays: list[Array]) -> Callable[[], list[int]]:
     """What watches arrays of CuPy."""
     memory = cupy_words(type(arrays[0])) if len(set(map(type, arrays))) == 1 else None
-    return _cupy_asked(arrays) if memory is None else _read(memory, arrays, (*CUPY_SHAPE, *CUPY_REST), 1)
+    return (
+        _cupy_asked(arrays)
+        if memory is None
+        else _read(memory, arrays, (*CUPY_SHAPE, *CUPY_REST), 1)
+    )
 
 
 def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
@@ -148,7 +163,9 @@ def _heads(arrays: list["np.ndarray[Any, Any]"]) -> Callable[[], list[int]]:
     return _read(memory, arrays, (_SHAPE, _STRIDES, DATA, _NDIM, _DTYPE, FLAGS), 2)
 
 
-def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], starts: int) -> Callable[[], list[int]]:
+def _read(
+    memory: Any, arrays: list[Array], offsets: tuple[int, ...], starts: int
+) -> Callable[[], list[int]]:
     """What reads all heads at once, which is ten times as quick as asking each array.
 
     Parameters
@@ -164,7 +181,10 @@ def _read(memory: Any, arrays: list[Array], offsets: tuple[int, ...], starts: in
     """
     places = (heads(arrays)[:, None] + np.array(offsets)).reshape(-1)
     was = memory.take(places)
-    inner = extents(was.reshape(-1, len(offsets))[:, :starts].reshape(-1), np.repeat([x.ndim for x in arrays], starts))
+    inner = extents(
+        was.reshape(-1, len(offsets))[:, :starts].reshape(-1),
+        np.repeat([x.ndim for x in arrays], starts),
+    )
     first, second, alive = was.tobytes(), memory.take(inner).tobytes(), [x.dtype for x in arrays]
 
     def changed() -> list[int]:

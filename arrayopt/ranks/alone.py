@@ -87,14 +87,18 @@ class Alone:
         """What `reduce` will fill."""
         return grads
 
-    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
         """Put the gradients that a step takes into their rooms."""
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         """Begin to fill in partial results of other ranks; what is returned ends it."""
         raise AssertionError("one process has all partial results")
 
-    def norms(self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]) -> dict[str, Any]:
+    def norms(
+        self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]
+    ) -> dict[str, Any]:
         """The norms of these tensors' gradients, from those that this rank has measured.
 
         They are NaN where some rank's gradient is not finite, also in elements that other ranks measure.

@@ -55,7 +55,9 @@ class Comm(ABC):
         """Copy each piece of memory from the rank given with it into the same piece of all others."""
 
     @abstractmethod
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
         """Send pieces to ranks and receive pieces from ranks, none to itself; in one order between any two of them."""
 
     def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:

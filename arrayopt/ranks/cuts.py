@@ -92,16 +92,22 @@ def _places(tensor: Tensor, bucket: Bucket, engine: Any) -> tuple[Any, tuple[str
         or engine.lays_side_by_side(bucket, tensor)
     ):
         return whole, ()
-    found = _boundaries(engine, (size(tensor.array),), "C")  # of what measures gradients, and adds them up
+    found = _boundaries(
+        engine, (size(tensor.array),), "C"
+    )  # of what measures gradients, and adds them up
     undivided: tuple[str, ...] = ()
     for stats in (False, True):
         rank, dtype = tensor.array.ndim, dtype_name(tensor.array)
-        plan = plan_for(bucket.rule, rank, dtype, shape=tensor.array.shape, stats=stats, lean=engine.lean)
+        plan = plan_for(
+            bucket.rule, rank, dtype, shape=tensor.array.shape, stats=stats, lean=engine.lean
+        )
         if plan.multiplies:
             return whole, ()
         if plan.element != "C":
             found = np.intersect1d(
-                found, _boundaries(engine, tuple(tensor.array.shape), plan.element), assume_unique=True
+                found,
+                _boundaries(engine, tuple(tensor.array.shape), plan.element),
+                assume_unique=True,
             )
         if not stats:
             undivided = tuple(name for name, axes in plan.slots.items() if axes != plan.element)

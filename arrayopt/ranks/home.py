@@ -61,7 +61,9 @@ class Gather:
         """Bring them here."""
         if any(self._counts):
             mine = self._small[self._comm.rank]
-            got = self._comm.allgather(np.concatenate([*mine, np.zeros(0, np.uint8)]), self._counts)()
+            got = self._comm.allgather(
+                np.concatenate([*mine, np.zeros(0, np.uint8)]), self._counts
+            )()
             for r, own in enumerate(self._small):
                 at = 0
                 for x in own if r != self._comm.rank else ():
@@ -80,9 +82,13 @@ def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
         return own
     mine = np.ascontiguousarray(to_host(own))
     if root not in (None, comm.rank):
-        comm.exchange([(root or 0, as_bytes(mine)) for r in places if r == comm.rank and mine.size], [])
+        comm.exchange(
+            [(root or 0, as_bytes(mine)) for r in places if r == comm.rank and mine.size], []
+        )
         return None
-    room = np.empty(tensor.shape if slot == "p" else tensor.whole[slot], mine.dtype)  # the places fill it
+    room = np.empty(
+        tensor.shape if slot == "p" else tensor.whole[slot], mine.dtype
+    )  # the places fill it
     flat = room if any(isinstance(where, tuple) for where in places.values()) else room.reshape(-1)
     rooms = {r: flat[where] for r, where in places.items()}
     sent = {r: x if x.flags.c_contiguous else np.empty(x.shape, x.dtype) for r, x in rooms.items()}
@@ -121,14 +127,18 @@ def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
             found = {r: (*share.where(r), ...) for r in share.holders}
             counts = {r: math.prod(share.blocks[r][1]) for r in found}
             if not fill([share.blocks[r] for r in found], shape):
-                raise ValueError(f"the parts {[share.blocks[r] for r in found]} do not fill {shape}, each place once")
+                raise ValueError(
+                    f"the parts {[share.blocks[r] for r in found]} do not fill {shape}, each place once"
+                )
         else:
             ends = share.parts(slot, math.prod(shape))
             found = {r: slice(ends[r], ends[r + 1]) for r in share.holders if ends[r] < ends[r + 1]}
             counts = {r: ends[r + 1] - ends[r] for r in found}
         mine = size(_of(tensor, slot))
         if mine != counts.get(share.rank, mine):
-            raise ValueError(f"rank {share.rank} has {mine} elements of it, and should have {counts[share.rank]}")
+            raise ValueError(
+                f"rank {share.rank} has {mine} elements of it, and should have {counts[share.rank]}"
+            )
     except ValueError as error:
         raise ValueError(
             f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be put together from the ranks'"
@@ -152,7 +162,9 @@ class _Home:
             self.bytes: Any = x.reshape(-1).view(np.uint8)
             self.item = int(x.itemsize)
             return
-        host = isinstance(x, np.ndarray) or (array_api_compat.is_torch_array(x) and x.device.type == "cpu")
+        host = isinstance(x, np.ndarray) or (
+            array_api_compat.is_torch_array(x) and x.device.type == "cpu"
+        )
         self.copy = None if host and memory(x).flags.carray else np.array(to_host(x), order="C")
         flat = memory(x) if self.copy is None else self.copy
         self.bytes = as_bytes(flat)
@@ -163,7 +175,11 @@ class _Home:
         x, share = self.tensor.array, self.tensor.share
         if self.copy is not None:
             self.tensor.put(None, _of_library(x, self.copy))
-        elif array_api_compat.is_torch_array(x) and share is not None and share.last - share.first < size(x):
+        elif (
+            array_api_compat.is_torch_array(x)
+            and share is not None
+            and share.last - share.first < size(x)
+        ):
             array_namespace(x).autograd.graph.increment_version([x])
 
 

@@ -93,7 +93,9 @@ class MPIComm(Comm):
 
     def renew(self) -> None:
         twin = self._twin
-        if twin.coming is None:  # else others may have come to the one that this rank did not wait for
+        if (
+            twin.coming is None
+        ):  # else others may have come to the one that this rank did not wait for
             twin.coming = self._given.Idup()  # Dup would wait without a limit
         made, request = twin.coming
         self._wait([request])
@@ -133,12 +135,26 @@ class MPIComm(Comm):
 
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
         self._wait(
-            [self._comm.Ibcast([x, self._mpi.BYTE], root) for root, piece in pieces for x in self._pieces(piece)]
+            [
+                self._comm.Ibcast([x, self._mpi.BYTE], root)
+                for root, piece in pieces
+                for x in self._pieces(piece)
+            ]
         )
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
-        begun = [self._comm.Irecv([x, self._mpi.BYTE], source) for source, room in received for x in self._pieces(room)]
-        begun += [self._comm.Isend([x, self._mpi.BYTE], to) for to, piece in sent for x in self._pieces(piece)]
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
+        begun = [
+            self._comm.Irecv([x, self._mpi.BYTE], source)
+            for source, room in received
+            for x in self._pieces(room)
+        ]
+        begun += [
+            self._comm.Isend([x, self._mpi.BYTE], to)
+            for to, piece in sent
+            for x in self._pieces(piece)
+        ]
         self._wait(begun)
 
     def add(self, x: Any, counts: Sequence[int]) -> Any:

@@ -112,9 +112,15 @@ class NcclComm(Comm):
                         x[...] = 0  # the sum of one rank's bits and zeros is these bits
             self._event(main, self._side)
             held = [[x for x in own if x.size] for own in pieces]
-            rooms = [(min(x.data.ptr for x in own), sum(x.nbytes for x in own) // 4) for own in held if own]
+            rooms = [
+                (min(x.data.ptr for x in own), sum(x.nbytes for x in own) // 4)
+                for own in held
+                if own
+            ]
             with self._side:
-                self._call([partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms])
+                self._call(
+                    [partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms]
+                )
         return lambda: self._event(self._side, main)
 
     def _event(self, first: Any, then: Any) -> None:
@@ -131,7 +137,9 @@ class NcclComm(Comm):
             room = self._cupy.empty(counts[self.rank], there.dtype)
             at = there.data.ptr + there.itemsize * np.concatenate([[0], np.cumsum(counts)[:-1]])
         calls = [
-            partial(self._comm.reduce, int(at[r]), room.data.ptr, int(n), kind, self._nccl.NCCL_SUM, r)
+            partial(
+                self._comm.reduce, int(at[r]), room.data.ptr, int(n), kind, self._nccl.NCCL_SUM, r
+            )
             for r, n in enumerate(counts)
             if n
         ]
@@ -139,7 +147,9 @@ class NcclComm(Comm):
             self._call(calls)()
         return room.get() if isinstance(x, np.ndarray) else room
 
-    def exchange(self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]) -> None:
+    def exchange(
+        self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]
+    ) -> None:
         kind = self._nccl.NCCL_UINT8
         with self._device:
             out = [(to, self._there(x)) for to, x in sent]

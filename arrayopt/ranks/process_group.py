@@ -40,7 +40,11 @@ class ProcessGroup(Comm):
         import torch.distributed as dist
 
         self._torch, self._dist, self._group = torch, dist, group
-        self.rank, self.size, self.timeout = dist.get_rank(group), dist.get_world_size(group), timeout
+        self.rank, self.size, self.timeout = (
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            timeout,
+        )
         self._broken = False
         self._roots = dist.get_process_group_ranks(group)
         backend = dist.get_backend_config(group)
@@ -50,7 +54,9 @@ class ProcessGroup(Comm):
         """Bytes as a tensor; on the CPU, of the same memory if that can be written: PyTorch knows no other."""
         return self._torch.from_numpy(x if x.flags.writeable else x.copy()).to(self._device)
 
-    def _wait(self, begun: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()) -> None:
+    def _wait(
+        self, begun: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()
+    ) -> None:
         """Wait for a call to end: its works, the tensors it sends, and those it fills, with the memory they are for."""
         tensors, limit = [*sent, *(there for there, _ in received)], timedelta(seconds=self.timeout)
         _KEPT.extend(begun)
@@ -61,7 +67,9 @@ class ProcessGroup(Comm):
         except RuntimeError as error:
             self._broken = True
             first = str(error).partition("\n")[0]
-            raise RankError(f"torch.distributed: {first} (the time limit is {self.timeout:g} s)") from error
+            raise RankError(
+                f"torch.distributed: {first} (the time limit is {self.timeout:g} s)"
+            ) from error
         if self._device != "cpu":
             for there, room in received:
                 room[...] = there.cpu().numpy()
@@ -69,8 +77,12 @@ class ProcessGroup(Comm):
             there.set_()
 
     def renew(self) -> None:
-        if self._broken:  # gloo ends the process where a message is of another size than was expected
-            raise RankError("torch.distributed: a group that has failed cannot go on; start the processes again")
+        if (
+            self._broken
+        ):  # gloo ends the process where a message is of another size than was expected
+            raise RankError(
+                "torch.distributed: a group that has failed cannot go on; start the processes again"
+            )
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         most = max(counts)
@@ -89,18 +101,25 @@ class ProcessGroup(Comm):
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
         held = [(root, self._tensor(piece), piece) for root, piece in pieces]
         begun = [
-            self._dist.broadcast(there, self._roots[root], group=self._group, async_op=True) for root, there, _ in held
+            self._dist.broadcast(there, self._roots[root], group=self._group, async_op=True)
+            for root, there, _ in held
         ]
         sent = [there for root, there, _ in held if root == self.rank]
-        self._wait(begun, sent, [(there, piece) for root, there, piece in held if root != self.rank])
+        self._wait(
+            begun, sent, [(there, piece) for root, there, piece in held if root != self.rank]
+        )
 
     def add(self, x: Any, counts: Sequence[int]) -> Any:
         there = self._tensor(x)
-        self._wait([self._dist.all_reduce(there, group=self._group, async_op=True)], (), [(there, x)])
+        self._wait(
+            [self._dist.all_reduce(there, group=self._group, async_op=True)], (), [(there, x)]
+        )
         first = sum(counts[: self.rank])
         return x[first : first + counts[self.rank]]
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
         rooms = [(self._tensor(room), room) for _, room in received]
         pieces = [self._tensor(x) for _, x in sent]
         calls = [

@@ -62,7 +62,9 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
             if tensor.block is not None:
                 continue
             words[f"the checksum of {tensor.name!r}"] = checksum(x)
-            words[f"where {tensor.name!r} is cut for its engine"] = None if tensor.share is None else tensor.share.ends
+            words[f"where {tensor.name!r} is cut for its engine"] = (
+                None if tensor.share is None else tensor.share.ends
+            )
     return words
 
 
@@ -82,7 +84,10 @@ def groups_of(tensor: Tensor, ranks: int) -> list[list[int]]:
 
 
 def unlike(
-    tensors: Sequence[Tensor], marks: Sequence[Mapping[int, int]], params: Sequence[Any], grads: Sequence[Any]
+    tensors: Sequence[Tensor],
+    marks: Sequence[Mapping[int, int]],
+    params: Sequence[Any],
+    grads: Sequence[Any],
 ) -> list[str]:
     """What is not the same on ranks that must have the same.
 
@@ -106,10 +111,16 @@ def unlike(
                 was = "was replaced by other values" if put else "has other values"
                 found.append(f"{tensor.name!r} {was} on {_odd(own, values)} than on rank {own[0]}")
             if given.count(given[0]) < len(own):
-                found.append(f"the gradient of {tensor.name!r} is another on {_odd(own, given)} than on rank {own[0]}")
+                found.append(
+                    f"the gradient of {tensor.name!r} is another on {_odd(own, given)} than on rank {own[0]}"
+                )
     hint = "each rank must give the same gradients: reduce them, or say Ranks(comm, grads='mean')"
     more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return [*found[:SHOWN], *more, *([hint] if any(x.startswith("the gradient") for x in found) else [])]
+    return [
+        *found[:SHOWN],
+        *more,
+        *([hint] if any(x.startswith("the gradient") for x in found) else []),
+    ]
 
 
 def _odd(ranks: Sequence[int], values: Sequence[Any]) -> str:
@@ -124,7 +135,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 def is_odd(tensor: Tensor, g: Array) -> bool:
     """Whether this rank's copy of a gradient is not finite in an element that other ranks measure."""
     share = tensor.share
-    if share is None or not share.holders or (isinstance(share, Shards) and share.rank in share.holders):
+    if (
+        share is None
+        or not share.holders
+        or (isinstance(share, Shards) and share.rank in share.holders)
+    ):
         return False
     xp, flat = array_namespace(g), array_namespace(g).reshape(detached(g), (-1,))
     ends = (0, 0) if isinstance(share, Shards) else (share.first, share.last)

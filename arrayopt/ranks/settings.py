@@ -66,12 +66,18 @@ class Ranks:
         for name, known in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
             if getattr(self, name) not in known:
                 said = ", ".join(map(repr, known))
-                raise ValueError(f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}")
-        object.__setattr__(self, "timeout", float(scalar("Ranks: `timeout`", self.timeout, "(0, inf)")))
+                raise ValueError(
+                    f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}"
+                )
+        object.__setattr__(
+            self, "timeout", float(scalar("Ranks: `timeout`", self.timeout, "(0, inf)"))
+        )
         check: Any = CHECK if self.check is True else 0 if self.check is None else self.check
         if not isinstance(check, int) or check < 0:
             wrong = ValueError if isinstance(check, int) else TypeError
-            raise wrong(f"Ranks: `check` must be a whole number from 0, True, False or None; got {self.check!r}")
+            raise wrong(
+                f"Ranks: `check` must be a whole number from 0, True, False or None; got {self.check!r}"
+            )
         object.__setattr__(self, "check", int(check))
         _kind(self.comm)
 

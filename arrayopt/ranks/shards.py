@@ -52,10 +52,14 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                 continue
             who = f"Optimizer: {tensor.name!r} is a part of a tensor, which"
             if bucket.rule.stacked:
-                raise ValueError(f"{who} cannot be under a rule with stacked=True; give the layers one by one")
+                raise ValueError(
+                    f"{who} cannot be under a rule with stacked=True; give the layers one by one"
+                )
             chosen, why = select(engine, bucket)
             if not isinstance(chosen, Fused) or not chosen.parts:
-                raise ValueError(f"{who} engines 'numba', 'cpp' and 'cupy' take; got {chosen.name!r} ({why})")
+                raise ValueError(
+                    f"{who} engines 'numba', 'cpp' and 'cupy' take; got {chosen.name!r} ({why})"
+                )
             if bucket.rule.branches:
                 raise ValueError(
                     f"{who} {type(bucket.rule).__name__} cannot take: it makes some updates as they are written, on"
@@ -63,7 +67,8 @@ def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
                 )
             rank, dtype = len(tensor.shape), dtype_name(tensor.array)
             plans = [
-                plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=x, lean=chosen.lean) for x in (False, True)
+                plan_for(bucket.rule, rank, dtype, shape=tensor.shape, stats=x, lean=chosen.lean)
+                for x in (False, True)
             ]
             if any(plan.multiplies for plan in plans):
                 raise ValueError(

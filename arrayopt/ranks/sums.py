@@ -48,11 +48,17 @@ class Sums:
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         """Arrays for the sums; for tensors that other ranks have, the gradients as they are."""
         return [
-            None if g is None else g if tensor.kind == "none" or tensor.block is not None else _room(tensor, g)
+            None
+            if g is None
+            else g
+            if tensor.kind == "none" or tensor.block is not None
+            else _room(tensor, g)
             for tensor, g in zip(tensors, grads, strict=True)
         ]
 
-    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
         kinds: dict[tuple[bool, str], list[int]] = {}
         for i, g in enumerate(grads):
@@ -67,18 +73,26 @@ class Sums:
         return self._comm.on_device and bool(array_api_compat.is_cupy_array(g))
 
     def _added(
-        self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+        self,
+        which: list[int],
+        tensors: Sequence[Tensor],
+        grads: list[Array | None],
+        rooms: list[Array | None],
     ) -> None:
         """Add up some of the gradients, all of one dtype, in rounds: a bucket is sent, and one comes."""
         rank, flat, sums = self._comm.rank, dict[int, Any](), dict[int, Any]()
-        shares: dict[int, Share] = {i: share for i in which if (share := tensors[i].share) is not None}
+        shares: dict[int, Share] = {
+            i: share for i in which if (share := tensors[i].share) is not None
+        }
         for i in which:
             flat[i] = array_namespace(grads[i]).reshape(detached(grads[i]), (-1,))
         wide = np.dtype(WORKING[dtype_name(grads[which[0]])])
         most = max(1, ROUND // (self._comm.size * wide.itemsize))
         streams = [_rounds([(i, share.ends[r], share.ends[r + 1]) for i, share in shares.items()], most)
                    for r in range(self._comm.size)]  # fmt: skip
-        left = {i: share.last - share.first for i, share in shares.items() if share.last > share.first}
+        left = {
+            i: share.last - share.first for i, share in shares.items() if share.last > share.first
+        }
         for k in range(max(map(len, streams))):
             spans = [own[k] if k < len(own) else [] for own in streams]
             pieces = [self._packed(flat, own, grads[which[0]]) for own in spans]
@@ -94,8 +108,12 @@ class Sums:
 
     def _packed(self, flat: dict[int, Any], spans: list[tuple[int, int, int]], some: Any) -> Any:
         """Stretches of gradients in a row, where the communicator takes them: in CuPy's memory, or on the host."""
-        found = [flat[i][a:b] for i, a, b in spans] or [array_namespace(some).reshape(some, (-1,))[:0]]
-        found = found if self._on_device(some) else [np.ascontiguousarray(to_host(x)) for x in found]
+        found = [flat[i][a:b] for i, a, b in spans] or [
+            array_namespace(some).reshape(some, (-1,))[:0]
+        ]
+        found = (
+            found if self._on_device(some) else [np.ascontiguousarray(to_host(x)) for x in found]
+        )
         return found[0] if len(found) == 1 else array_namespace(found[0]).concat(found)
 
     def _quickly(self, pieces: list[Any], wide: Any) -> Any:
@@ -132,7 +150,9 @@ class Sums:
 def _room(tensor: Tensor, g: Array) -> Array:
     """An array for this rank's part of a sum, of the parameter's library."""
     share = tensor.share
-    shape = (share.last - share.first,) if share is not None and share.kind == "cut" else tuple(g.shape)
+    shape = (
+        (share.last - share.first,) if share is not None and share.kind == "cut" else tuple(g.shape)
+    )
     xp, device = place(g)
     return xp.zeros(shape, dtype=getattr(xp, WORKING[dtype_name(g)]), device=device)
 

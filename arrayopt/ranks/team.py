@@ -48,7 +48,9 @@ class Team(Swaps):
         self.captured = self._comm.on_device and not self.sums
         self._gather: Gather | None = None  # of the last step
         self._first: int | None = None  # the number of the first step
-        self._met = False  # whether ranks meet once more after this step, for one has functions to call
+        self._met = (
+            False  # whether ranks meet once more after this step, for one has functions to call
+        )
         self.replaced = Replaced([])
         self._told: BaseException | None = None  # an error that all ranks know of
         self._inside = 0  # sections of `warned`, one in the other
@@ -67,7 +69,9 @@ class Team(Swaps):
         after: bool = False,
     ) -> bool:
         if self.torn is not None and what != "Optimizer.load":
-            raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
+            raise RankError(
+                f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all"
+            )
         words: dict[str, Any] = {}
         if error is None:
             try:
@@ -75,7 +79,12 @@ class Team(Swaps):
             except BaseException as caught:
                 error = caught
         digest = blake2b(plain((what, words)).encode(), digest_size=14).digest()
-        flags = wish | CHANGED * self._changed(what) | CHECKED * self._due(grads, step) | HOOKED * self.hooked
+        flags = (
+            wish
+            | CHANGED * self._changed(what)
+            | CHECKED * self._due(grads, step)
+            | HOOKED * self.hooked
+        )
         vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
         with self._answered(what):
             votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
@@ -89,23 +98,40 @@ class Team(Swaps):
                 self.replaced.agreed()
             return bool(flags & WISH)
 
-    def _differ(self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool) -> None:
+    def _differ(
+        self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool
+    ) -> None:
         """Raise what the ranks say that do not agree."""
-        mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": texts(words)}
+        mine = {
+            "what": what,
+            "error": error and f"{type(error).__name__}: {error}",
+            "words": texts(words),
+        }
         every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
         self._raise(what, error, every, after=after)
         differing = "; ".join(differences(every))
-        self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
+        self._told = ValueError(
+            f"{what}: nothing was changed, for the ranks do not agree: {differing}"
+        )
         raise self._told
 
     def _raise(
-        self, what: str, error: BaseException | None, every: list[dict[str, Any]], *, after: bool = False
+        self,
+        what: str,
+        error: BaseException | None,
+        every: list[dict[str, Any]],
+        *,
+        after: bool = False,
     ) -> None:
         """Raise this rank's own error, or what others have said of theirs."""
         if error is not None:
             self._told = error
             raise error
-        done, how = ("the step was made, but", " in a hook after it") if after else ("nothing was changed, for", "")
+        done, how = (
+            ("the step was made, but", " in a hook after it")
+            if after
+            else ("nothing was changed, for", "")
+        )
         failed = [f"rank {r} failed{how}: {x['error']}" for r, x in enumerate(every) if x["error"]]
         if failed:
             self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
@@ -120,7 +146,11 @@ class Team(Swaps):
 
     def _changed(self, what: str) -> bool:
         """Whether the user did something to parameters that other ranks must have done, too."""
-        marked = [self.replaced.tensors[i] for i in self.replaced.marks] if what != "Optimizer.load" else []
+        marked = (
+            [self.replaced.tensors[i] for i in self.replaced.marks]
+            if what != "Optimizer.load"
+            else []
+        )
         return any(groups_of(tensor, self.size) for tensor in marked)
 
     def _compare(self, what: str, grads: Sequence[Array | None] | None) -> None:
@@ -129,16 +159,23 @@ class Team(Swaps):
         marks = [dict(x) for x in self._hear(what, lambda: list(self.replaced.marks.items()))]
         which = sorted(set().union(*marks)) if grads is None else range(len(tensors))
         reduced = [
-            (i, g) for i, g in enumerate(grads or ()) if g is not None and not (self.sums and tensors[i].block is None)
+            (i, g)
+            for i, g in enumerate(grads or ())
+            if g is not None and not (self.sums and tensors[i].block is None)
         ]
 
         def sums() -> list[Any]:
-            return [[(i, checksum(tensors[i].array)) for i in which], [(i, checksum(g)) for i, g in reduced]]
+            return [
+                [(i, checksum(tensors[i].array)) for i in which],
+                [(i, checksum(g)) for i, g in reduced],
+            ]
 
         every = self._hear(what, sums)
         wrong = unlike(tensors, marks, *([dict(x[k]) for x in every] for k in range(2)))
         if wrong:
-            self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {'; '.join(wrong)}")
+            self._told = ValueError(
+                f"{what}: nothing was changed, for the ranks do not agree: {'; '.join(wrong)}"
+            )
             raise self._told
 
     def _hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
@@ -161,12 +198,19 @@ class Team(Swaps):
             try:
                 yield
             except BaseException as caught:
-                if not self._met or self.torn or caught is self._told or isinstance(caught, RankError):
+                if (
+                    not self._met
+                    or self.torn
+                    or caught is self._told
+                    or isinstance(caught, RankError)
+                ):
                     raise
                 error = caught
             if self._met:
                 with uninterrupted():
-                    self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
+                    self.agree(
+                        what, lambda: {"the part of the step": "its hooks"}, error, after=True
+                    )
         finally:
             self._inside -= 1
             self._told = self._told if self._inside else None
@@ -226,13 +270,22 @@ class Team(Swaps):
         parts = [x for x in tensors if x.block is not None]
         with self.warned("Optimizer"):
             needs = check_parts(groups, self._engine)
-        settings = {f"`{name}`": getattr(self._ranks, name) for name in ("grads", "gather", "reduction")}
-        self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
+        settings = {
+            f"`{name}`": getattr(self._ranks, name) for name in ("grads", "gather", "reduction")
+        }
+        self.agree(
+            "Optimizer",
+            lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings,
+        )
         if parts:
-            mine = [(x.block and x.block.offset, tuple(x.array.shape), checksum(x.array)) for x in parts]
+            mine = [
+                (x.block and x.block.offset, tuple(x.array.shape), checksum(x.array)) for x in parts
+            ]
             every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
             for i, tensor in enumerate(parts):
-                tensor.share = shards(tensor, self.rank, [own[i] for own in every], needs[tensor.name])
+                tensor.share = shards(
+                    tensor, self.rank, [own[i] for own in every], needs[tensor.name]
+                )
         divide(groups, self._engine, self.rank, self.size)
 
     # ---- gradients --------------------------------------------------------------------------------------------------
@@ -240,7 +293,9 @@ class Team(Swaps):
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         return grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
 
-    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
         if self._ranks.grads != "reduced":
             self._sums.reduce(tensors, grads, rooms)
 
@@ -263,7 +318,9 @@ class Team(Swaps):
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
         kinds = [x.kind for x in tensors]
         held = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("whole", "cut", "none"))
-        return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {self._ranks.grads}"]
+        return [
+            f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {self._ranks.grads}"
+        ]
 
     def __deepcopy__(self, memo: Any) -> "Team":
         made: Team = object.__new__(Team)
@@ -273,7 +330,9 @@ class Team(Swaps):
         return made
 
     def __reduce__(self) -> Any:
-        raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")
+        raise TypeError(
+            "an Optimizer over ranks cannot be pickled; save it, and load the file in a new one"
+        )
 
 
 def team(comm: Any, engine: str) -> Alone:

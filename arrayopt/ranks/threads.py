@@ -19,7 +19,9 @@ class _Meeting:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.again = threading.Barrier(size, action=self.barrier.reset)  # nobody is at the other one, or will abort it
+        self.again = threading.Barrier(
+            size, action=self.barrier.reset
+        )  # nobody is at the other one, or will abort it
         self.box: list[Any] = [None] * size
 
 
@@ -40,7 +42,9 @@ class ThreadComm(Comm):
         try:
             self._meeting.barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
-            raise RankError(f"another rank has failed, or did not come within {self.timeout:g} s") from None
+            raise RankError(
+                f"another rank has failed, or did not come within {self.timeout:g} s"
+            ) from None
 
     def _swap(self, mine: Any) -> list[Any]:
         """Show all ranks an object; what each shows. They may read it until `_meet` is called once more."""
@@ -65,7 +69,9 @@ class ThreadComm(Comm):
                 piece[:] = every[root][i][1]
         self._meet()
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
         every = [iter([x for to, x in there if to == self.rank]) for there in self._swap(sent)]
         for source, room in received:
             room[:] = next(every[source])
@@ -148,7 +154,10 @@ def run(n: int, f: Callable[[Any], T]) -> list[T]:
             errors[rank] = error
             comms[rank].give_up()
 
-    every = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    every = [
+        threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(n)
+    ]
     for thread in every:
         thread.start()
     for thread in every:
