@@ -19,7 +19,7 @@ from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for
-from arrayopt.params.heads import dtypes
+from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 

@@ -107,7 +107,7 @@ class Saved:
         self._team.agree(what, partial(_said, saved))
         with uninterrupted():
             self.clip_norm, self._rule = put()
-            self._parameters.begin()
+            self._parameters.keep_state()
             if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
                 self._team.mend()
 
@@ -233,7 +233,7 @@ class Saved:
             )
             with uninterrupted():  # all of it, or nothing
                 self.clip_norm, self._rule = put()
-                self._parameters.begin()
+                self._parameters.keep_state()
                 for tensor in tensors if params else ():
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()
