@@ -11,22 +11,22 @@ from arrayopt.arrays import Array, dtype_name
 __all__ = ["refusal", "resolved"]
 
 
-def refusal(x: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
+def refusal(array: Any, *, parameter: bool = False, functional: bool = False) -> str | None:
     """Return why an array is unsupported, and what to do; None if it is supported.
 
     Parameters
     ----------
-    x : array
+    array : array
         A parameter or a gradient.
     parameter : bool
         Whether it will be written.
     functional : bool
         Whether nothing is written, and the array's own library does all.
     """
-    if isinstance(x, np.ndarray | np.generic):
-        return _refused_by_numpy(x)
-    if array_api_compat.is_torch_array(x) and not functional:
-        return _refused_by_torch(x, parameter)
+    if isinstance(array, np.ndarray | np.generic):
+        return _refused_by_numpy(array)
+    if array_api_compat.is_torch_array(array) and not functional:
+        return _refused_by_torch(array, parameter)
     return None
 
 

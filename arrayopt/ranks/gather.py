@@ -55,13 +55,14 @@ class Gather:
                 continue
             buffer = _Buffer(tensor, on_device=comm.on_device)
             self._buffers.append(buffer)
-            for r in holders:
-                piece = buffer.bytes[share.ends[r] * buffer.item : share.ends[r + 1] * buffer.item]
+            for rank in holders:
+                first, end = share.ends[rank] * buffer.item, share.ends[rank + 1] * buffer.item
+                piece = buffer.bytes[first:end]
                 if isinstance(piece, np.ndarray) and (packed or piece.size < SMALL):
-                    self._small[r].append(piece)
-                    self._counts[r] += piece.size
+                    self._small[rank].append(piece)
+                    self._counts[rank] += piece.size
                 else:
-                    self._large.append((r, piece))
+                    self._large.append((rank, piece))
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it was made for these tensors, and their arrays have not been replaced."""
