@@ -9,7 +9,8 @@ from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, pla
 from arrayopt.engines.array_api import apply
 from arrayopt.engines.layers import unless
 from arrayopt.hyper import concrete, scalar
-from arrayopt.params.given import match_grads, named_params
+from arrayopt.params.given import named_params
+from arrayopt.params.grads import match_grads
 from arrayopt.params.groups import Groups, assign, grouped
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
@@ -304,9 +305,8 @@ def _check_slots(rule: Rule, name: str, p: Any, slots: dict[str, Any]) -> None:
 
 def _rules(rule: Rule, groups: Groups | None, named: list[tuple[str, Any]]) -> dict[str, Rule]:
     """Each tensor's rule, by name."""
-    return {
-        name: own
-        for label, given, names in assign(rule, groups, named)
-        for own, _ in [grouped(rule, given, f"group {label!r}")]
-        for name in names
-    }
+    rules: dict[str, Rule] = {}
+    for group in assign(rule, groups, named):
+        own, _ = grouped(rule, group.given, f"group {group.label!r}")
+        rules |= dict.fromkeys(group.names, own)
+    return rules

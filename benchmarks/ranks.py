@@ -18,7 +18,7 @@ from arrayopt.engines.numba.engine import Numba
 from arrayopt.fusion.layout import geometry, layout
 from arrayopt.fusion.plans import plan_for
 from arrayopt.params.groups import Group
-from arrayopt.ranks.cuts import divide
+from arrayopt.ranks.partition import divide
 from arrayopt.state.tensors import Tensor
 from benchmarks.gpu import CASES
 from benchmarks.problems import PROBLEMS

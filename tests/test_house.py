@@ -1,8 +1,9 @@
-"""The house: imports point one way, between files and between rooms, and take what a module offers."""
+"""The house: imports point one way, take what a module offers, and code stays plain."""
 
 import ast
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -11,6 +12,8 @@ FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "arrayopt").rglob("*.py")
 }
+TEXTS = {module: path.read_text("utf-8") for module, path in FILES.items()}
+TREES = {module: ast.parse(text) for module, text in TEXTS.items()}
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
     ("_version", "codecs", "foreign", "randomness"),
     ("arrays",),
@@ -33,12 +36,31 @@ UP = (  # from the lowest room to the highest; a room may import from those befo
     ("cli",),
     ("__main__",),
 )
+
+
+class Plain(NamedTuple):
+    """What is counted in the files of a room."""
+
+    wide_lines: int = 0  # of more than 100 characters
+    nested: int = 0  # comprehensions that have another one within
+    tall: int = 0  # comprehensions over more than two lines
+    long_files: int = 0  # of more than 300 lines
+    letters: int = 0  # names of one letter that live over more than five lines of a function
+
+
+AT_MOST = {  # how often each may be there; numbers here may only fall
+    "ranks": Plain(letters=2),  # the `n` of `threads` and of `run`
+    "params": Plain(),
+    "fusion": Plain(330, 15, 4, 5, 71),
+    "engines": Plain(612, 26, 12, 2, 105),
+    "step": Plain(76, 2, 3, 1, 0),
+}
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
 def imported(module):
     """The modules of the package that a module imports, at its top or in a function, and the names that it takes."""
-    for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))):
+    for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names if alias.name in FILES)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "arrayopt":
@@ -92,10 +114,10 @@ def test_imports_point_to_lower_rooms(module):
 def test_what_is_imported_is_offered():
     """A name that another module takes stands in `__all__`."""
     offered = {}
-    for module, path in FILES.items():
+    for module, tree in TREES.items():
         lists = [
             node.value
-            for node in ast.parse(path.read_text("utf-8")).body
+            for node in tree.body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         ]
         offered[module] = set(ast.literal_eval(lists[0])) if lists else set()
@@ -111,3 +133,68 @@ def test_what_is_imported_is_offered():
 def test_a_circle_is_found():
     assert circle({"a": ["b"], "b": ["c"], "c": ["b"]}) == ["b", "c", "b"]
     assert circle({"a": ["b", "c"], "b": ["d"], "c": ["d"]}) is None
+
+
+# ---- plain code --------------------------------------------------------------------------------
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def counted(text):
+    """What is counted in a file."""
+    lines, nodes = text.splitlines(), list(ast.walk(ast.parse(text)))
+    comprehensions = [node for node in nodes if isinstance(node, COMPREHENSIONS)]
+    nested = 0
+    for node in comprehensions:
+        inside = [x for x in ast.walk(node) if isinstance(x, COMPREHENSIONS)]
+        nested += len(inside) > 1
+    return Plain(
+        wide_lines=sum(len(line) > 100 for line in lines),
+        nested=nested,
+        tall=sum(node.end_lineno > node.lineno + 1 for node in comprehensions),
+        long_files=int(len(lines) > 300),
+        letters=sum(long_letters(node) for node in nodes if isinstance(node, FUNCTIONS)),
+    )
+
+
+def long_letters(function):
+    """How many names of one letter live over more than five lines of a function."""
+    found, bound, todo = defaultdict(list), set(), list(ast.iter_child_nodes(function))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (*COMPREHENSIONS, *FUNCTIONS, ast.Lambda)):
+            continue  # names of their own
+        name = getattr(node, "id", getattr(node, "arg", None))
+        if isinstance(node, ast.Name | ast.arg) and len(name) == 1:
+            found[name].append(node.lineno)
+            if isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store):
+                bound.add(name)
+        todo += ast.iter_child_nodes(node)
+    return sum(max(found[name]) - min(found[name]) > 5 for name in bound)
+
+
+@pytest.mark.parametrize("name", AT_MOST)
+def test_code_stays_plain(name):
+    """What is counted does not become more; where it has become less, `AT_MOST` can say so."""
+    files = {module: counted(text) for module, text in TEXTS.items() if room(module) == name}
+    for kind, most in AT_MOST[name]._asdict().items():
+        found = {module: getattr(count, kind) for module, count in files.items()}
+        where = {module: count for module, count in found.items() if count}
+        assert sum(found.values()) <= most, f"{kind} in {name}: {where}"
+
+
+def test_what_is_not_plain_is_counted():
+    text = """
+def f(a, n):
+    wide = [x for x in a if x]  # {comment}
+    both = [[y for y in x] for x in a]
+    tall = [
+        x
+        for x in a
+    ]
+    g = [n for n in tall]
+    return n, a
+"""
+    assert counted(text.format(comment="-" * 70)) == Plain(1, 1, 1, 0, 2)
+    assert counted("\n" * 301) == Plain(long_files=1)

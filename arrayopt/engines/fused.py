@@ -19,7 +19,7 @@ from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.plans import plan_for, widened
-from arrayopt.params.heads import dtypes
+from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 

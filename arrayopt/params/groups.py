@@ -1,4 +1,4 @@
-"""Groups: which rule, with which hyper-parameters, each tensor is under."""
+"""Groups: the rule and the hyper-parameters of each tensor."""
 
 import dataclasses
 import inspect
@@ -15,6 +15,7 @@ from arrayopt.rules.fields import hypers
 from arrayopt.state.tensors import Tensor
 
 __all__ = [
+    "Assigned",
     "Group",
     "Groups",
     "assign",
@@ -28,24 +29,32 @@ __all__ = [
 
 Pattern = str | re.Pattern[str] | Callable[[str, Array], bool]
 Given = Rule | Mapping[str, Any]
-"""What a group is given: a rule, or values of fields, of the optimizer's rule or of that under the key "rule"."""
+"""What the user gives for a group: a rule, or values of fields.
+
+The fields are those of the optimizer's rule, or of the rule under the key "rule".
+"""
+
 Groups = Mapping[Any, Given] | Iterable[tuple[Pattern, Given]]
-"""What groups are given, by pattern; a mapping's keys are patterns too (typed as anything, for they cannot vary)."""
+"""What the user gives for groups, by pattern.
+
+A mapping's keys are patterns too; their type is Any because a mapping is invariant in it.
+"""
 
 
 class Group:
-    """Tensors under one rule. The rule's hyper-parameters can be read and set as attributes: ``group.lr = 0.1``.
+    """Tensors under one rule, whose fields can be read and set: ``group.lr = 0.1``.
 
     Attributes
     ----------
     label : str
-        What the group was made from: a pattern, its place in a list, or "rest".
+        The group's origin: a pattern, its position in a list, or "rest".
     rule : Rule
         The group's own rule.
     names : tuple of str
-        Names of its tensors.
+        The names of its tensors.
     overridden : frozenset of str
-        Fields that the group sets for itself; the others follow the optimizer's rule. All, if it has a rule of its own.
+        Fields that the group sets itself; the others follow the optimizer's rule. All, if it has
+        its own rule.
     """
 
     __slots__ = ("label", "overridden", "rule", "tensors")
@@ -56,7 +65,9 @@ class Group:
     tensors: list[Tensor]
 
     def __init__(self, label: str, rule: Rule, given: Given, tensors: list[Tensor]) -> None:
-        object.__setattr__(self, "label", label)  # attributes set the usual way are fields of the rule
+        object.__setattr__(
+            self, "label", label
+        )  # attributes set the usual way are fields of the rule
         object.__setattr__(self, "tensors", tensors)
         self.replace_rule(*grouped(rule, given, f"group {label!r}"))
 
@@ -68,9 +79,8 @@ class Group:
         if name.startswith("_") or name in Group.__slots__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         if name not in fields_of(type(self.rule)):
-            raise AttributeError(
-                unknown(type(self).__name__, [*fields_of(type(self.rule)), *_public(self)], name, RULE)
-            )
+            known = [*fields_of(type(self.rule)), *_public(self)]
+            raise AttributeError(unknown(type(self).__name__, known, name, RULE))
         return getattr(self.rule, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -79,31 +89,40 @@ class Group:
         self.replace_rule(self.checked(self.rule, {name: value}), self.overridden | {name})
 
     def checked(self, rule: Rule, changes: Mapping[str, Any]) -> Rule:
-        """The rule with changes, if the state that the group's tensors have fits it; else ValueError."""
-        old, rule = rule, override(rule, changes, f"group {self.label!r}")
+        """Return the rule with changes; ValueError if the tensors' state does not fit it."""
+        who = f"group {self.label!r}"
+        old, rule = rule, override(rule, changes, who)
         if rule.stacked != old.stacked:
             raise ValueError(
-                f"group {self.label!r}: `stacked` cannot change while training: each layer of a stacked tensor has its"
-                " own number of updates; make a new Optimizer"
+                f"{who}: `stacked` cannot change while training: each layer of a stacked tensor has"
+                " its own number of updates; make a new Optimizer"
             )
-        if "project" in changes and (old.constants or rule.constants) and old.project != rule.project:
+        if (
+            "project" in changes
+            and (old.constants or rule.constants)
+            and old.project != rule.project
+        ):
             raise ValueError(
-                f"group {self.label!r}: `project` cannot change while training if it has arrays; make a new Optimizer"
+                f"{who}: `project` cannot change while training if it has arrays; make a new"
+                " Optimizer"
             )
         for tensor in self.tensors if rule.structure != old.structure else ():
-            slots = tensor.slots, tensor.fresh(rule)
-            now, then = ({name: dtype_name(x) for name, x in made.items()} for made in slots)
+            now = {slot: dtype_name(array) for slot, array in tensor.slots.items()}
+            then = {slot: dtype_name(array) for slot, array in tensor.fresh(rule).items()}
             if list(now.items()) != list(then.items()):
-                shown = (list(now), list(then)) if list(now) != list(then) else (now, then)
+                before: Any = now
+                after: Any = then
+                if list(now) != list(then):
+                    before, after = list(now), list(then)
                 raise ValueError(
-                    f"group {self.label!r}: {', '.join(changes)} cannot change so while training: the state of"
-                    f" {tensor.name!r} would have to change from {shown[0]} to {shown[1]};"
+                    f"{who}: {', '.join(changes)} cannot change so while training: the state of"
+                    f" {tensor.name!r} would have to change from {before} to {after};"
                     f" make a new Optimizer{_scheduled(old, rule, changes)}"
                 )
         return rule
 
     def replace_rule(self, rule: Rule, overridden: frozenset[str] | None = None) -> None:
-        """Put a checked rule in the place of the old one."""
+        """Replace the rule by a checked one."""
         object.__setattr__(self, "rule", rule)
         if overridden is not None:
             object.__setattr__(self, "overridden", overridden)
@@ -117,55 +136,64 @@ class Group:
         if len(own) == len(fields_of(type(self.rule))):
             own = [repr(self.rule)]
         total = sum(size(tensor.array) for tensor in self.tensors)
-        return f"Group({', '.join([repr(self.label), f'{len(self.tensors)} tensors', f'{total} parameters', *own])})"
+        words = [repr(self.label), f"{len(self.tensors)} tensors", f"{total} parameters", *own]
+        return f"Group({', '.join(words)})"
 
 
 def _scheduled(old: Rule, new: Rule, changes: Iterable[str]) -> str:
-    """How to have the state of a number that is off from the start."""
-    off = [name for name in changes if 0.0 in (getattr(old, name), getattr(new, name)) and name in hypers(type(new))]
-    return f"; {off[0]}=lambda step: 0.0 in place of 0 has this state from the start" if off else ""
+    """Return advice for a number that is off, so that its state exists from the start."""
+    for name in changes:
+        if 0.0 in (getattr(old, name), getattr(new, name)) and name in hypers(type(new)):
+            return f"; {name}=lambda step: 0.0 in place of 0 has this state from the start"
+    return ""
 
 
 def labelled(groups: Iterable[Group]) -> list[tuple[str, Group]]:
-    """Groups with their labels, quoted, and numbered where a label is that of an earlier one, too."""
+    """Return groups with their quoted labels, numbered where an earlier group has the same."""
     found: dict[str, Group] = {}
     for i, group in enumerate(groups):
-        found[repr(group.label) if repr(group.label) not in found else f"{group.label!r} ({i})"] = group
+        label = repr(group.label)
+        found[label if label not in found else f"{label} ({i})"] = group
     return list(found.items())
 
 
 def _public(x: Any) -> list[str]:
-    """The public names of an object's class."""
+    """Return the public names of an object's class."""
     return [name for name in dir(type(x)) if not name.startswith("_")]
 
 
 @cache
 def fields_of(rule: type[Rule]) -> list[str]:
-    """The names of a rule's fields."""
+    """Return the names of a rule's fields."""
     return [f.name for f in dataclasses.fields(rule)]
 
 
 @cache
 def field_parameters(rule: type[Rule]) -> tuple[inspect.Parameter, ...]:
-    """How a function is called that takes a rule's fields: `lr` first, the rest by name, those of all rules last."""
-    common = fields_of(Rule)
-    return tuple(
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD if f.name == "lr" else inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
-        )
-        for f in sorted(dataclasses.fields(rule), key=lambda f: (f.name != "lr", f.name in common))
-    )
+    """Return the parameters of a function that takes a rule's fields.
+
+    `lr` is first, the others are by name, and the fields of all rules are last.
+    """
+    common, found = fields_of(Rule), []
+    for field in sorted(
+        dataclasses.fields(rule), key=lambda field: (field.name != "lr", field.name in common)
+    ):
+        kind: Any = inspect.Parameter.KEYWORD_ONLY
+        if field.name == "lr":
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        has_default = field.default is not dataclasses.MISSING
+        default = field.default if has_default else inspect.Parameter.empty
+        found.append(inspect.Parameter(field.name, kind, default=default))
+    return tuple(found)
 
 
 def unknown_key(rule: Rule, name: str, *value: Any) -> str:
-    """What to say to a field that the rule does not have; `value` is what it was given as, where that is known."""
+    """Return the error for a field that the rule does not have, with the given value if known."""
     return unknown(type(rule).__name__, fields_of(type(rule)), name, RULE, *value)
 
 
 def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
-    """A rule with some fields changed, typed and validated like any; ValueError for a field that it does not have."""
+    """Return a validated rule with some fields changed; ValueError for an unknown field."""
     for name, value in changes.items():
         if name not in fields_of(type(rule)):
             raise ValueError(f"{who}: {unknown_key(rule, name, value)}")
@@ -176,7 +204,7 @@ def override(rule: Rule, changes: Mapping[str, Any], who: str) -> Rule:
 
 
 def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
-    """The rule of a group, and the fields that do not follow the optimizer's `rule`.
+    """Return the rule of a group, and the fields that do not follow the optimizer's `rule`.
 
     Raises
     ------
@@ -189,12 +217,21 @@ def grouped(rule: Rule, given: Given, who: str) -> tuple[Rule, frozenset[str]]:
     own = changes["rule"]
     if not isinstance(own, Rule):
         raise TypeError(f"{who}: `rule` must be a Rule such as LAMB(lr=1e-3); got {own!r}")
-    own = override(own, {name: value for name, value in changes.items() if name != "rule"}, who)
+    own = override(own, {name: x for name, x in changes.items() if name != "rule"}, who)
     return own, frozenset(fields_of(type(own)))
 
 
-def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) -> list[tuple[str, Given, list[str]]]:
-    """Sort parameters into groups by pattern: (label, what is given, names), in the order given, then the rest.
+@dataclasses.dataclass(frozen=True)
+class Assigned:
+    """A group to be made: its label, what the user gave for it, and the names of its tensors."""
+
+    label: str
+    given: Given
+    names: list[str] = dataclasses.field(default_factory=list)
+
+
+def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) -> list[Assigned]:
+    """Sort parameters into groups by pattern, in the order given; the rest are the last group.
 
     Raises
     ------
@@ -203,37 +240,49 @@ def assign(rule: Rule, groups: Groups | None, named: list[tuple[str, Array]]) ->
     TypeError
         For a pattern that is neither a glob, a compiled regular expression nor a function.
     """
-    given: Any = groups.items() if isinstance(groups, Mapping) else () if groups is None else groups
-    pairs: list[Any] = list(given) if isinstance(given, Iterable) and not is_array(given) else [given]
+    if groups is None:
+        groups = ()
+    given: Any = groups.items() if isinstance(groups, Mapping) else groups
+    pairs: list[Any] = [given]
+    if isinstance(given, Iterable) and not is_array(given):
+        pairs = list(given)
     if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise TypeError(
-            f"groups: must map patterns to dicts of hyper-parameters or to rules, or list such pairs; got {groups!r}"
+            "groups: must map patterns to dicts of hyper-parameters or to rules, or list such"
+            f" pairs; got {groups!r}"
         )
-    made: list[tuple[str, Given, list[str]]] = []
+    made: list[Assigned] = []
     for pattern, own in pairs:
         if not isinstance(own, Mapping | Rule):
-            raise TypeError(f"groups: {pattern!r} must map to a dict of hyper-parameters or to a rule; got {own!r}")
-        label = (
-            pattern
-            if isinstance(pattern, str)
-            else getattr(pattern, "pattern", getattr(pattern, "__name__", repr(pattern)))
-        )
-        grouped(rule, own, f"group {label!r}")
-        made.append((label, own, []))
-    rest: list[str] = []
-    for name, array in named:
-        hit = next((i for i, (pattern, _) in enumerate(pairs) if _matches(pattern, name, array)), None)
-        (rest if hit is None else made[hit][2]).append(name)
-    for label, _, names in made:
-        if not names:
-            raise ValueError(
-                f"group {label!r}: no parameter is left for it; the names are {', '.join(n for n, _ in named)}"
+            raise TypeError(
+                f"groups: {pattern!r} must map to a dict of hyper-parameters or to a rule;"
+                f" got {own!r}"
             )
-    return [*made, *([("rest" if made else "all", {}, rest)] if rest else [])]
+        label = pattern
+        if not isinstance(pattern, str):
+            name = getattr(pattern, "__name__", repr(pattern))
+            label = getattr(pattern, "pattern", name)
+        grouped(rule, own, f"group {label!r}")
+        made.append(Assigned(label, own))
+    rest = Assigned("rest" if made else "all", {})
+    for name, array in named:
+        hit = rest
+        for group, (pattern, _) in zip(made, pairs, strict=True):
+            if _matches(pattern, name, array):
+                hit = group
+                break
+        hit.names.append(name)
+    for group in made:
+        if not group.names:
+            listed = ", ".join(name for name, _ in named)
+            raise ValueError(
+                f"group {group.label!r}: no parameter is left for it; the names are {listed}"
+            )
+    return [*made, rest] if rest.names else made
 
 
 def _matches(pattern: Pattern, name: str, array: Array) -> bool:
-    """Whether a pattern takes a tensor."""
+    """Return whether a pattern matches a tensor."""
     if isinstance(pattern, str):
         return fnmatchcase(name, pattern)
     if isinstance(pattern, re.Pattern):
@@ -241,5 +290,6 @@ def _matches(pattern: Pattern, name: str, array: Array) -> bool:
     if callable(pattern) and not isinstance(pattern, type):
         return bool(pattern(name, array))
     raise TypeError(
-        f"groups: a pattern must be a glob, a compiled regular expression or f(name, array); got {pattern!r}"
+        "groups: a pattern must be a glob, a compiled regular expression or f(name, array); got"
+        f" {pattern!r}"
     )

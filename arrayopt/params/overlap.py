@@ -1,4 +1,4 @@
-"""Parameters that share memory: found by where their elements lie."""
+"""Parameters that share memory, found by the regions of memory that they have."""
 
 import math
 from typing import Any, NamedTuple
@@ -8,18 +8,38 @@ import numpy as np
 
 from arrayopt.arrays import Array, size, writable
 
-__all__ = ["Lie", "lie_of", "meet", "overlaps_itself", "shared"]
+__all__ = ["Region", "may_share_element", "overlaps_itself", "region_of", "shared"]
 
 WORK = 100_000
-"""How much is tried to tell apart two arrays whose elements lie among each other, before they count as sharing."""
+"""The work that is spent to tell apart arrays with interleaved elements.
+
+After it, they count as sharing one.
+"""
 
 ELEMENTS = 1 << 20
-"""Up to so many elements of one array are compared, if its strides alone do not tell them apart."""
+"""Up to this many elements of an array are compared, if its strides do not tell them apart."""
 
 
-class Lie(NamedTuple):
-    """Where an array lies: its first and last byte, and its elements, multiples of `grid` from each other."""
+class Region(NamedTuple):
+    """The memory of an array.
 
+    Attributes
+    ----------
+    device : str
+        The device.
+    low, high : int
+        The addresses of its first byte, and of the end of its last one.
+    address : int
+        The address of its first element.
+    shape, strides : tuple of int
+        The array's; strides are in bytes.
+    item : int
+        The bytes of an element.
+    grid : int
+        Distances between elements are multiples of this.
+    """
+
+    device: str
     low: int
     high: int
     address: int
@@ -28,86 +48,99 @@ class Lie(NamedTuple):
     item: int
     grid: int
 
+    def axes(self) -> list[tuple[int, int]]:
+        """Return the stride and the length of each axis with several elements."""
+        return [(s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1]
 
-def lie_of(x: Array) -> tuple[Any, Lie] | None:
-    """The device that an array lies on, and where there; None where that cannot be asked, or nothing is there."""
-    if size(x) == 0 or isinstance(x, np.generic):
+
+def region_of(array: Array) -> Region | None:
+    """Return an array's region; None if it is empty, or its library does not tell."""
+    if size(array) == 0 or isinstance(array, np.generic):
         return None
-    device: Any = "cpu"
-    if isinstance(x, np.ndarray):
-        address, strides, item = x.__array_interface__["data"][0], x.strides, x.dtype.itemsize
-    elif array_api_compat.is_torch_array(x):
-        item = x.element_size()
-        address, strides = x.data_ptr(), tuple(item * stride for stride in x.stride())
-        device = "cpu" if x.device.type == "cpu" else str(x.device)
-    elif array_api_compat.is_cupy_array(x):
-        address, strides, item, device = x.data.ptr, x.strides, x.dtype.itemsize, f"cuda:{x.data.device_id}"
+    device = "cpu"
+    if isinstance(array, np.ndarray):
+        address, item = array.__array_interface__["data"][0], array.dtype.itemsize
+        strides = array.strides
+    elif array_api_compat.is_torch_array(array):
+        address, item = array.data_ptr(), array.element_size()
+        strides = tuple(item * stride for stride in array.stride())
+        device = "cpu" if array.device.type == "cpu" else str(array.device)
+    elif array_api_compat.is_cupy_array(array):
+        address, item, strides = array.data.ptr, array.dtype.itemsize, array.strides
+        device = f"cuda:{array.data.device_id}"
     else:
         return None
-    spans = [(n - 1) * stride for n, stride in zip(x.shape, strides, strict=True)]
-    low, high = address + sum(s for s in spans if s < 0), address + sum(s for s in spans if s > 0) + item
-    grid = math.gcd(*(stride for n, stride in zip(x.shape, strides, strict=True) if n > 1))
-    return device, Lie(low, high, address, tuple(x.shape), tuple(strides), item, grid)
+    low = high = address
+    grid = 0
+    for length, stride in zip(array.shape, strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+        if length > 1:
+            grid = math.gcd(grid, stride)
+    return Region(device, low, high + item, address, tuple(array.shape), tuple(strides), item, grid)
 
 
-def _view(lie: Lie) -> "np.ndarray[Any, Any]":
-    """An array of NumPy's that lies there; its elements are never looked at, and may be on any device."""
+def _view(region: Region) -> "np.ndarray[Any, Any]":
+    """Return a NumPy array of a region, whose elements are never read; on any device."""
 
     class There:
         __array_interface__ = {  # noqa: RUF012
             "version": 3,
-            "data": (lie.address, True),
-            "shape": lie.shape,
-            "strides": lie.strides,
-            "typestr": f"|V{lie.item}",
+            "data": (region.address, True),
+            "shape": region.shape,
+            "strides": region.strides,
+            "typestr": f"|V{region.item}",
         }
 
     return np.asarray(There())
 
 
 def shared(named: list[tuple[str, Array]]) -> list[tuple[str, str]]:
-    """Pairs of names whose arrays have an element in common that one of them would write."""
-    spaces: dict[Any, list[tuple[Lie, str, bool]]] = {}
-    for name, x in named:
-        found = lie_of(x)
+    """Return pairs of names whose arrays share an element that one of them would write."""
+    devices: dict[str, list[tuple[Region, str, bool]]] = {}
+    for name, array in named:
+        found = region_of(array)
         if found is not None:
-            spaces.setdefault(found[0], []).append((found[1], name, writable(x)))
+            devices.setdefault(found.device, []).append((found, name, writable(array)))
     pairs = []
-    for lies in spaces.values():
-        near: list[tuple[Lie, str, bool]] = []
-        for lie, name, written in sorted(lies, key=lambda entry: entry[0].low):
-            near = [entry for entry in near if entry[0].high > lie.low]
-            pairs += [(other, name) for was, other, too in near if (written or too) and meet(was, lie)]
-            near.append((lie, name, written))
+    for regions in devices.values():
+        near: list[tuple[Region, str, bool]] = []
+        for region, name, written in sorted(regions, key=lambda entry: entry[0].low):
+            near = [entry for entry in near if entry[0].high > region.low]
+            for other, other_name, other_written in near:
+                if (written or other_written) and may_share_element(other, region):
+                    pairs.append((other_name, name))
+            near.append((region, name, written))
     return pairs
 
 
-def meet(a: Lie, b: Lie) -> bool:
-    """Whether two arrays whose ranges overlap have an element in common, or may have."""
-    grid = math.gcd(a.grid, b.grid)
-    if grid and a.item <= (b.address - a.address) % grid <= grid - b.item:  # as columns of one matrix, which are many
-        return False
+def may_share_element(one: Region, other: Region) -> bool:
+    """Return whether arrays whose regions overlap share an element, or may do so."""
+    grid = math.gcd(one.grid, other.grid)
+    if grid and one.item <= (other.address - one.address) % grid <= grid - other.item:
+        return False  # as columns of one matrix, which are many
+    limit: Any = WORK  # NumPy's annotation has no integers
     try:
-        return bool(np.shares_memory(_view(a), _view(b), max_work=WORK))  # type: ignore[arg-type]
+        return bool(np.shares_memory(_view(one), _view(other), max_work=limit))
     except np.exceptions.TooHardError:
         return True
 
 
-def overlaps_itself(x: Array) -> bool:
-    """Whether several elements of an array that can be written lie in the same place, as after `expand`."""
-    found = lie_of(x) if writable(x) else None
-    if found is None:
+def overlaps_itself(array: Array) -> bool:
+    """Return whether a writable array has elements at the same place, as after `expand`."""
+    region = region_of(array) if writable(array) else None
+    if region is None:
         return False
-    lie, reach = found[1], found[1].item
-    for stride, n in sorted((abs(stride), n) for stride, n in zip(lie.strides, lie.shape, strict=True) if n > 1):
+    reach = region.item
+    for stride, length in sorted((abs(stride), length) for stride, length in region.axes()):
         if stride < reach:
             break
-        reach += (n - 1) * stride
+        reach += (length - 1) * stride
     else:
         return False
-    if 0 in (stride for stride, n in zip(lie.strides, lie.shape, strict=True) if n > 1) or size(x) > ELEMENTS:
+    if any(stride == 0 for stride, _ in region.axes()) or size(array) > ELEMENTS:
         return True
     offsets = np.zeros(1, np.int64)
-    for stride, n in zip(lie.strides, lie.shape, strict=True):
-        offsets = (offsets[:, None] + stride * np.arange(n)).reshape(-1)
-    return bool((np.diff(np.sort(offsets)) < lie.item).any())
+    for stride, length in region.axes():
+        offsets = (offsets[:, None] + stride * np.arange(length)).reshape(-1)
+    return bool((np.diff(np.sort(offsets)) < region.item).any())

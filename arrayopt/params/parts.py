@@ -1,4 +1,4 @@
-"""Arrays that are parts of larger tensors, whose other parts are on other ranks: `Part`, and DTensor of PyTorch."""
+"""Parts of larger tensors, whose other parts are on other ranks: `Part`, and PyTorch's DTensor."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,22 @@ from arrayopt.state.shares import Block
 __all__ = ["Part", "block_of", "has_parts", "local", "localized", "mesh_of", "strays", "with_array"]
 
 KEPT = 4096
-"""So many layouts of DTensors are remembered."""
+"""The number of DTensor layouts that are remembered."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """An array that is a part of a larger tensor: what this rank has of it. Norms are those of the whole tensor.
+    """This rank's part of a larger tensor. Norms are those of the whole tensor.
 
     Parameters
     ----------
     array : array
         This rank's part, which is updated in place.
     offset : sequence of int
-        Where in the whole tensor the part begins, along each axis.
+        Where the part begins in the whole tensor, along each axis.
     shape : sequence of int
-        The shape of the whole tensor. The parts of all ranks fill it; ranks may have the same one, or none of it.
+        The shape of the whole tensor. The parts of all ranks fill it. Ranks may have the same part,
+        or none of it.
 
     Raises
     ------
@@ -55,43 +56,47 @@ class Part:
         for name in ("offset", "shape"):
             object.__setattr__(self, name, tuple(int(x) for x in getattr(self, name)))
         here = tuple(self.array.shape)
-        inside = len(here) == len(self.offset) == len(self.shape) and all(
-            first >= 0 and first + n <= whole for first, n, whole in zip(self.offset, here, self.shape, strict=True)
-        )
+        inside = len(here) == len(self.offset) == len(self.shape)
+        for first, count, length in zip(self.offset, here, self.shape, strict=False):
+            inside = inside and first >= 0 and first + count <= length
         if not inside:
             raise ValueError(
-                f"Part: an array of shape {here} from {self.offset} on must lie within a tensor of shape {self.shape}"
+                f"Part: an array of shape {here} from {self.offset} on must lie within a tensor of"
+                f" shape {self.shape}"
             )
 
 
-def _is_dtensor(x: Any) -> bool:
-    return hasattr(x, "_local_tensor") and any(kind.__name__ == "DTensor" for kind in type(x).__mro__)
+def _is_dtensor(leaf: Any) -> bool:
+    if not hasattr(leaf, "_local_tensor"):
+        return False
+    return any(kind.__name__ == "DTensor" for kind in type(leaf).__mro__)
 
 
 def has_parts(tree: Any) -> bool:
-    """Whether a tree has parts of larger tensors among its leaves."""
-    return any(isinstance(x, Part) or _is_dtensor(x) for _, x in flatten(tree))
+    """Return whether a tree has parts of larger tensors among its leaves."""
+    return any(isinstance(leaf, Part) or _is_dtensor(leaf) for _, leaf in flatten(tree))
 
 
-def local(x: Any) -> Any:
-    """What this rank has of a leaf."""
-    if isinstance(x, Part):
-        return x.array
-    if not _is_dtensor(x):
-        return x
-    if any(placement.is_partial() for placement in x.placements):
+def local(leaf: Any) -> Any:
+    """Return what this rank has of a leaf."""
+    if isinstance(leaf, Part):
+        return leaf.array
+    if not _is_dtensor(leaf):
+        return leaf
+    if any(placement.is_partial() for placement in leaf.placements):
         raise ValueError(
-            "a DTensor whose ranks have terms of a sum (Partial) is not reduced yet; call x.redistribute()"
+            "a DTensor whose ranks have terms of a sum (Partial) is not reduced yet; call"
+            " x.redistribute()"
         )
-    return x._local_tensor
+    return leaf._local_tensor
 
 
 def localized(tree: Any) -> tuple[Any, dict[int, Block]]:
-    """A tree of what this rank has, and for each array of a part, by its id, where in the whole tensor it lies."""
+    """Return a tree of what this rank has, and the block of each array of a part, by its id."""
     blocks: dict[int, Block] = {}
 
-    def own(x: Any) -> Any:
-        found, block = local(x), block_of(x)
+    def own(leaf: Any) -> Any:
+        found, block = local(leaf), block_of(leaf)
         if block is not None:
             blocks[id(found)] = block
         return found
@@ -99,49 +104,54 @@ def localized(tree: Any) -> tuple[Any, dict[int, Block]]:
     return rebuild(tree, own), blocks
 
 
-def block_of(x: Any) -> Block | None:
-    """Where in the whole tensor a part lies; None for whole arrays."""
-    if isinstance(x, Part):
-        offset, here = x.offset, tuple(x.array.shape)
-    elif _is_dtensor(x):
-        shape, offset = _placed(x.shape, x.device_mesh, tuple(x.placements))
-        here = tuple(x._local_tensor.shape)
+def block_of(leaf: Any) -> Block | None:
+    """Return the place of a part in its whole tensor; None for other leaves."""
+    if isinstance(leaf, Part):
+        offset, here = leaf.offset, tuple(leaf.array.shape)
+    elif _is_dtensor(leaf):
+        shape, offset = _placed(leaf.shape, leaf.device_mesh, tuple(leaf.placements))
+        here = tuple(leaf._local_tensor.shape)
         if shape != here:
             raise ValueError(
-                f"a DTensor of shape {tuple(x.shape)}, placed by {x.placements}, has {here} here, not {shape}"
+                f"a DTensor of shape {tuple(leaf.shape)}, placed by {leaf.placements}, has {here}"
+                f" here, not {shape}"
             )
     else:
         return None
-    return Block(tuple(offset) if 0 not in here else (0,) * len(here), tuple(x.shape))
+    return Block(tuple(offset) if 0 not in here else (0,) * len(here), tuple(leaf.shape))
 
 
 @lru_cache(maxsize=KEPT)
 def _placed(shape: Any, mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape and the offset of what this rank has of a DTensor."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # there is no public one
+    """Return the shape and the offset of what this rank has of a DTensor."""
+    from torch.distributed.tensor import _utils  # there is no public function
 
-    here, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    here, offset = _utils.compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(here), tuple(offset)
 
 
 def strays(named: Iterable[tuple[str, Any]], blocks: Mapping[str, Block | None]) -> list[str]:
-    """What is wrong with parts that are not of the same place as the parameters of their names."""
+    """Return messages about parts whose places differ from the parameters of their names."""
     wrong = []
     for name, x in named:
         found, expected = block_of(x), blocks.get(name)
         if found is not None and name in blocks and found != expected:
-            here = f"from {expected.offset} on of {expected.shape}" if expected is not None else "no part"
-            wrong.append(f"{name!r} is the part from {found.offset} on of {found.shape}, expected {here}")
+            here = "no part"
+            if expected is not None:
+                here = f"from {expected.offset} on of {expected.shape}"
+            wrong.append(
+                f"{name!r} is the part from {found.offset} on of {found.shape}, expected {here}"
+            )
     return wrong
 
 
-def with_array(x: Any, array: Array) -> Any:
-    """A leaf with another array in the place of its own."""
-    return Part(array, x.offset, x.shape) if isinstance(x, Part) else array
+def with_array(leaf: Any, array: Array) -> Any:
+    """Return a leaf with another array in place of its own."""
+    return Part(array, leaf.offset, leaf.shape) if isinstance(leaf, Part) else array
 
 
 def mesh_of(tree: Any) -> Any:
-    """The process group of the first DTensor of a tree; None where there is none."""
+    """Return the process group of the first DTensor of a tree, or None."""
     for _, x in flatten(tree):
         if _is_dtensor(x):
             mesh = x.device_mesh
@@ -151,5 +161,7 @@ def mesh_of(tree: Any) -> Any:
 
             if mesh.size() == dist.get_world_size():
                 return dist.group.WORLD
-            raise ValueError("Optimizer: give `comm`, the group of all ranks of the parameters' mesh")
+            raise ValueError(
+                "Optimizer: give `comm`, the group of all ranks of the parameters' mesh"
+            )
     return None

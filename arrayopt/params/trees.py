@@ -11,7 +11,7 @@ LONE = "param"
 
 
 def flatten(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree with their names, in order.
+    """Return the leaves of a tree with their names, in order.
 
     Parameters
     ----------
@@ -21,7 +21,8 @@ def flatten(tree: Any) -> list[tuple[str, Any]]:
     Returns
     -------
     list of (str, leaf)
-        A name is the path of keys and positions, joined by dots: ``blocks.0.bias``. A lone leaf is ``param``.
+        A name is the path of keys and positions, joined by dots: ``blocks.0.bias``. A lone leaf is
+        ``param``.
 
     Examples
     --------
@@ -36,7 +37,10 @@ def flatten(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _visit(prefix: str, children: Iterable[tuple[Any, Any]], found: list[tuple[str, Any]]) -> None:
-    """Append the leaves below a node. No function within another: it would keep leaves until garbage is collected."""
+    """Append the leaves below a node.
+
+    It is no nested function, which would keep leaves until garbage is collected.
+    """
     for key, child in children:
         below = _children(child)
         if below is None:
@@ -46,24 +50,33 @@ def _visit(prefix: str, children: Iterable[tuple[Any, Any]], found: list[tuple[s
 
 
 Template = Any
-"""The containers of a tree without its leaves: None for a leaf; else keys, fields or a length, and what is below."""
+"""The containers of a tree without its leaves.
+
+None for a leaf; else keys, fields or a length, and the templates below.
+"""
 
 
 def template(tree: Any) -> Template:
-    """What `leaves` follows; no tree has the containers of one with keys that are not strings."""
+    """Return the template of a tree; nothing fits if a key is not a string."""
     children = _children(tree)
     if children is None:
         return None
     nodes = list(children)
     below = [template(node) for _, node in nodes]
-    keys = [key for key, _ in nodes] if isinstance(tree, dict) else getattr(tree, "_fields", len(nodes))
+    keys = (
+        [key for key, _ in nodes]
+        if isinstance(tree, dict)
+        else getattr(tree, "_fields", len(nodes))
+    )
     if isinstance(keys, list) and not all(isinstance(key, str) for key in keys):
-        return [object()], None  # 1 and True are equal, but not the same name: nothing has such containers
+        return [
+            object()
+        ], None  # 1 and True are equal, but not the same name: nothing has such containers
     return keys, below if any(x is not None for x in below) else None
 
 
 def leaves(made: Template, tree: Any) -> list[Any] | None:
-    """The leaves of a tree with these containers, in order, and without their names; None if it has others."""
+    """Return the leaves of a tree with these containers, in order; None if it has others."""
     found: list[Any] = []
     return found if _collect(made, tree, found) else None
 
@@ -93,7 +106,7 @@ def _collect(made: Template, node: Any, found: list[Any]) -> bool:
 
 
 def rebuild(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """A tree of the same containers, with `leaf(old)` in place of each leaf."""
+    """Return a tree of the same containers, with `leaf(old)` in place of each leaf."""
     if isinstance(tree, dict):
         made = copy.copy(tree)  # keeps the kind of dict: OrderedDict, defaultdict, ...
         made.update({key: rebuild(child, leaf) for key, child in tree.items()})
@@ -107,7 +120,7 @@ def rebuild(tree: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
-    """The children of a container with their keys, or None for a leaf."""
+    """Return the children of a container with their keys, or None for a leaf."""
     if isinstance(node, dict):
         return node.items()
     if not isinstance(node, list | tuple):

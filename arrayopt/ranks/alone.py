@@ -1,4 +1,4 @@
-"""One process, as if it were ranks: what is asked of them, and what it answers."""
+"""One process, with the methods of a team of ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,22 +13,22 @@ from arrayopt.state.tensors import Tensor
 __all__ = ["Alone", "Said"]
 
 Said = Callable[[], Mapping[str, Any]]
-"""What ranks must have in common, by what it is called."""
+"""Returns what must be the same on all ranks, by the words that an error uses for it."""
 
 _NOTHING = nullcontext()
 
 
 class Alone:
-    """One process: it agrees with itself, and has everything."""
+    """One process: it agrees with itself, and has all of each tensor."""
 
     size, rank = 1, 0
     torn: str | None = None
     sums = False
-    """Whether each rank has gradients of its own, which are added up."""
+    """Whether each rank has its own gradients, which are added up."""
     captured = True
-    """Whether what ranks say to each other in a step can be part of a CUDA graph."""
+    """Whether a CUDA graph can record the messages of a step."""
     hooked = False
-    """Whether functions are to be called after the next step."""
+    """Whether functions will be called after the next step."""
     replaced = Replaced([])
     """What the user did to parameters."""
 
@@ -42,86 +42,93 @@ class Alone:
         grads: Sequence[Array | None] | None = None,
         step: int = 0,
     ) -> bool:
-        """Have all ranks raise if one has an error, or says something else than the others; whether one has a wish.
+        """Raise on all ranks if one has an error or differs; return whether a rank has a wish.
 
-        They compare what users put in the place of parameters, too, and in some steps the gradients that are given.
+        Ranks also compare the arrays that users put in the place of parameters, and in some steps
+        the gradients.
         """
         if error is not None:
             raise error
         if self.torn is not None and what not in ("Optimizer.load", "Optimizer.load_state_dict"):
             raise RuntimeError(
-                f"{what}: {self.torn}, and parameters and state may be of different steps: load a checkpoint, or put"
-                " saved parameters back and load their state dict"
+                f"{what}: {self.torn}, and parameters and state may be of different steps: load a"
+                " checkpoint, or put saved parameters back and load their state dict"
             )
         return wish
 
     def tear(self, what: str, error: BaseException) -> None:
-        """Note that a section that writes was broken off."""
+        """Note that a section was interrupted while it wrote."""
         self.torn = f"{what} was broken off ({type(error).__name__}: {error})"
 
     def warn(self, what: str, error: BaseException) -> None:
-        """Have all ranks raise, for this one has an error."""
+        """Raise this rank's error on all ranks."""
 
     def warned(self, what: str) -> AbstractContextManager[None]:
-        """A section of which an error is one of all ranks."""
+        """A section whose errors are raised on all ranks."""
         return _NOTHING
 
     def after(self, what: str) -> AbstractContextManager[None]:
-        """A step and what is called after it, of which an error is one of all ranks."""
+        """A step and its hooks, whose errors are raised on all ranks."""
         return _NOTHING
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:
-        """A section that all ranks must get through, for they write in it."""
+        """A section that writes, so that all ranks must complete it."""
         return _NOTHING
 
     def divide(self, groups: list[Group]) -> None:
-        """Give tensors of new groups their shares."""
-        for tensor in (tensor for group in groups for tensor in group.tensors):
-            if tensor.block is not None and tensor.shape != tuple(tensor.array.shape):
-                raise ValueError(
-                    f"Optimizer: {tensor.name!r} is a part of a tensor of shape {tensor.shape}: give `comm`, the ranks"
-                    " that have the others"
-                )
+        """Give the tensors of new groups their shares."""
+        for group in groups:
+            for tensor in group.tensors:
+                if tensor.block is not None and tensor.shape != tuple(tensor.array.shape):
+                    raise ValueError(
+                        f"Optimizer: {tensor.name!r} is a part of a tensor of shape {tensor.shape}:"
+                        " give `comm`, the ranks that have the others"
+                    )
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
-        """What `reduce` will fill."""
+        """Return the arrays that `reduce` will fill."""
         return grads
 
-    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
-        """Put the gradients that a step takes into their rooms."""
+    def reduce(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
+        """Put the gradients of a step into their rooms."""
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
-        """Begin to fill in partial results of other ranks; what is returned ends it."""
+        """Start filling in the partial results of other ranks; the returned function ends it."""
         raise AssertionError("one process has all partial results")
 
-    def norms(self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]) -> dict[str, Any]:
-        """The norms of these tensors' gradients, from those that this rank has measured.
+    def norms(
+        self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]
+    ) -> dict[str, Any]:
+        """Return the norms of these tensors' gradients, from those that this rank has measured.
 
-        They are NaN where some rank's gradient is not finite, also in elements that other ranks measure.
+        A norm is NaN where the gradient of any rank is not finite, also in elements that other
+        ranks measure.
         """
         return own
 
     def reports(self, own: dict[str, Report]) -> dict[str, Report]:
-        """The reports of all tensors."""
+        """Return the reports of all tensors."""
         return own
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
-        """Bring parameters that other ranks have updated here."""
+        """Fetch the parameters that other ranks have updated."""
 
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
-        """A slot, whole, on one rank or on all."""
+        """Return a complete slot, on one rank or on all."""
         return tensor.slots[slot]
 
-    def check_whole(self, tensors: Sequence[Tensor]) -> None:
-        """Raise where the ranks' parts of a slot are not all of it, each element once; `collect` relies on it."""
+    def check_complete(self, tensors: Sequence[Tensor]) -> None:
+        """Raise if the parts of a slot are not all its elements, each once; see `collect`."""
 
     def renew(self) -> None:
-        """Forget messages that were on their way when ranks were torn apart: not all of them need know of it."""
+        """Forget messages that were on their way when a rank was interrupted."""
 
     def mend(self) -> None:
-        """Go on after a step was broken off, for a state has been loaded: on all ranks the same."""
+        """Continue after an interrupted step: the same state has been loaded on all ranks."""
         self.torn = None
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
-        """What there is to say of the ranks."""
+        """Return lines that describe the ranks."""
         return []

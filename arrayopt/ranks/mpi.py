@@ -1,7 +1,8 @@
 """MPI communicators, by mpi4py."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -12,44 +13,45 @@ from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
 __all__ = ["MPIComm"]
 
 PIECE = 1 << 30
-"""The most bytes of one message: counts are 32-bit integers in MPI before version 4."""
+"""The most bytes of a message: counts are 32-bit integers in MPI before version 4."""
 
 SPIN = 2e-3
-"""Seconds that a rank asks without a pause whether a message has come. Then it sleeps between its questions."""
+"""Seconds for which a rank polls without a pause. Then it sleeps between polls."""
 
 
-class _Twin:
-    """The duplicate of a communicator that every `MPIComm` over it sends its messages by; freed with it.
+@dataclass(eq=False)
+class _Duplicate:
+    """The duplicate of a communicator, which every `MPIComm` over it uses; freed with it.
 
     Attributes
     ----------
     comm : mpi4py.MPI.Intracomm or None
         The duplicate; None until there is one.
-    coming : tuple, optional
-        The next one, and the request that it comes with.
-    left : list
-        Messages that nobody waits for any more: MPI may still write what they hold.
+    pending : tuple, optional
+        The next duplicate, and the request that completes it.
+    abandoned : list
+        Requests that nobody waits for any more. MPI may still write into their memory.
     broken : bool
-        Whether a call was broken off, so that messages of it may be on their way.
-    opened : int
-        How many have begun to use it.
+        Whether a call was interrupted, so that its messages may be on their way.
+    users : int
+        The number of objects that have started to use it.
     """
 
-    def __init__(self) -> None:
-        self.comm: Any = None
-        self.coming: Any = None
-        self.left: list[Any] = []
-        self.broken, self.opened = False, 0
+    comm: Any = None
+    pending: Any = None
+    abandoned: list[Any] = field(default_factory=list)
+    broken: bool = False
+    users: int = 0
 
 
 @cache
 def _key() -> int:
-    """Under which communicators keep their `_Twin`."""
+    """Return the key of the attribute in which communicators keep their `_Duplicate`."""
     from mpi4py import MPI
 
-    def freed(comm: Any, key: int, twin: _Twin) -> None:
-        if twin.comm is not None and not MPI.Is_finalized():
-            twin.comm.Free()
+    def freed(comm: Any, key: int, duplicate: _Duplicate) -> None:
+        if duplicate.comm is not None and not MPI.Is_finalized():
+            duplicate.comm.Free()
 
     return int(MPI.Comm.Create_keyval(delete_fn=freed))
 
@@ -60,7 +62,7 @@ class MPIComm(Comm):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        The communicator. It is duplicated once, so that messages here do not meet the user's.
+        The communicator. It is duplicated once, so that messages do not mix with the user's.
     timeout : float
         Seconds that a call may take.
     """
@@ -71,77 +73,84 @@ class MPIComm(Comm):
         self._mpi, self._given = MPI, comm
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
         found = comm.Get_attr(_key())
-        self._twin: _Twin = _Twin() if found is None else found
+        self._duplicate: _Duplicate = _Duplicate() if found is None else found
         if found is None:
-            comm.Set_attr(_key(), self._twin)
-        if self._twin.comm is None:
+            comm.Set_attr(_key(), self._duplicate)
+        if self._duplicate.comm is None:
             self.renew()
-        self._twin.opened += 1
-        self.number = self._twin.opened
+        self._duplicate.users += 1
+        self.number = self._duplicate.users
 
     @property
     def _comm(self) -> Any:
-        """What messages are sent by."""
-        if self._twin.broken:
+        """The communicator that sends messages."""
+        if self._duplicate.broken:
             raise RankError(
-                "a call of an Optimizer over the same communicator was broken off; its messages may be on their way"
+                "a call of an Optimizer over the same communicator was broken off; its messages may"
+                " be on their way"
             )
-        return self._twin.comm
+        return self._duplicate.comm
 
     def give_up(self) -> None:
-        self._twin.broken = True
+        self._duplicate.broken = True
 
     def renew(self) -> None:
-        twin = self._twin
-        if twin.coming is None:  # else others may have come to the one that this rank did not wait for
-            twin.coming = self._given.Idup()  # Dup would wait without a limit
-        made, request = twin.coming
+        duplicate = self._duplicate
+        if duplicate.pending is None:  # others may have completed one that this rank gave up on
+            duplicate.pending = self._given.Idup()  # Dup would wait without a limit
+        made, request = duplicate.pending
         self._wait([request])
-        old, twin.comm, twin.coming, twin.broken = twin.comm, made, None, False
+        old, duplicate.comm = duplicate.comm, made
+        duplicate.pending, duplicate.broken = None, False
         if old is not None:
             old.Free()
 
     def _wait(self, requests: list[Any]) -> None:
         """Wait for messages, up to the time limit."""
         try:
-            began = time.monotonic()
+            start = time.monotonic()
             while not self._mpi.Request.Testall(requests):
-                passed = time.monotonic() - began
+                passed = time.monotonic() - start
                 if passed > self.timeout:
-                    self._twin.left += requests
+                    self._duplicate.abandoned += requests
                     raise RankError(f"another rank did not answer within {self.timeout:g} s")
                 time.sleep(0.0 if passed < SPIN else 1e-4)
         except self._mpi.Exception as error:
             raise RankError(f"MPI: {error}") from error
 
-    def _pieces(self, x: Bytes) -> list[Bytes]:
-        return [x[i : i + PIECE] for i in range(0, len(x), PIECE)]
+    def _start(self, call: Callable[..., Any], pieces: Sequence[tuple[int, Bytes]]) -> list[Any]:
+        """Start a call for each message of the pieces; return the requests."""
+        requests = []
+        for rank, piece in pieces:
+            parts = [piece[first : first + PIECE] for first in range(0, len(piece), PIECE)]
+            requests += [call([part, self._mpi.BYTE], rank) for part in parts]
+        return requests
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         room = np.empty(int(starts[-1]), np.uint8)
-        begun: list[Any] = []
+        requests: list[Any] = []
         if starts[-1]:
-            where = [room, list(map(int, counts)), starts[:-1].tolist(), self._mpi.BYTE]
-            begun = [self._comm.Iallgatherv([sent, self._mpi.BYTE], where)]
+            target = [room, list(map(int, counts)), starts[:-1].tolist(), self._mpi.BYTE]
+            requests = [self._comm.Iallgatherv([sent, self._mpi.BYTE], target)]
 
         def finish() -> list[Bytes]:
-            self._wait(begun)
+            self._wait(requests)
             return np.split(room, starts[1:-1])
 
         return finish
 
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
-        self._wait(
-            [self._comm.Ibcast([x, self._mpi.BYTE], root) for root, piece in pieces for x in self._pieces(piece)]
-        )
+        self._wait(self._start(self._comm.Ibcast, pieces))
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
-        begun = [self._comm.Irecv([x, self._mpi.BYTE], source) for source, room in received for x in self._pieces(room)]
-        begun += [self._comm.Isend([x, self._mpi.BYTE], to) for to, piece in sent for x in self._pieces(piece)]
-        self._wait(begun)
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
+        requests = self._start(self._comm.Irecv, received)
+        requests += self._start(self._comm.Isend, sent)
+        self._wait(requests)
 
-    def add(self, x: Any, counts: Sequence[int]) -> Any:
-        room = np.empty(counts[self.rank], x.dtype)
-        self._wait([self._comm.Ireduce_scatter(x, room, list(map(int, counts)))])
+    def add(self, values: Any, counts: Sequence[int]) -> Any:
+        room = np.empty(counts[self.rank], values.dtype)
+        self._wait([self._comm.Ireduce_scatter(values, room, list(map(int, counts)))])
         return room

@@ -36,11 +36,11 @@ class NcclComm(Comm):
             self._side = cupy.cuda.Stream(non_blocking=True)
 
     def _there(self, x: Any) -> Any:
-        """Bytes in device memory; those that are there, as they are."""
+        """Return bytes in device memory; those that are there already, as they are."""
         return self._cupy.asarray(x) if isinstance(x, np.ndarray) else x
 
     def _call(self, calls: Sequence[Callable[[int], None]]) -> Callable[[], None]:
-        """Begin some calls together, on a stream; what is returned waits for them."""
+        """Start calls together on the current stream; the returned function waits for them."""
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
             try:
@@ -55,14 +55,14 @@ class NcclComm(Comm):
         return lambda: self._wait(event)
 
     def _wait(self, event: Any) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         while not event.done:
             try:
                 self._comm.check_async_error()
             except Exception as error:
                 self._comm.abort()
                 raise RankError(f"NCCL: {error}") from error
-            if time.monotonic() - began > self.timeout:
+            if time.monotonic() - start > self.timeout:
                 self._comm.abort()
                 raise RankError(f"another rank did not answer within {self.timeout:g} s")
             time.sleep(0.0)
@@ -86,74 +86,87 @@ class NcclComm(Comm):
         return finish
 
     def broadcast(self, pieces: Sequence[tuple[int, Any]]) -> None:
-        kind = self._nccl.NCCL_UINT8
+        kind, calls = self._nccl.NCCL_UINT8, []
         with self._device:
-            there = [(root, self._there(x), x) for root, x in pieces]
-        wait = self._call(
-            [
-                partial(self._comm.broadcast, x.data.ptr, x.data.ptr, x.size, kind, root)
-                for root, x, _ in there
-                if x.size
-            ]
-        )
+            there = [self._there(piece) for _, piece in pieces]
+        for (root, _), memory in zip(pieces, there, strict=True):
+            if memory.size:
+                at = memory.data.ptr
+                calls.append(partial(self._comm.broadcast, at, at, memory.size, kind, root))
+        wait = self._call(calls)
         if not self._cupy.cuda.get_current_stream(self._device.id).is_capturing():
             wait()
-        for root, x, given in there:
-            if isinstance(given, np.ndarray) and root != self.rank:
-                given[:] = x.get()
+        for (root, piece), memory in zip(pieces, there, strict=True):
+            if isinstance(piece, np.ndarray) and root != self.rank:
+                piece[:] = memory.get()
 
     def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
         kind, total = self._nccl.NCCL_INT32, self._nccl.NCCL_SUM
         with self._device:
             main = self._cupy.cuda.get_current_stream()
+            rooms = []
             for own in pieces:
-                for r, x in enumerate(own):
-                    if r != self.rank and x.size:
-                        x[...] = 0  # the sum of one rank's bits and zeros is these bits
+                for r, piece in enumerate(own):
+                    if r != self.rank and piece.size:
+                        piece[...] = 0  # the sum of one rank's bits and zeros is these bits
+                held = [piece for piece in own if piece.size]
+                if held:
+                    first = min(piece.data.ptr for piece in held)
+                    rooms.append((first, sum(piece.nbytes for piece in held) // 4))
             self._event(main, self._side)
-            held = [[x for x in own if x.size] for own in pieces]
-            rooms = [(min(x.data.ptr for x in own), sum(x.nbytes for x in own) // 4) for own in held if own]
             with self._side:
-                self._call([partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms])
+                self._call(
+                    [partial(self._comm.allReduce, at, at, n, kind, total) for at, n in rooms]
+                )
         return lambda: self._event(self._side, main)
 
     def _event(self, first: Any, then: Any) -> None:
-        """Have what comes into a stream wait for what is in another."""
+        """Make what enters one stream from now on wait for what is in another."""
         with self._device:
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(first)
             then.wait_event(event)
 
-    def add(self, x: Any, counts: Sequence[int]) -> Any:
+    def add(self, values: Any, counts: Sequence[int]) -> Any:
         with self._device:
-            there = self._there(x)
-            kind = self._nccl.NCCL_FLOAT64 if there.itemsize == 8 else self._nccl.NCCL_FLOAT32
+            there = self._there(values)
+            is_double = there.itemsize == 8
             room = self._cupy.empty(counts[self.rank], there.dtype)
-            at = there.data.ptr + there.itemsize * np.concatenate([[0], np.cumsum(counts)[:-1]])
-        calls = [
-            partial(self._comm.reduce, int(at[r]), room.data.ptr, int(n), kind, self._nccl.NCCL_SUM, r)
-            for r, n in enumerate(counts)
-            if n
-        ]
+        kind = self._nccl.NCCL_FLOAT64 if is_double else self._nccl.NCCL_FLOAT32
+        at, target, total = there.data.ptr, room.data.ptr, self._nccl.NCCL_SUM
+        calls = []
+        for r, count in enumerate(map(int, counts)):
+            if count:
+                calls.append(partial(self._comm.reduce, at, target, count, kind, total, r))
+            at += there.itemsize * count
         if calls:
             self._call(calls)()
-        return room.get() if isinstance(x, np.ndarray) else room
+        return room.get() if isinstance(values, np.ndarray) else room
 
-    def exchange(self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]) -> None:
-        kind = self._nccl.NCCL_UINT8
+    def exchange(
+        self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]
+    ) -> None:
+        kind, calls, host_rooms = self._nccl.NCCL_UINT8, [], []
         with self._device:
-            out = [(to, self._there(x)) for to, x in sent]
-            rooms = [
-                (source, self._cupy.empty(x.size, np.uint8) if isinstance(x, np.ndarray) else x, x)
-                for source, x in received
-            ]
-        calls = [partial(self._comm.send, x.data.ptr, x.size, kind, to) for to, x in out]
-        calls += [partial(self._comm.recv, x.data.ptr, x.size, kind, r) for r, x, _ in rooms]
+            for to, piece in sent:
+                there = self._there(piece)
+                calls.append(partial(self._send, there, kind, to))
+            for source, room in received:
+                there = room
+                if isinstance(room, np.ndarray):
+                    there = self._cupy.empty(room.size, np.uint8)
+                    host_rooms.append((room, there))
+                calls.append(partial(self._receive, there, kind, source))
         if calls:
             self._call(calls)()
-        for _, x, given in rooms:
-            if x is not given:
-                given[:] = x.get()
+        for room, there in host_rooms:
+            room[:] = there.get()
+
+    def _send(self, piece: Any, kind: int, to: int, stream: int) -> None:
+        self._comm.send(piece.data.ptr, piece.size, kind, to, stream)
+
+    def _receive(self, room: Any, kind: int, source: int, stream: int) -> None:
+        self._comm.recv(room.data.ptr, room.size, kind, source, stream)
 
     def give_up(self) -> None:
         self._comm.abort()

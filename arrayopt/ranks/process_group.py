@@ -14,11 +14,12 @@ from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
 __all__ = ["ProcessGroup"]
 
 _KEPT: deque[Any] = deque(maxlen=256)
-"""The last calls, whose tensors have given their memory back.
+"""The last calls, whose tensors have released their memory.
 
-A thread of gloo lets go of a call some time after it has been waited for. If that thread were the last to hold the
-call's tensors, it would need Python's lock, and while the interpreter ends, that ends the process with SIGABRT
-(https://github.com/pytorch/pytorch/pull/179291). So calls are kept here, and at the end for good.
+A thread of gloo releases a call some time after the wait for it. If this were the last reference
+to the call's tensors, the thread would need Python's lock. While the interpreter exits, this ends
+the process with SIGABRT (https://github.com/pytorch/pytorch/pull/179291). So calls are kept here,
+and are never freed at exit.
 """
 
 atexit.register(ctypes.pythonapi.Py_IncRef, ctypes.py_object(_KEPT))
@@ -30,7 +31,7 @@ class ProcessGroup(Comm):
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        The group. One that has only NCCL moves bytes by way of the GPU.
+        The group. A group with NCCL alone moves bytes through the GPU.
     timeout : float
         Seconds that a call may take.
     """
@@ -40,76 +41,105 @@ class ProcessGroup(Comm):
         import torch.distributed as dist
 
         self._torch, self._dist, self._group = torch, dist, group
-        self.rank, self.size, self.timeout = dist.get_rank(group), dist.get_world_size(group), timeout
+        self.rank, self.size, self.timeout = (
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            timeout,
+        )
         self._broken = False
         self._roots = dist.get_process_group_ranks(group)
         backend = dist.get_backend_config(group)
         self._device = "cuda" if "cpu:" not in str(backend) and str(backend) == "nccl" else "cpu"
 
-    def _tensor(self, x: Bytes) -> Any:
-        """Bytes as a tensor; on the CPU, of the same memory if that can be written: PyTorch knows no other."""
-        return self._torch.from_numpy(x if x.flags.writeable else x.copy()).to(self._device)
+    def _tensor(self, memory: Bytes) -> Any:
+        """Return bytes as a tensor, on the CPU of the same memory if that can be written.
 
-    def _wait(self, begun: Sequence[Any], sent: Sequence[Any], received: Sequence[tuple[Any, Any]] = ()) -> None:
-        """Wait for a call to end: its works, the tensors it sends, and those it fills, with the memory they are for."""
-        tensors, limit = [*sent, *(there for there, _ in received)], timedelta(seconds=self.timeout)
-        _KEPT.extend(begun)
+        PyTorch knows no memory that cannot.
+        """
+        return self._torch.from_numpy(memory if memory.flags.writeable else memory.copy()).to(
+            self._device
+        )
+
+    def _wait(
+        self,
+        works: Sequence[Any],
+        sent: Sequence[Any],
+        received: Sequence[tuple[Any, Any]] = (),
+    ) -> None:
+        """Wait for a call to end.
+
+        `works` are its handles, `sent` the tensors that it sends, `received` those that it fills,
+        each with the memory that it is for.
+        """
+        tensors = [*sent, *(tensor for tensor, _ in received)]
+        limit = timedelta(seconds=self.timeout)
+        _KEPT.extend(works)
         try:
-            for work in begun:
+            for work in works:
                 if work is not None:
                     work.wait(limit)
         except RuntimeError as error:
             self._broken = True
             first = str(error).partition("\n")[0]
-            raise RankError(f"torch.distributed: {first} (the time limit is {self.timeout:g} s)") from error
+            raise RankError(
+                f"torch.distributed: {first} (the time limit is {self.timeout:g} s)"
+            ) from error
         if self._device != "cpu":
-            for there, room in received:
-                room[...] = there.cpu().numpy()
-        for there in tensors:
-            there.set_()
+            for tensor, room in received:
+                room[...] = tensor.cpu().numpy()
+        for tensor in tensors:
+            tensor.set_()
 
     def renew(self) -> None:
-        if self._broken:  # gloo ends the process where a message is of another size than was expected
-            raise RankError("torch.distributed: a group that has failed cannot go on; start the processes again")
+        if self._broken:  # gloo ends the process if a message has another size than expected
+            raise RankError(
+                "torch.distributed: a group that has failed cannot go on; start the processes again"
+            )
 
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         most = max(counts)
         room, mine = np.zeros((self.size, most), np.uint8), np.zeros(most, np.uint8)
         mine[: len(sent)] = sent
-        rooms, own, begun = [self._tensor(x) for x in room], self._tensor(mine), list[Any]()
+        tensors, own, works = [self._tensor(row) for row in room], self._tensor(mine), list[Any]()
         if most:
-            begun = [self._dist.all_gather(rooms, own, group=self._group, async_op=True)]
+            works = [self._dist.all_gather(tensors, own, group=self._group, async_op=True)]
 
         def finish() -> list[Bytes]:
-            self._wait(begun, [own], list(zip(rooms, room, strict=True)))
-            return [x[:count] for x, count in zip(room, counts, strict=True)]
+            self._wait(works, [own], list(zip(tensors, room, strict=True)))
+            return [row[:count] for row, count in zip(room, counts, strict=True)]
 
         return finish
 
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
-        held = [(root, self._tensor(piece), piece) for root, piece in pieces]
-        begun = [
-            self._dist.broadcast(there, self._roots[root], group=self._group, async_op=True) for root, there, _ in held
-        ]
-        sent = [there for root, there, _ in held if root == self.rank]
-        self._wait(begun, sent, [(there, piece) for root, there, piece in held if root != self.rank])
+        works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
+        for root, piece in pieces:
+            tensor, source = self._tensor(piece), self._roots[root]
+            works.append(self._dist.broadcast(tensor, source, group=self._group, async_op=True))
+            if root == self.rank:
+                sent.append(tensor)
+            else:
+                received.append((tensor, piece))
+        self._wait(works, sent, received)
 
-    def add(self, x: Any, counts: Sequence[int]) -> Any:
-        there = self._tensor(x)
-        self._wait([self._dist.all_reduce(there, group=self._group, async_op=True)], (), [(there, x)])
+    def add(self, values: Any, counts: Sequence[int]) -> Any:
+        tensor = self._tensor(values)
+        work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
+        self._wait([work], (), [(tensor, values)])
         first = sum(counts[: self.rank])
-        return x[first : first + counts[self.rank]]
+        return values[first : first + counts[self.rank]]
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
-        rooms = [(self._tensor(room), room) for _, room in received]
-        pieces = [self._tensor(x) for _, x in sent]
-        calls = [
-            self._dist.P2POp(self._dist.irecv, there, self._roots[source], self._group)
-            for (there, _), (source, _) in zip(rooms, received, strict=True)
-        ]
-        calls += [
-            self._dist.P2POp(self._dist.isend, there, self._roots[to], self._group)
-            for there, (to, _) in zip(pieces, sent, strict=True)
-        ]
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
+        calls, pieces, rooms = list[Any](), list[Any](), list[tuple[Any, Any]]()
+        operation, group = self._dist.P2POp, self._group
+        for source, room in received:
+            tensor = self._tensor(room)
+            rooms.append((tensor, room))
+            calls.append(operation(self._dist.irecv, tensor, self._roots[source], group))
+        for to, piece in sent:
+            tensor = self._tensor(piece)
+            pieces.append(tensor)
+            calls.append(operation(self._dist.isend, tensor, self._roots[to], group))
         if calls:
             self._wait(self._dist.batch_isend_irecv(calls), pieces, rooms)

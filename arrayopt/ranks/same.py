@@ -1,8 +1,9 @@
-"""What must be the same on all ranks: what it is, in words and checksums, and who has something else."""
+"""What must be the same on all ranks: how it is described, compared, and reported."""
 
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,31 +19,31 @@ from arrayopt.state.tensors import Tensor
 __all__ = ["alike", "checksum", "differences", "groups_of", "is_odd", "plain", "texts", "unlike"]
 
 SHOWN = 8
-"""Of how many tensors an error says what differs."""
+"""The number of differences that an error lists."""
 
 PIECE = 1 << 18
-"""So many elements are looked at at once."""
+"""The number of elements that are checked at once."""
 
 
 def texts(words: Mapping[str, Any]) -> dict[str, str]:
-    """What ranks must have in common, each as text."""
+    """Return what must be the same on all ranks as text."""
     return {name: x if isinstance(x, str) else plain(x) for name, x in words.items()}
 
 
 def plain(x: Any) -> str:
-    """An object as text, the same in each process."""
+    """Return an object as text that is the same in each process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(x))
 
 
 def differences(every: Sequence[dict[str, Any]]) -> list[str]:
-    """What ranks say that is not what rank 0 says."""
+    """Return what ranks say that differs from what rank 0 says."""
     if any(x["what"] != every[0]["what"] for x in every):
         return [f"rank {r} is in {x['what']}" for r, x in enumerate(every)]
     orders = [[*x["words"]] for x in every]
     if any(x != orders[0] for x in orders) and all(sorted(x) == sorted(orders[0]) for x in orders):
         return ["the order of the parameters is not the same"]
     found = []
-    for name in dict.fromkeys(name for x in every for name in x["words"]):
+    for name in dict.fromkeys(chain.from_iterable(orders)):
         values = [x["words"].get(name, "nothing") for x in every]
         odd = [f"{x} on rank {r}" for r, x in enumerate(values) if x != values[0]]
         if odd:
@@ -51,7 +52,7 @@ def differences(every: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an Optimizer must be the same on all ranks."""
+    """Return what of an Optimizer must be the same on all ranks."""
     words: dict[str, Any] = {"the version of arrayopt": __version__}
     words |= {f"`{name}`": x for name, x in options.items()}
     for label, group in labelled(groups):
@@ -62,17 +63,21 @@ def alike(groups: Sequence[Group], options: Mapping[str, Any]) -> dict[str, Any]
             if tensor.block is not None:
                 continue
             words[f"the checksum of {tensor.name!r}"] = checksum(x)
-            words[f"where {tensor.name!r} is cut for its engine"] = None if tensor.share is None else tensor.share.ends
+            ends = None if tensor.share is None else tensor.share.ends
+            words[f"where {tensor.name!r} is cut for its engine"] = ends
     return words
 
 
 def checksum(x: Array) -> int:
-    """A checksum of an array's values."""
+    """Return a checksum of an array's values."""
     return zlib.crc32(as_bytes(np.ascontiguousarray(to_host(x))).data)
 
 
 def groups_of(tensor: Tensor, ranks: int) -> list[list[int]]:
-    """The ranks that must have the same of a tensor: all, or of parts that the user gave, those of the same part."""
+    """Return groups of ranks that must have the same of a tensor.
+
+    All ranks are one group; of parts that the user gave, the ranks with the same part.
+    """
     if not isinstance(tensor.share, Shards):
         return [list(range(ranks))]
     found: dict[Any, list[int]] = {}
@@ -82,55 +87,73 @@ def groups_of(tensor: Tensor, ranks: int) -> list[list[int]]:
 
 
 def unlike(
-    tensors: Sequence[Tensor], marks: Sequence[Mapping[int, int]], params: Sequence[Any], grads: Sequence[Any]
+    tensors: Sequence[Tensor],
+    marks: Sequence[Mapping[int, int]],
+    params: Sequence[Any],
+    grads: Sequence[Any],
 ) -> list[str]:
-    """What is not the same on ranks that must have the same.
+    """Return what differs between ranks and must not.
 
     Parameters
     ----------
     tensors : sequence of Tensor
         All tensors.
     marks : sequence of dict
-        For each rank what was done to its parameters; see `Replaced`.
+        For each rank what the user did to its parameters; see `Replaced`.
     params, grads : sequence of dict
-        For each rank the checksums of its parameters, and of gradients, by the place of the tensor; some of them.
+        For each rank the checksums of some of its parameters and gradients, by the tensor's place.
     """
-    found = []
+    found, odd_grads = [], False
     for i, tensor in enumerate(tensors):
         for own in groups_of(tensor, len(marks)):
             put = [r for r in own if marks[r].get(i) == PUT]
-            values, given = ([x[r].get(i) for r in own] for x in (params, grads))
+            values = [params[r].get(i) for r in own]
+            given = [grads[r].get(i) for r in own]
             if put and len(put) < len(own):
                 found.append(f"{tensor.name!r} was replaced on {_ranks(put)} alone")
             elif values.count(values[0]) < len(own):
                 was = "was replaced by other values" if put else "has other values"
                 found.append(f"{tensor.name!r} {was} on {_odd(own, values)} than on rank {own[0]}")
             if given.count(given[0]) < len(own):
-                found.append(f"the gradient of {tensor.name!r} is another on {_odd(own, given)} than on rank {own[0]}")
-    hint = "each rank must give the same gradients: reduce them, or say Ranks(comm, grads='mean')"
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return [*found[:SHOWN], *more, *([hint] if any(x.startswith("the gradient") for x in found) else [])]
+                found.append(
+                    f"the gradient of {tensor.name!r} is another on {_odd(own, given)} than on rank"
+                    f" {own[0]}"
+                )
+                odd_grads = True
+    shown = found[:SHOWN]
+    if len(found) > SHOWN:
+        shown.append(f"and {len(found) - SHOWN} more")
+    if odd_grads:
+        shown.append(
+            "each rank must give the same gradients: reduce them, or say Ranks(comm, grads='mean')"
+        )
+    return shown
 
 
 def _odd(ranks: Sequence[int], values: Sequence[Any]) -> str:
-    """The ranks that have another value than the first."""
-    return _ranks([r for r, x in zip(ranks, values, strict=True) if x != values[0]])
+    """Name the ranks whose value differs from the first."""
+    return _ranks([r for r, value in zip(ranks, values, strict=True) if value != values[0]])
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def is_odd(tensor: Tensor, g: Array) -> bool:
-    """Whether this rank's copy of a gradient is not finite in an element that other ranks measure."""
+def is_odd(tensor: Tensor, grad: Array) -> bool:
+    """Return whether a gradient is not finite in an element that other ranks measure."""
     share = tensor.share
-    if share is None or not share.holders or (isinstance(share, Shards) and share.rank in share.holders):
+    if share is None or not share.holders:
         return False
-    xp, flat = array_namespace(g), array_namespace(g).reshape(detached(g), (-1,))
-    ends = (0, 0) if isinstance(share, Shards) else (share.first, share.last)
-    for rest in (flat[: ends[0]], flat[ends[1] :]):
-        n = size(rest)
-        step = PIECE if isinstance(rest, np.ndarray) else max(1, n)
-        if any(not bool(xp.all(xp.isfinite(rest[k : k + step]))) for k in range(0, n, step)):
-            return True
+    xp, first, last = array_namespace(grad), 0, 0
+    if not isinstance(share, Shards):
+        first, last = share.first, share.last
+    elif share.rank in share.holders:
+        return False
+    flat = xp.reshape(detached(grad), (-1,))
+    for rest in (flat[:first], flat[last:]):
+        count = size(rest)
+        step = PIECE if isinstance(rest, np.ndarray) else max(1, count)
+        for at in range(0, count, step):
+            if not bool(xp.all(xp.isfinite(rest[at : at + step]))):
+                return True
     return False

@@ -1,4 +1,4 @@
-"""What is said of ranks, and which communicators there are."""
+"""The settings of ranks, and the communicators that are supported."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ KINDS = {
     "cupy_backends.NcclCommunicator": "nccl",
     "cupyx.NCCLBackend": "nccl",
 }
-"""The classes of communicators, by their package and name."""
+"""The kind of each class of communicators, which has its package and name as key."""
 
 GRADS = ("reduced", "mean", "sum")
 GATHER = ("in_place", "packed")
@@ -31,28 +31,29 @@ class Ranks:
     Parameters
     ----------
     comm : communicator
-        Of mpi4py; a process group or one-dimensional device mesh of ``torch.distributed``; an NCCL communicator of
-        CuPy; or one of `arrayopt.ranks.threads`.
+        A communicator of mpi4py; a process group or one-dimensional device mesh of
+        ``torch.distributed``; an NCCL communicator of CuPy; or one of `arrayopt.ranks.threads`.
     grads : {"reduced", "mean", "sum"}
-        What gradients are given to `step`. ``"reduced"``: the same ones on all ranks. ``"mean"``, ``"sum"``: each rank
-        has its own, and the step uses their mean or sum; they are added in float32 at least.
+        Which gradients `step` gets. ``"reduced"``: the same on all ranks. ``"mean"``, ``"sum"``:
+        each rank has its own, and the step uses their mean or sum, added in float32 at least.
     timeout : float
         Seconds that a rank waits for the others before it raises a `RankError`, in (0, inf).
     gather : {"in_place", "packed"}
-        How ranks get the parameters that others have updated: large ones straight into their memory, or all of them by
-        way of a buffer, in one message from each rank.
+        How ranks get the parameters that others have updated. ``"in_place"``: large ones arrive
+        directly in their memory. ``"packed"``: each rank sends one message, through a buffer.
     reduction : {"ordered", "fast"}
-        How ranks' own gradients are added. ``"ordered"``: in the order of ranks, so that a run repeats bit for bit.
-        ``"fast"``: as the communicator's own reduction does it, which may differ in the last bits from run to run.
+        How the gradients of ranks are added. ``"ordered"``: in the order of ranks, so that a run
+        repeats bit for bit. ``"fast"``: by the communicator's own reduction, whose last bits may
+        differ from run to run.
     check : int, bool or None
-        In the first step, and in each `check`-th one after it, ranks compare checksums of what must be the same bytes
-        on all of them: parameters, and gradients that are reduced. 1: in each step. 0, False or None: never. True: as
-        by default, 100.
+        In the first step and in each `check`-th one after it, ranks compare checksums of what must
+        have the same bytes on all ranks: parameters, and reduced gradients. 1: in each step. 0,
+        False or None: never. True: the default, 100.
 
     Raises
     ------
     TypeError, ValueError
-        For anything else.
+        For any other value.
     """
 
     comm: Any
@@ -66,17 +67,24 @@ class Ranks:
         for name, known in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
             if getattr(self, name) not in known:
                 said = ", ".join(map(repr, known))
-                raise ValueError(f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}")
-        object.__setattr__(self, "timeout", float(scalar("Ranks: `timeout`", self.timeout, "(0, inf)")))
+                raise ValueError(
+                    f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}"
+                )
+        object.__setattr__(
+            self, "timeout", float(scalar("Ranks: `timeout`", self.timeout, "(0, inf)"))
+        )
         check: Any = CHECK if self.check is True else 0 if self.check is None else self.check
         if not isinstance(check, int) or check < 0:
             wrong = ValueError if isinstance(check, int) else TypeError
-            raise wrong(f"Ranks: `check` must be a whole number from 0, True, False or None; got {self.check!r}")
+            raise wrong(
+                "Ranks: `check` must be a whole number from 0, True, False or None; got"
+                f" {self.check!r}"
+            )
         object.__setattr__(self, "check", int(check))
         _kind(self.comm)
 
     def open(self) -> Comm:
-        """The communicator, as this package uses it."""
+        """Return the communicator as a `Comm`."""
         kind = _kind(self.comm)
         if kind == "threads":
             made: Comm = self.comm.limited(self.timeout)
@@ -95,12 +103,12 @@ class Ranks:
 
 
 def as_ranks(comm: Any) -> Ranks:
-    """A communicator, with or without settings, as `Ranks`."""
+    """Return a communicator, with or without settings, as `Ranks`."""
     return comm if isinstance(comm, Ranks) else Ranks(comm)
 
 
 def _kind(comm: Any) -> str:
-    """Of which library a communicator is; TypeError if it is none."""
+    """Return the kind of a communicator; raise TypeError for anything else."""
     if isinstance(comm, ThreadComm):
         return "threads"
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(comm).__mro__}
@@ -108,6 +116,7 @@ def _kind(comm: Any) -> str:
         if name in names:
             return found
     raise TypeError(
-        "Optimizer: `comm` must be a communicator of mpi4py, a process group of torch.distributed, an NCCL"
-        f" communicator of CuPy, one of arrayopt.ranks.threads(n), or Ranks of such; got {comm!r}"
+        "Optimizer: `comm` must be a communicator of mpi4py, a process group of torch.distributed,"
+        f" an NCCL communicator of CuPy, one of arrayopt.ranks.threads(n), or Ranks of such; got"
+        f" {comm!r}"
     )

@@ -1,6 +1,7 @@
-"""Gradients of each rank's own, added up: each rank gets the sums, or means, of what it updates."""
+"""Gradients of ranks, added up: each rank gets the sums or means of what it updates."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import array_api_compat
@@ -26,11 +27,20 @@ from arrayopt.state.tensors import Tensor
 __all__ = ["Sums"]
 
 ROUND = 1 << 24
-"""Gradients of at most so many bytes are sent at a time, in their dtype of arithmetic: a bucket."""
+"""The most bytes of gradients that are sent in a round, in the dtype in which they are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Elements `first` to `end` of the tensor at an index in the list of all tensors."""
+
+    index: int
+    first: int
+    end: int
 
 
 class Sums:
-    """Adds gradients in at least float32: in the order of ranks, so that each sum is the same in each run, or fast.
+    """Adds the gradients of ranks, in at least float32.
 
     Parameters
     ----------
@@ -39,87 +49,108 @@ class Sums:
     mean : bool
         Whether sums are divided by the number of ranks.
     fast : bool
-        Whether the communicator adds, in an order of its own.
+        Whether the communicator adds, in an order of its own. Else they are added in the order of
+        ranks, so that a sum is the same in each run.
     """
 
     def __init__(self, comm: Comm, *, mean: bool, fast: bool) -> None:
         self._comm, self._mean, self._fast = comm, mean, fast
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
-        """Arrays for the sums; for tensors that other ranks have, the gradients as they are."""
-        return [
-            None if g is None else g if tensor.kind == "none" or tensor.block is not None else _room(tensor, g)
-            for tensor, g in zip(tensors, grads, strict=True)
-        ]
+        """Return arrays for the sums; for tensors that other ranks have, the gradients."""
+        rooms: list[Array | None] = []
+        for tensor, grad in zip(tensors, grads, strict=True):
+            as_it_is = grad is None or tensor.kind == "none" or tensor.block is not None
+            rooms.append(grad if as_it_is else _room(tensor, grad))
+        return rooms
 
-    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
         """Fill the rooms; those that cannot be written are replaced."""
         kinds: dict[tuple[bool, str], list[int]] = {}
-        for i, g in enumerate(grads):
-            if g is not None and size(g) and tensors[i].block is None:
-                kinds.setdefault((self._on_device(g), dtype_name(g)), []).append(i)
-        for which in kinds.values():
-            with on_its_device(grads[which[0]]):
-                self._added(which, tensors, grads, rooms)
+        for i, grad in enumerate(grads):
+            if grad is not None and size(grad) and tensors[i].block is None:
+                kinds.setdefault((self._on_device(grad), dtype_name(grad)), []).append(i)
+        for indices in kinds.values():
+            with on_its_device(grads[indices[0]]):
+                self._reduce_alike(indices, tensors, grads, rooms)
 
-    def _on_device(self, g: Array) -> bool:
-        """Whether the communicator takes a gradient from device memory."""
-        return self._comm.on_device and bool(array_api_compat.is_cupy_array(g))
+    def _on_device(self, grad: Array) -> bool:
+        """Return whether the communicator takes a gradient from device memory."""
+        return self._comm.on_device and bool(array_api_compat.is_cupy_array(grad))
 
-    def _added(
-        self, which: list[int], tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    def _reduce_alike(
+        self,
+        indices: list[int],
+        tensors: Sequence[Tensor],
+        grads: list[Array | None],
+        rooms: list[Array | None],
     ) -> None:
-        """Add up some of the gradients, all of one dtype, in rounds: a bucket is sent, and one comes."""
-        rank, flat, sums = self._comm.rank, dict[int, Any](), dict[int, Any]()
-        shares: dict[int, Share] = {i: share for i in which if (share := tensors[i].share) is not None}
-        for i in which:
-            flat[i] = array_namespace(grads[i]).reshape(detached(grads[i]), (-1,))
-        wide = np.dtype(WORKING[dtype_name(grads[which[0]])])
+        """Add up gradients of one dtype, in rounds."""
+        some = grads[indices[0]]
+        wide = np.dtype(WORKING[dtype_name(some)])
+        add = self._add_fast if self._fast else self._add_in_order
+        flat, shares, missing = dict[int, Any](), dict[int, Share](), dict[int, int]()
+        for index in indices:
+            flat[index] = array_namespace(grads[index]).reshape(detached(grads[index]), (-1,))
+            share = tensors[index].share
+            if share is not None:
+                shares[index] = share
+                missing[index] = share.last - share.first
         most = max(1, ROUND // (self._comm.size * wide.itemsize))
-        streams = [_rounds([(i, share.ends[r], share.ends[r + 1]) for i, share in shares.items()], most)
-                   for r in range(self._comm.size)]  # fmt: skip
-        left = {i: share.last - share.first for i, share in shares.items() if share.last > share.first}
-        for k in range(max(map(len, streams))):
-            spans = [own[k] if k < len(own) else [] for own in streams]
-            pieces = [self._packed(flat, own, grads[which[0]]) for own in spans]
-            total, at = (self._quickly if self._fast else self._in_order)(pieces, wide), 0
-            for i, a, b in spans[rank]:
-                if i not in sums:
-                    sums[i] = _writable(rooms[i], left[i], total)
-                first = shares[i].first
-                sums[i][a - first : b - first] = total[at : at + b - a]
-                at, left[i] = at + b - a, left[i] - (b - a)
-                if not left[i]:
-                    rooms[i] = _filled(rooms[i], sums.pop(i))
+        rounds_of = []
+        for rank in range(self._comm.size):
+            owned = [Stretch(i, x.ends[rank], x.ends[rank + 1]) for i, x in shares.items()]
+            rounds_of.append(_rounds(owned, most))
+        sums: dict[int, Any] = {}
+        for number in range(max(map(len, rounds_of))):
+            stretches = [own[number] if number < len(own) else [] for own in rounds_of]
+            pieces = [self._packed(flat, own, some) for own in stretches]
+            total, at = add(pieces, wide), 0
+            for stretch in stretches[self._comm.rank]:
+                index, count = stretch.index, stretch.end - stretch.first
+                if index not in sums:
+                    sums[index] = _writable(rooms[index], missing[index], total)
+                first = stretch.first - shares[index].first
+                sums[index][first : first + count] = total[at : at + count]
+                at += count
+                missing[index] -= count
+                if not missing[index]:
+                    rooms[index] = _filled(rooms[index], sums.pop(index))
 
-    def _packed(self, flat: dict[int, Any], spans: list[tuple[int, int, int]], some: Any) -> Any:
-        """Stretches of gradients in a row, where the communicator takes them: in CuPy's memory, or on the host."""
-        found = [flat[i][a:b] for i, a, b in spans] or [array_namespace(some).reshape(some, (-1,))[:0]]
-        found = found if self._on_device(some) else [np.ascontiguousarray(to_host(x)) for x in found]
+    def _packed(self, flat: dict[int, Any], stretches: list[Stretch], some: Any) -> Any:
+        """Return stretches of gradients end to end, in memory that the communicator takes."""
+        found = [flat[x.index][x.first : x.end] for x in stretches]
+        if not found:
+            found = [array_namespace(some).reshape(some, (-1,))[:0]]
+        if not self._on_device(some):
+            found = [np.ascontiguousarray(to_host(piece)) for piece in found]
         return found[0] if len(found) == 1 else array_namespace(found[0]).concat(found)
 
-    def _quickly(self, pieces: list[Any], wide: Any) -> Any:
-        """The sums of this rank's piece, or the means, as the communicator adds."""
+    def _add_fast(self, pieces: list[Any], wide: Any) -> Any:
+        """Return the sums or means of this rank's piece, as the communicator adds."""
         real = np.dtype(REAL.get(wide.name, wide))
-        cast = [x.astype(wide, copy=False).view(real) for x in pieces]
+        cast = [piece.astype(wide, copy=False).view(real) for piece in pieces]
         packed = array_namespace(cast[0]).concat(cast)
-        total = self._comm.add(packed, [len(x) for x in cast])
+        total = self._comm.add(packed, [len(piece) for piece in cast])
         return (total / real.type(self._comm.size) if self._mean else total).view(wide)
 
-    def _in_order(self, pieces: list[Any], wide: Any) -> Any:
-        """The sums of this rank's piece, or the means, added in the order of ranks."""
-        rank, ranks = self._comm.rank, range(self._comm.size)
-        mine, xp = pieces[rank], array_namespace(pieces[rank])
-        got = {r: xp.empty(mine.nbytes if r != rank else 0, dtype=xp.uint8) for r in ranks}
+    def _add_in_order(self, pieces: list[Any], wide: Any) -> Any:
+        """Return the sums or means of this rank's piece, added in the order of ranks."""
+        mine, others = pieces[self._comm.rank], set(range(self._comm.size)) - {self._comm.rank}
+        xp = array_namespace(mine)
+        received = {r: xp.empty(mine.nbytes, dtype=xp.uint8) for r in sorted(others)}
         self._comm.exchange(
-            [(r, as_bytes(x)) for r, x in enumerate(pieces) if r != rank and len(x)],
-            [(r, x) for r, x in got.items() if r != rank and len(x)],
+            [(r, as_bytes(pieces[r])) for r in received if len(pieces[r])],
+            [(r, room) for r, room in received.items() if len(room)],
         )
-        return self._total([mine if r == rank else got[r].view(mine.dtype) for r in ranks])
+        received[self._comm.rank] = mine
+        parts = [received[r].view(mine.dtype) for r in range(self._comm.size)]
+        return self._total(parts, wide)
 
-    def _total(self, parts: list[Any]) -> Any:
-        """The sum of parts in their order, or the mean."""
-        wide = np.dtype(WORKING[parts[0].dtype.name])
+    def _total(self, parts: list[Any], wide: Any) -> Any:
+        """Return the sum of parts in their order, or the mean."""
         total = parts[0].astype(wide)
         with np.errstate(all="ignore"):  # infinity and NaN are data
             for part in parts[1:]:
@@ -129,45 +160,47 @@ class Sums:
         return total
 
 
-def _room(tensor: Tensor, g: Array) -> Array:
-    """An array for this rank's part of a sum, of the parameter's library."""
-    share = tensor.share
-    shape = (share.last - share.first,) if share is not None and share.kind == "cut" else tuple(g.shape)
-    xp, device = place(g)
-    return xp.zeros(shape, dtype=getattr(xp, WORKING[dtype_name(g)]), device=device)
+def _room(tensor: Tensor, grad: Array) -> Array:
+    """Return an array of the parameter's library for this rank's part of a sum."""
+    share, shape = tensor.share, tuple(grad.shape)
+    if share is not None and share.kind == "cut":
+        shape = (share.last - share.first,)
+    xp, device = place(grad)
+    return xp.zeros(shape, dtype=getattr(xp, WORKING[dtype_name(grad)]), device=device)
 
 
-def _rounds(spans: list[tuple[int, int, int]], most: int) -> list[list[tuple[int, int, int]]]:
-    """Stretches of tensors, cut so that each round has that many elements; the last one has what is left."""
-    rounds: list[list[tuple[int, int, int]]] = []
+def _rounds(stretches: list[Stretch], most: int) -> list[list[Stretch]]:
+    """Divide stretches into rounds of `most` elements; the last round has the rest."""
+    rounds: list[list[Stretch]] = []
     free = 0
-    for i, first, end in spans:
-        while first < end:
+    for stretch in stretches:
+        first = stretch.first
+        while first < stretch.end:
             if not free:
                 rounds.append([])
                 free = most
-            n = min(free, end - first)
-            rounds[-1].append((i, first, first + n))
-            first, free = first + n, free - n
+            count = min(free, stretch.end - first)
+            rounds[-1].append(Stretch(stretch.index, first, first + count))
+            first, free = first + count, free - count
     return rounds
 
 
-def _writable(room: Any, n: int, total: Any) -> Any:
-    """Memory for the n sums of a room, in a row: its own, where sums can be written there."""
+def _writable(room: Any, count: int, total: Any) -> Any:
+    """Return flat memory for the sums of a room: the room itself, if sums can be written there."""
     if type(room) is type(total):
         return room.reshape(-1)
     if array_api_compat.is_torch_array(room) and room.device.type == "cpu":
         return memory(room).reshape(-1)
-    return np.zeros(n, total.dtype)
+    return np.zeros(count, total.dtype)
 
 
 def _filled(room: Array, total: Any) -> Array:
-    """A room with what it is for."""
-    total, own = total.reshape(tuple(room.shape)), array_api_compat.is_torch_array(room)
-    if type(room) is type(total) or (own and room.device.type == "cpu"):
+    """Return a room with its sums in it."""
+    total, is_torch = total.reshape(tuple(room.shape)), array_api_compat.is_torch_array(room)
+    if type(room) is type(total) or (is_torch and room.device.type == "cpu"):
         return room  # the sums were written there
     xp, device = place(room)
-    if own:
+    if is_torch:
         room[...] = xp.asarray(total, device=device)
         return room
     return xp.asarray(total, dtype=room.dtype, device=device, copy=True)

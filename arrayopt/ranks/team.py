@@ -1,250 +1,145 @@
-"""What the ranks of one Optimizer do together: agree, swap partial results, add up gradients, bring parameters home."""
+"""What the ranks of an Optimizer do together in a step: they agree, swap, add up, and gather."""
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import blake2b
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array
-from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.arrays import Array, library, like, place, to_host
+from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
-from arrayopt.params.replaced import Replaced
-from arrayopt.ranks.alone import Alone, Said
-from arrayopt.ranks.comm import RankError
-from arrayopt.ranks.cuts import divide
-from arrayopt.ranks.home import Gather, collect, pieces_of
-from arrayopt.ranks.same import checksum, differences, groups_of, plain, texts, unlike
+from arrayopt.ranks.agreement import Agreement
+from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.comm import Bytes, as_bytes
+from arrayopt.ranks.gather import Gather, collect, pieces_of
+from arrayopt.ranks.partition import check_parts, divide, shards
+from arrayopt.ranks.same import checksum, is_odd
 from arrayopt.ranks.settings import Ranks, as_ranks
-from arrayopt.ranks.shards import check_parts, shards
 from arrayopt.ranks.sums import Sums
-from arrayopt.ranks.swaps import Swaps
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Team", "team"]
 
 
-WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
-"""What a rank says in its vote: that it wants statistics, has other parameters, or compares, or has hooks."""
-
-
-class Team(Swaps):
-    """The ranks of an Optimizer.
-
-    Attributes
-    ----------
-    torn : str or None
-        Why ranks may hold different parameters or state: a step was broken off.
-    """
+class Team(Agreement):
+    """The ranks of an Optimizer."""
 
     def __init__(self, ranks: Ranks, engine: str) -> None:
-        self._comm, self._ranks, self._engine = ranks.open(), ranks, engine
-        self.rank, self.size = self._comm.rank, self._comm.size
+        super().__init__(ranks.open(), ranks.check)
+        self._ranks, self._engine = ranks, engine
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
         self.captured = self._comm.on_device and not self.sums
         self._gather: Gather | None = None  # of the last step
-        self._first: int | None = None  # the number of the first step
-        self._met = False  # whether ranks meet once more after this step, for one has functions to call
-        self.replaced = Replaced([])
-        self._told: BaseException | None = None  # an error that all ranks know of
-        self._inside = 0  # sections of `warned`, one in the other
-
-    # ---- agreement --------------------------------------------------------------------------------------------------
-
-    def agree(
-        self,
-        what: str,
-        said: Said = dict,
-        error: BaseException | None = None,
-        *,
-        wish: bool = False,
-        grads: Sequence[Array | None] | None = None,
-        step: int = 0,
-        after: bool = False,
-    ) -> bool:
-        if self.torn is not None and what != "Optimizer.load":
-            raise RankError(f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on all")
-        words: dict[str, Any] = {}
-        if error is None:
-            try:
-                words = {"which Optimizer over the communicator": self._comm.number, **said()}
-            except BaseException as caught:
-                error = caught
-        digest = blake2b(plain((what, words)).encode(), digest_size=14).digest()
-        flags = wish | CHANGED * self._changed(what) | CHECKED * self._due(grads, step) | HOOKED * self.hooked
-        vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
-        with self._answered(what):
-            votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
-            flags = int(np.bitwise_or.reduce(votes[:, 1]))
-            if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
-                self._differ(what, words, error, after=after)
-            self._met = bool(flags & HOOKED)
-            if flags & (CHANGED | CHECKED):
-                self._compare(what, grads if flags & CHECKED else None)
-            if what != "Optimizer.load":
-                self.replaced.agreed()
-            return bool(flags & WISH)
-
-    def _differ(self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool) -> None:
-        """Raise what the ranks say that do not agree."""
-        mine = {"what": what, "error": error and f"{type(error).__name__}: {error}", "words": texts(words)}
-        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
-        self._raise(what, error, every, after=after)
-        differing = "; ".join(differences(every))
-        self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {differing}")
-        raise self._told
-
-    def _raise(
-        self, what: str, error: BaseException | None, every: list[dict[str, Any]], *, after: bool = False
-    ) -> None:
-        """Raise this rank's own error, or what others have said of theirs."""
-        if error is not None:
-            self._told = error
-            raise error
-        done, how = ("the step was made, but", " in a hook after it") if after else ("nothing was changed, for", "")
-        failed = [f"rank {r} failed{how}: {x['error']}" for r, x in enumerate(every) if x["error"]]
-        if failed:
-            self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
-            raise self._told
-
-    def _due(self, grads: Sequence[Array | None] | None, step: int) -> bool:
-        """Whether what must be the same bytes is compared in a step; see `Ranks.check`."""
-        if grads is None or not self._ranks.check:
-            return False
-        self._first = step if self._first is None else self._first
-        return (step - self._first) % self._ranks.check == 0
-
-    def _changed(self, what: str) -> bool:
-        """Whether the user did something to parameters that other ranks must have done, too."""
-        marked = [self.replaced.tensors[i] for i in self.replaced.marks] if what != "Optimizer.load" else []
-        return any(groups_of(tensor, self.size) for tensor in marked)
-
-    def _compare(self, what: str, grads: Sequence[Array | None] | None) -> None:
-        """Raise where ranks have not done the same to parameters, or have other values; with gradients, of all."""
-        tensors = self.replaced.tensors
-        marks = [dict(x) for x in self._hear(what, lambda: list(self.replaced.marks.items()))]
-        which = sorted(set().union(*marks)) if grads is None else range(len(tensors))
-        reduced = [
-            (i, g) for i, g in enumerate(grads or ()) if g is not None and not (self.sums and tensors[i].block is None)
-        ]
-
-        def sums() -> list[Any]:
-            return [[(i, checksum(tensors[i].array)) for i in which], [(i, checksum(g)) for i, g in reduced]]
-
-        every = self._hear(what, sums)
-        wrong = unlike(tensors, marks, *([dict(x[k]) for x in every] for k in range(2)))
-        if wrong:
-            self._told = ValueError(f"{what}: nothing was changed, for the ranks do not agree: {'; '.join(wrong)}")
-            raise self._told
-
-    def _hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
-        """What each rank finds; an error of one is one of all."""
-        found = error = None
-        try:
-            found = call()
-        except BaseException as caught:
-            error = caught
-        mine = {"error": error and f"{type(error).__name__}: {error}", "found": found}
-        every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
-        self._raise(what, error, every)
-        return [x["found"] for x in every]
-
-    @contextmanager
-    def after(self, what: str) -> Iterator[None]:
-        error = None
-        self._inside += 1
-        try:
-            try:
-                yield
-            except BaseException as caught:
-                if not self._met or self.torn or caught is self._told or isinstance(caught, RankError):
-                    raise
-                error = caught
-            if self._met:
-                with uninterrupted():
-                    self.agree(what, lambda: {"the part of the step": "its hooks"}, error, after=True)
-        finally:
-            self._inside -= 1
-            self._told = self._told if self._inside else None
-
-    @contextmanager
-    def _answered(self, what: str) -> Iterator[None]:
-        """A section of messages: what a rank leaves unread there, it would take for the answer to its next question."""
-        try:
-            yield
-        except BaseException as error:
-            if error is not self._told:
-                self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
-                self._comm.give_up()
-            raise
-
-    def warn(self, what: str, error: BaseException) -> None:
-        try:
-            if error is not self._told and not isinstance(error, RankError):
-                with uninterrupted():
-                    self.agree(what, dict, error)
-        finally:
-            if not self._inside:
-                self._told = None  # the same object may be raised once more
-
-    @contextmanager
-    def warned(self, what: str) -> Iterator[None]:
-        self._inside += 1
-        try:
-            yield
-        except BaseException as error:
-            self._inside -= 1
-            self.warn(what, error)
-            raise
-        else:
-            self._inside -= 1
-
-    def tear(self, what: str, error: BaseException) -> None:
-        """See `unbroken`, which notes it."""
-
-    @contextmanager
-    def unbroken(self, what: str) -> Iterator[None]:
-        try:
-            with uninterrupted():
-                yield
-        except BaseException as error:
-            self.torn = f"rank {self.rank} broke off {what} ({type(error).__name__}: {error})"
-            self._comm.give_up()
-            raise
-
-    def renew(self) -> None:
-        self._comm.renew()
-
-    # ---- who has what -----------------------------------------------------------------------------------------------
 
     def divide(self, groups: list[Group]) -> None:
         tensors = [tensor for group in groups for tensor in group.tensors]
-        parts = [x for x in tensors if x.block is not None]
+        parts = [tensor for tensor in tensors if tensor.block is not None]
         with self.warned("Optimizer"):
             needs = check_parts(groups, self._engine)
-        settings = {f"`{name}`": getattr(self._ranks, name) for name in ("grads", "gather", "reduction")}
-        self.agree("Optimizer", lambda: {"the list of parts": [(x.name, x.shape) for x in parts]} | settings)
+        said: dict[str, Any] = {"the list of parts": [(part.name, part.shape) for part in parts]}
+        for name in ("grads", "gather", "reduction"):
+            said[f"`{name}`"] = getattr(self._ranks, name)
+        self.agree("Optimizer", lambda: said)
         if parts:
-            mine = [(x.block and x.block.offset, tuple(x.array.shape), checksum(x.array)) for x in parts]
-            every = [json.loads(x) for x in self._comm.words(json.dumps(mine).encode())]
-            for i, tensor in enumerate(parts):
-                tensor.share = shards(tensor, self.rank, [own[i] for own in every], needs[tensor.name])
+            mine = []
+            for part in parts:
+                offset = part.block and part.block.offset
+                mine.append((offset, tuple(part.array.shape), checksum(part.array)))
+            every = [json.loads(words) for words in self._comm.words(json.dumps(mine).encode())]
+            for part, *of_ranks in zip(parts, *every, strict=True):
+                part.share = shards(part, self.rank, of_ranks, needs[part.name])
         divide(groups, self._engine, self.rank, self.size)
-
-    # ---- gradients --------------------------------------------------------------------------------------------------
 
     def rooms(self, tensors: Sequence[Tensor], grads: list[Array | None]) -> list[Array | None]:
         return grads if self._ranks.grads == "reduced" else self._sums.rooms(tensors, grads)
 
-    def reduce(self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]) -> None:
+    def reduce(
+        self, tensors: Sequence[Tensor], grads: list[Array | None], rooms: list[Array | None]
+    ) -> None:
         if self._ranks.grads != "reduced":
             self._sums.reduce(tensors, grads, rooms)
 
-    # ---- parameters and slots ----------------------------------------------------------------------------------------
+    def swap(self, wanted: list[Partials]) -> Callable[[], None]:
+        there, rest = list[Partials](), list[Partials]()
+        for partials in wanted:
+            on_host = isinstance(partials.pieces[self.rank], np.ndarray)
+            (there if self._comm.on_device and not on_host else rest).append(partials)
+        if not there:
+            return self._swap_on_host(wanted)
+        with there[0].where():
+            end_device = self._comm.fill([partials.pieces for partials in there])
+        end_host = self._swap_on_host(rest) if rest else None
+
+        def finish() -> None:
+            with there[0].where():
+                end_device()
+            if end_host is not None:
+                end_host()
+
+        return finish
+
+    def _swap_on_host(self, wanted: list[Partials]) -> Callable[[], None]:
+        """Start filling in partial results through the host's memory; see `swap`."""
+        counts, mine = [0] * self.size, []
+        for partials in wanted:
+            for r in range(self.size):
+                counts[r] += partials.pieces[r].nbytes
+            with partials.where():
+                own = np.ascontiguousarray(to_host(partials.pieces[self.rank]))
+                mine.append(as_bytes(own))
+        pending = self._comm.allgather(np.concatenate(mine), counts)
+
+        def finish() -> None:
+            for r, received in enumerate(pending()):
+                if r != self.rank:
+                    _unpack(received, r, wanted)
+
+        return finish
+
+    def norms(
+        self, own: dict[str, Any], tensors: Sequence[Tensor], grads: Sequence[Array]
+    ) -> dict[str, Any]:
+        measured_by = [x.share.holders[0] for x in tensors if x.share is not None]
+        odd, mine = [], []
+        for tensor, grad, rank in zip(tensors, grads, measured_by, strict=True):
+            is_sum = self.sums and tensor.block is None  # a sum has what all ranks have
+            odd.append(not is_sum and is_odd(tensor, grad))
+            if rank == self.rank:
+                norm = own[tensor.name]
+                mine.append((float(norm), 0 if library(norm) == "numpy" else norm.dtype.itemsize))
+        record = np.dtype([("norm", np.float64), ("itemsize", np.uint8)])
+        flags = np.packbits(np.array(odd, bool))
+        numbers = np.bincount(np.array(measured_by, np.int64), minlength=self.size)
+        ends = [int(n) * record.itemsize for n in numbers]
+        sent = np.concatenate([as_bytes(np.array(mine, record)), flags])
+        received = self._comm.allgather(sent, [end + len(flags) for end in ends])()
+        values, every = [], []
+        for piece, end in zip(received, ends, strict=True):
+            values.append(iter(piece[:end].view(record).tolist()))
+            every.append(piece[end:])
+        bad = np.unpackbits(np.bitwise_or.reduce(every)).tolist()
+        found: dict[str, Any] = {}
+        for tensor, rank, is_bad in zip(tensors, measured_by, bad, strict=False):
+            norm, itemsize = next(values[rank])
+            if is_bad and math.isfinite(norm):  # what is infinite stays so, as in one process
+                norm = float("nan")
+            number = _number_of(tensor.array, norm, itemsize) if itemsize else np.float64(norm)
+            found[tensor.name] = number
+        return found
+
+    def reports(self, own: dict[str, Report]) -> dict[str, Report]:
+        numbers = {}
+        for name, report in own.items():
+            numbers[name] = {key: float(x) for key, x in report.items()}
+        every: dict[str, Report] = {}
+        for words in self._comm.words(json.dumps(numbers).encode()):
+            for name, report in json.loads(words).items():
+                every[name] = {key: np.float64(x) for key, x in report.items()}
+        return every
 
     def gather(self, tensors: Sequence[Tensor]) -> None:
         if self._gather is None or not self._gather.serves(tensors):
@@ -255,15 +150,16 @@ class Team(Swaps):
         with self._answered(f"the collection of {slot!r} of {tensor.name!r}"):
             return collect(self._comm, tensor, slot, root)
 
-    def check_whole(self, tensors: Sequence[Tensor]) -> None:
+    def check_complete(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             for slot in ("p", *tensor.slots) if tensor.block is not None else tensor.slots:
                 pieces_of(tensor, slot)
 
     def explain(self, tensors: Sequence[Tensor]) -> list[str]:
-        kinds = [x.kind for x in tensors]
+        kinds = [tensor.kind for tensor in tensors]
         held = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("whole", "cut", "none"))
-        return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {self._ranks.grads}"]
+        grads = self._ranks.grads
+        return [f"rank {self.rank} of {self.size}; tensors here: {held}; gradients: {grads}"]
 
     def __deepcopy__(self, memo: Any) -> "Team":
         made: Team = object.__new__(Team)
@@ -273,11 +169,32 @@ class Team(Swaps):
         return made
 
     def __reduce__(self) -> Any:
-        raise TypeError("an Optimizer over ranks cannot be pickled; save it, and load the file in a new one")
+        raise TypeError(
+            "an Optimizer over ranks cannot be pickled; save it, and load the file in a new one"
+        )
+
+
+def _unpack(received: Bytes, rank: int, wanted: list[Partials]) -> None:
+    """Write the partial results that a rank has sent into its pieces."""
+    at = 0
+    for partials in wanted:
+        piece = partials.pieces[rank]
+        if not piece.size:
+            continue
+        values = received[at : at + piece.nbytes].view(piece.dtype.name).reshape(piece.shape)
+        with partials.where():
+            piece[...] = values if isinstance(piece, np.ndarray) else like(piece, values)
+        at += piece.nbytes
+
+
+def _number_of(mine: Array, norm: float, itemsize: int) -> Array:
+    """Return a norm in the library of a parameter, in a dtype of this many bytes."""
+    xp, device = place(mine)
+    return xp.asarray(norm, dtype=xp.float64 if itemsize == 8 else xp.float32, device=device)
 
 
 def team(comm: Any, engine: str) -> Alone:
-    """The ranks of a communicator; one process is alone."""
+    """Return the ranks of a communicator, or `Alone` if there is just one."""
     if comm is None:
         return Alone()
     made = Team(as_ranks(comm), engine)

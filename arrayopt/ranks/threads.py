@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: for tests, and to learn with."""
+"""Ranks that are threads of one process, for tests and for learning."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,15 +11,17 @@ __all__ = ["ThreadComm", "run", "threads"]
 T = TypeVar("T")
 
 TIMEOUT = 60.0
-"""Seconds that a call may take, where nothing else is said."""
+"""The default time limit of a call, in seconds."""
 
 
 class _Meeting:
-    """Where threads put down what others take."""
+    """A place where threads leave objects for each other."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.again = threading.Barrier(size, action=self.barrier.reset)  # nobody is at the other one, or will abort it
+        self.again = threading.Barrier(
+            size, action=self.barrier.reset
+        )  # nobody is at the other one, or will abort it
         self.box: list[Any] = [None] * size
 
 
@@ -33,17 +35,19 @@ class ThreadComm(Comm):
         return f"<thread {self.rank} of {self.size}>"
 
     def limited(self, timeout: float) -> "ThreadComm":
-        """The same ranks with another time limit."""
+        """Return a communicator of the same ranks with another time limit."""
         return ThreadComm(self._meeting, self.rank, self.size, timeout)
 
     def _meet(self) -> None:
         try:
             self._meeting.barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
-            raise RankError(f"another rank has failed, or did not come within {self.timeout:g} s") from None
+            raise RankError(
+                f"another rank has failed, or did not come within {self.timeout:g} s"
+            ) from None
 
     def _swap(self, mine: Any) -> list[Any]:
-        """Show all ranks an object; what each shows. They may read it until `_meet` is called once more."""
+        """Show an object to all ranks; return the objects of all, valid until the next `_meet`."""
         self._meeting.box[self.rank] = mine
         self._meet()
         return list(self._meeting.box)
@@ -65,8 +69,10 @@ class ThreadComm(Comm):
                 piece[:] = every[root][i][1]
         self._meet()
 
-    def exchange(self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]) -> None:
-        every = [iter([x for to, x in there if to == self.rank]) for there in self._swap(sent)]
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
+        every = [iter(_for_rank(self.rank, pieces)) for pieces in self._swap(sent)]
         for source, room in received:
             room[:] = next(every[source])
         self._meet()
@@ -82,23 +88,28 @@ class ThreadComm(Comm):
         self._meeting.barrier.abort()
 
 
+def _for_rank(rank: int, sent: Sequence[tuple[int, Bytes]]) -> list[Bytes]:
+    """Return the pieces that are for a rank."""
+    return [piece for to, piece in sent if to == rank]
+
+
 def threads(n: int) -> list[ThreadComm]:
-    """Communicators of n ranks, each to be used by a thread of its own; see `run`.
+    """Return communicators of n ranks, one for each thread; see `run`.
 
     Parameters
     ----------
     n : int
-        How many ranks, at least 1.
+        The number of ranks, at least 1.
 
     Returns
     -------
     list of communicators
-        That of rank 0, of rank 1, ...
+        The communicator of rank 0, of rank 1, ...
 
     Raises
     ------
     TypeError, ValueError
-        If n is no such number.
+        If n is not such an integer.
     """
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"ranks.threads: `n` must be an integer; got {n!r}")
@@ -109,24 +120,25 @@ def threads(n: int) -> list[ThreadComm]:
 
 
 def run(n: int, f: Callable[[Any], T]) -> list[T]:
-    """Call ``f(comm)`` in n threads, each with the communicator of one rank, and wait for all.
+    """Call ``f(comm)`` in n threads, each with the communicator of a rank, and wait for all.
 
     Parameters
     ----------
     n : int
-        How many ranks, at least 1.
+        The number of ranks, at least 1.
     f : callable
-        What each rank does.
+        The function that each rank calls.
 
     Returns
     -------
     list
-        What f returned on rank 0, on rank 1, ...
+        The result of f on rank 0, on rank 1, ...
 
     Raises
     ------
     Exception
-        What f raised, of the lowest rank that raised by itself. The other ranks get a `RankError` where they wait.
+        The error of the lowest rank that raised by itself. The other ranks get a `RankError`
+        where they wait.
 
     Examples
     --------
@@ -148,10 +160,12 @@ def run(n: int, f: Callable[[Any], T]) -> list[T]:
             errors[rank] = error
             comms[rank].give_up()
 
-    every = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
-    for thread in every:
-        thread.start()
-    for thread in every:
+    started = []
+    for rank in range(n):
+        name = f"rank {rank}"
+        started.append(threading.Thread(target=work, args=(rank,), name=name, daemon=True))
+        started[-1].start()
+    for thread in started:
         thread.join()
     raised = [error for error in errors if error is not None]
     first = [error for error in raised if not isinstance(error, RankError)]

@@ -18,7 +18,7 @@ from arrayopt import schedules
 from arrayopt._version import __version__
 from arrayopt.arrays import REAL, Array, dtype_name, is_array, like, to_host
 from arrayopt.hyper import Listed
-from arrayopt.ranks.scattered import Scattered
+from arrayopt.ranks.gather import Scattered
 from arrayopt.saving.paths import checked_path, refuse_others
 from arrayopt.saving.words import (
     ARRAY,

@@ -9,8 +9,8 @@ from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.gather import slot_of
 from arrayopt.ranks.same import checksum
-from arrayopt.ranks.scattered import slot_of
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
 from arrayopt.saving.state_dict import copy_of, dump, load
@@ -82,7 +82,7 @@ class Saved:
 
     def _whole_sums(self, what: str) -> None:
         """Raise where there are sums of gradients that are not the same on all ranks, or slots that are not whole."""
-        self._team.check_whole(self._parameters.all)
+        self._team.check_complete(self._parameters.all)
         own = self._team.sums or any(tensor.block is not None for tensor in self._parameters.all)
         if own and self._step.accumulator.done:
             raise RuntimeError(
@@ -107,7 +107,7 @@ class Saved:
         self._team.agree(what, partial(_said, saved))
         with uninterrupted():
             self.clip_norm, self._rule = put()
-            self._parameters.begin()
+            self._parameters.keep_state()
             if self._team.size == 1:  # parameters are the user's to put back; ranks must read the same file
                 self._team.mend()
 
@@ -233,7 +233,7 @@ class Saved:
             )
             with uninterrupted():  # all of it, or nothing
                 self.clip_norm, self._rule = put()
-                self._parameters.begin()
+                self._parameters.keep_state()
                 for tensor in tensors if params else ():
                     tensor.put(None, params[tensor.name])
                 self._parameters.settle()

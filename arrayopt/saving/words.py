@@ -9,7 +9,7 @@ import numpy as np
 
 from arrayopt import schedules
 from arrayopt.arrays import REAL, dtype_name, is_array
-from arrayopt.ranks.scattered import Scattered
+from arrayopt.ranks.gather import Scattered
 
 __all__ = [
     "ARRAY",

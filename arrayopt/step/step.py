@@ -279,7 +279,7 @@ class Step:
         with _Commit(self._team):
             self._coming = coming
             self._run.steps += 1
-            self._parameters.begin()
+            self._parameters.keep_state()
 
     def launched(self, grads: list[Array | None], record: Record) -> Callable[[], Any]:
         """See `Optimizer.launch`; what is returned does it."""

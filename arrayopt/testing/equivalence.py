@@ -11,7 +11,8 @@ from arrayopt.functional import init, update
 from arrayopt.hyper import evaluate, is_number
 from arrayopt.libraries import UnavailableError, library_name, to_numpy
 from arrayopt.optimizer import Optimizer
-from arrayopt.params.given import match_grads, named_params
+from arrayopt.params.given import named_params
+from arrayopt.params.grads import match_grads
 from arrayopt.params.trees import flatten, rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.state.verdict import CLIP_NORM

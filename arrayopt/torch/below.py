@@ -113,7 +113,7 @@ class Below:
         pairs = zip(params, made._parameters.all, strict=True)
         given = [(f"parameter {x.name}", x, states[p]) for p, x in pairs if p in states]
         if put(self._who if copies else f"{self._who}: groups have changed", given, copies=copies):
-            made._parameters.begin()
+            made._parameters.keep_state()
 
     def follow(self, groups: list[dict[str, Any]]) -> Optimizer | None:
         """The optimizer, once it is as the groups say now. Plain dicts among them become `Settings`."""

@@ -16,9 +16,9 @@ from tests.support.refusals import raises
 def way(request, monkeypatch):
     """NumPy's arrays watched by their heads, and, where heads are not known, by their attributes."""
     if not request.param:
-        monkeypatch.setattr(watch, "head_words", lambda: None)
+        monkeypatch.setattr(watch, "numpy_words", lambda: None)
     else:
-        assert watch.head_words() is not None
+        assert watch.numpy_words() is not None
 
 
 def grown(x):

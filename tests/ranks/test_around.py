@@ -13,7 +13,7 @@ import torch
 
 import arrayopt as ao
 from arrayopt.ranks import sums
-from arrayopt.ranks.home import Gather
+from arrayopt.ranks.gather import Gather
 from tests.support.engines import each_compiled, each_of_torch
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
 from tests.support.slow import marked

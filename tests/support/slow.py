@@ -108,7 +108,7 @@ COSTLY = {
         "test_reductions_of_reductions": "",
     },
     "tests/fusion/test_products.py": {"test_engines_compute_what_the_rule_says": "(cpp|numba)-.*-float32"},
-    "tests/params/test_apart.py": {"test_a_gradient_may_be_its_own_parameter": "float16-.*-cpp"},
+    "tests/params/test_aliasing.py": {"test_a_gradient_may_be_its_own_parameter": "float16-.*-cpp"},
     "tests/ranks/test_around.py": {
         "test_arrays_of_jax": "",
     },

@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, detached
-from arrayopt.params import heads
+from arrayopt.params import headers
 
 __all__ = ["Access", "access", "on_device", "uncaptured"]
 
@@ -82,7 +82,7 @@ def access(x: Array) -> tuple[Access, int]:
     if array_api_compat.is_torch_array(x):
         return _torch(), x.device.index or 0
     made = Access(
-        located=heads.located,
+        located=headers.cupy_locations,
         contiguous=attrgetter("flags.c_contiguous"),
         like=lambda x: cupy.empty(x.shape, x.dtype),
         own=lambda x: x,

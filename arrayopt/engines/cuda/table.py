@@ -27,7 +27,7 @@ from arrayopt.engines.cuda.upload import Upload
 from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
-from arrayopt.params.known import located
+from arrayopt.params.headers import locations_of
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Table"]
@@ -219,7 +219,7 @@ class Table(Batch):
     def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
         """Put the gradients' addresses into the table; what is returned must live until the launch."""
         given: list[Any] = list(chosen(grads, rows.all))
-        found, whole = located(grads, len(given)) or self.access.located(given)
+        found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:
             one = self.access.contiguous
             given = [g if one(g) else self._pack(row, g) for row, g in zip(rows.all.tolist(), given, strict=True)]

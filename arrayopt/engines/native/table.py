@@ -23,7 +23,7 @@ from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
-from arrayopt.params.known import located
+from arrayopt.params.headers import locations_of
 
 __all__ = ["Code", "Table", "divide"]
 
@@ -200,7 +200,7 @@ class Table(Batch):
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
         column, given = self.column["AT_g"], list(chosen(grads, rows))
         if all(hasattr(kind, "data_ptr") for kind in set(map(type, given))):
-            return self._bind_tensors(rows, given, located(grads, len(given)))
+            return self._bind_tensors(rows, given, locations_of(grads, len(given)))
         if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
             given = list(map(memory, given))
         if len(given) <= FEW:

@@ -8,7 +8,7 @@ import numpy as np
 
 from arrayopt.arrays import REAL, Array, detached, dtype_name, like, place
 from arrayopt.libraries import to_numpy
-from arrayopt.params.given import match_grads
+from arrayopt.params.grads import match_grads
 from arrayopt.testing.diagnosis import probe
 from arrayopt.testing.diagnosis.subjects import Subject
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values

@@ -42,7 +42,7 @@ def test_it_has_all_names_that_the_package_uses(older):
 
 
 def test_its_arrays_have_the_heads_that_are_known(older):
-    said = run(older, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/params/test_heads.py")
+    said = run(older, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/params/test_headers.py")
     assert " passed" in said
     assert "skipped" not in said
 

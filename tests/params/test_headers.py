@@ -1,10 +1,10 @@
-"""Heads of arrays that are read from memory: they say what the arrays say, or nothing is read."""
+"""Headers of arrays that are read from memory: they say what the arrays say, or nothing is read."""
 
 import numpy as np
 import pytest
 
-from arrayopt.params import heads
-from arrayopt.params.known import Known, located
+from arrayopt.params import headers
+from arrayopt.params.headers import LocatedGrads, locations_of
 from arrayopt.params.watch import Watch
 
 cupy = pytest.importorskip("cupy")
@@ -29,23 +29,23 @@ SOME = [((3, 5), "f4", 1 << 20, 0), ((), "f8", 1 << 21, 1), ((7,), "f2", 1 << 22
 
 def test_objects_are_where_a_list_says():
     some = [object() for _ in range(100)]
-    assert heads.objects(some).tolist() == list(map(id, some))
-    assert heads.heads(some).tolist() == heads.index(np.array(list(map(id, some)))).tolist()
-    assert heads.heads(tuple(some)).tolist() == heads.heads(some).tolist()
-    assert heads.heads([]).size == 0
+    assert headers.object_addresses(some).tolist() == list(map(id, some))
+    assert headers.header_indices(some).tolist() == headers.word_index(np.array(list(map(id, some)))).tolist()
+    assert headers.header_indices(tuple(some)).tolist() == headers.header_indices(some).tolist()
+    assert headers.header_indices([]).size == 0
 
 
 def test_where_arrays_lie_and_how():
     some = [array(*x) for x in SOME] * 30
-    assert heads.cupy_words(cupy.ndarray) is not None, "this CuPy's heads are not known: each array is asked"
-    found, whole = heads.located(some)
+    assert headers.cupy_words(cupy.ndarray) is not None, "this CuPy's heads are not known: each array is asked"
+    found, whole = headers.cupy_locations(some)
     assert found.tolist() == [x.data.ptr for x in some]
     assert whole
-    assert not heads.located([*some, array(strides=(4, 12))])[1]
+    assert not headers.cupy_locations([*some, array(strides=(4, 12))])[1]
     every = {x.dtype for x in some}
-    assert heads.dtypes(some) == (every, True)
-    assert heads.dtypes(some[::4]) == heads.dtypes(some[:1] * 100) == ({np.dtype("f4")}, True)
-    assert heads.dtypes([*some, None]) == heads.dtypes([None, *some]) == (every, False)
+    assert headers.dtypes(some) == (every, True)
+    assert headers.dtypes(some[::4]) == headers.dtypes(some[:1] * 100) == ({np.dtype("f4")}, True)
+    assert headers.dtypes([*some, None]) == headers.dtypes([None, *some]) == (every, False)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,10 @@ def test_where_arrays_lie_and_how():
 )
 def test_what_does_not_fit_is_seen(other):
     some = [array(*x) for x in SOME]
-    fits = heads.checker(cupy.ndarray, [form(x) for x in some])
+    fits = headers.form_checker(cupy.ndarray, [form(x) for x in some])
     assert fits(some) is not None
-    assert fits([array(*x[:2], 99 << 20, x[3]) for x in SOME]).at.tolist() == [99 << 20] * 4, "where it lies is free"
+    moved = fits([array(*x[:2], 99 << 20, x[3]) for x in SOME])
+    assert moved.addresses.tolist() == [99 << 20] * 4, "where it lies is free"
     assert fits([other, *some[1:]]) is None
     assert fits([None, *some[1:]]) is not None
     assert fits([None] * 4) is not None
@@ -66,33 +67,33 @@ def test_what_does_not_fit_is_seen(other):
 
 def test_what_fits_is_said_to_lie_where_it_does():
     some = [array(at=1 << 20), array(at=1 << 21), array(strides=(4, 12))]
-    fits = heads.checker(cupy.ndarray, [form(x) for x in some])
+    fits = headers.form_checker(cupy.ndarray, [form(x) for x in some])
     for given in (some, [None, *some[1:]], [some[0], None, some[2]], [None] * 3):
         found, there = fits(given), [x for x in given if x is not None]
-        assert found.at.tolist() == [x.data.ptr for x in there]
-        assert found.dense.tolist() == [x.flags.c_contiguous for x in there]
+        assert found.addresses.tolist() == [x.data.ptr for x in there]
+        assert found.contiguous.tolist() == [x.flags.c_contiguous for x in there]
         assert found.complete == (len(there) == 3)
-        at, whole = located(Known(given, found), len(there))
-        assert at.tolist() == found.at.tolist()
+        at, whole = locations_of(LocatedGrads(given, found), len(there))
+        assert at.tolist() == found.addresses.tolist()
         assert whole == (given[2] is None)
-        assert located(Known(given, found), 4) is None
-        assert located(given, len(there)) is None
+        assert locations_of(LocatedGrads(given, found), 4) is None
+        assert locations_of(given, len(there)) is None
 
 
 def test_nothing_fits_what_was_never_seen():
     some = [array(), array()]
-    fits = heads.checker(cupy.ndarray, [form(some[0]), None])
+    fits = headers.form_checker(cupy.ndarray, [form(some[0]), None])
     assert fits([some[0], None]) is not None
     assert fits(some) is None
 
 
 def test_other_arrays_are_asked(monkeypatch):
-    assert heads.cupy_words(np.ndarray) is None
-    assert heads.checker(np.ndarray, []) is None
-    monkeypatch.setattr(heads, "cupy_words", lambda kind: None)
+    assert headers.cupy_words(np.ndarray) is None
+    assert headers.form_checker(np.ndarray, []) is None
+    monkeypatch.setattr(headers, "cupy_words", lambda kind: None)
     some = [array(*x) for x in SOME]
-    assert heads.located(some)[0].tolist() == [x.data.ptr for x in some]
-    assert heads.dtypes(some * 30) == ({x.dtype for x in some}, True)
+    assert headers.cupy_locations(some)[0].tolist() == [x.data.ptr for x in some]
+    assert headers.dtypes(some * 30) == ({x.dtype for x in some}, True)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (15,), (1, 3, 5)])

@@ -6,8 +6,8 @@ import torch
 
 import arrayopt as ao
 from arrayopt.fusion.plans import plan_for
-from arrayopt.params import apart, watch
-from arrayopt.params.apart import Apart
+from arrayopt.params import aliasing, watch
+from arrayopt.params.aliasing import WrittenMemory
 from arrayopt.state.tensors import Tensor
 from tests.support.cases import CASES, MATRICES
 from tests.support.cases import make as rule_of
@@ -125,7 +125,7 @@ def test_a_gradient_that_is_its_own_parameter_turned(count):
     opt.step(params)
 
 
-@pytest.mark.parametrize("count", [20, apart.FEW])
+@pytest.mark.parametrize("count", [20, aliasing.FEW])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_what_is_known_of_each_gradient_holds_whichever_are_absent(make, count):
     opt, room = made(make, "array_api", count)
@@ -164,7 +164,7 @@ def test_what_lies_beside_and_between_is_apart(make, engine):
 
 
 @each_make
-@pytest.mark.parametrize("count", [2, apart.FEW, apart.FEW + 1, 40])
+@pytest.mark.parametrize("count", [2, aliasing.FEW, aliasing.FEW + 1, 40])
 def test_gradients_that_lie_elsewhere_in_each_step(make, count):
     opt, room = made(make, "array_api", count)
     for i in range(4):
@@ -211,9 +211,9 @@ def test_what_is_not_written_may_be_shared():
     x = jnp.ones(6)
     opt = ao.Optimizer(x, ao.SGD(lr=0.5))
     assert opt.step(x).tolist() == [0.5] * 6
-    known = opt._parameters._apart
+    known = opt._parameters._matcher._written
     assert opt.step(x).tolist() == [0.0] * 6
-    assert opt._parameters._apart is known  # though there are other arrays now
+    assert opt._parameters._matcher._written is known  # though there are other arrays now
     w = np.ones(6)
     w.flags.writeable = False
     opt = ao.Optimizer(w, ao.SGD(lr=0.5), engine="array_api")
@@ -249,7 +249,7 @@ def test_on_a_device(cupy):
 
 
 def test_a_library_without_addresses_and_a_python_without_known_heads(monkeypatch):
-    monkeypatch.setattr(apart, "head_words", lambda: None)
+    monkeypatch.setattr(aliasing, "numpy_words", lambda: None)
     for count in (2, 20):
         test_gradients_that_lie_elsewhere_in_each_step(MAKES["numpy"], count)
     opt = ao.Optimizer([np.float32(1.0), np.ones(2, np.float32)], ao.SGD(lr=1.0), engine="array_api")
@@ -257,7 +257,7 @@ def test_a_library_without_addresses_and_a_python_without_known_heads(monkeypatc
 
 
 def test_heads_are_known_here():
-    assert watch.head_words() is not None
+    assert watch.numpy_words() is not None
 
 
 @pytest.mark.parametrize("count", [3, 12])
@@ -267,7 +267,7 @@ def test_all_that_counting_elements_finds(count):
     some = 0
     for _ in range(60):
         tensors = [Tensor(str(i), room[30 * i : 30 * i + 20 : 2]) for i in range(count)]
-        found = Apart(tensors)
+        found = WrittenMemory(tensors)
         written = set().union(*(x.array.tolist() for x in tensors))
         for _ in range(4):
             grads = []

@@ -1,0 +1,275 @@
+"""A check that gradients do not share memory with what a step writes."""
+
+import operator
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import Array, Ints, dtype_name, size, writable
+from arrayopt.codecs import CODECS
+from arrayopt.params.headers import Locations, cupy_addresses, header_indices
+from arrayopt.params.overlap import Region, may_share_element, region_of
+from arrayopt.params.watch import DATA, FLAGS, numpy_words
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["WrittenMemory"]
+
+FEW = 8
+"""Up to this many gradients are checked one by one, which is quicker than with NumPy."""
+
+Locate = Callable[[Sequence[Any]], tuple[Any, Any] | None]
+"""Returns the addresses of arrays and whether each is contiguous, as lists or arrays, or None."""
+
+SHOWN = 10
+"""The number of pairs that an error lists."""
+
+
+class WrittenMemory:
+    """The memory of slots, and of parameters that are written in place.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        The tensors, whose arrays stay where they are.
+
+    Attributes
+    ----------
+    always_empty : bool
+        Whether nothing is ever written: no library of these arrays tells addresses, or writes in
+        place.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._names = [tensor.name for tensor in tensors]
+        self.always_empty = not any(_tells_addresses(tensor.array) for tensor in tensors)
+        devices: dict[str, list[tuple[Region, str]]] = {}
+        for what, array in () if self.always_empty else _written(tensors):
+            region = region_of(array)
+            if region is not None:
+                devices.setdefault(region.device, []).append((region, what))
+        self._devices = {device: _Regions(regions) for device, regions in devices.items()}
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the kinds and sizes of the last gradients."""
+        count = len(self._names)
+        self._locate: Locate | None = None
+        self._bytes: Ints = np.full(count, -1)  # of each gradient, once it has been seen
+        self._checked: Ints = np.full(count, -1)  # the `marks` of each when it was last checked
+        self._seen: Any = None
+
+    def check(
+        self,
+        grads: Sequence[Array | None],
+        *,
+        alike: bool,
+        complete: bool,
+        found: Locations | None = None,
+    ) -> Locations | None:
+        """Raise if a gradient has an element in this memory; return locations if they are known.
+
+        Gradients are not compared again while they stay where the last ones were.
+
+        Parameters
+        ----------
+        grads : sequence of array or None
+            A gradient for each tensor.
+        alike : bool
+            Whether those that are not None are of one type, and have the sizes of those since
+            `forget`.
+        complete : bool
+            Whether none is None.
+        found : Locations, optional
+            Their locations, if they are known before.
+
+        Raises
+        ------
+        ValueError
+            With the names of both.
+        """
+        places: Sequence[int] = range(len(grads))
+        if not complete:
+            places = [i for i, grad in enumerate(grads) if grad is not None]
+        if not self._devices or not places:
+            return found
+        at_once = alike and len(self._devices) == 1
+        if at_once and found is None:
+            given = grads if complete else [grads[i] for i in places]
+            self._locate = self._locate or _locator(given)
+            located = self._locate(given)
+            found = None if located is None else Locations(*located, complete)
+        if not at_once or found is None:
+            self._compare(grads, places)
+        elif len(places) <= FEW:
+            self._check_few(grads, places, found)
+        else:
+            self._check_many(grads, places, found)
+        return found
+
+    def _check_few(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
+        """Check gradients whose locations are known; see `check`."""
+        lows, contiguous = (x if isinstance(x, list) else x.tolist() for x in found[:2])
+        seen = lows, contiguous, places
+        if seen != self._seen:
+            (regions,), near = self._devices.values(), []
+            for i, low in zip(places, lows, strict=True):
+                if regions.near(low, low + self._size(i, grads)):
+                    near.append(i)
+            self._compare(grads, near)
+            self._seen = seen
+        if not all(contiguous):
+            self._compare(grads, [i for i, one in zip(places, contiguous, strict=True) if not one])
+
+    def _check_many(self, grads: Sequence[Any], places: Sequence[int], found: Locations) -> None:
+        """Check as `_check_few`, where NumPy is quicker than a loop."""
+        addresses, contiguous = np.asarray(found.addresses), np.asarray(found.contiguous)
+        seen = addresses.tobytes() + contiguous.tobytes()
+        if found.complete and seen == self._seen:
+            return
+        (regions,), own = self._devices.values(), np.asarray(places)
+        marks, loose = ORDERS * addresses + contiguous, own[contiguous == 0]
+        new = (self._checked[own] != marks) & (contiguous != 0)
+        moved, lows = own[new], addresses[new]
+        for i in moved[self._bytes[moved] < 0].tolist():
+            self._size(i, grads)
+        near = moved[regions.near_all(lows, lows + self._bytes[moved])]
+        self._compare(grads, [*near.tolist(), *loose.tolist()])
+        self._checked[moved] = marks[new]
+        if found.complete:
+            self._seen = None if len(loose) else seen
+
+    def _size(self, i: int, grads: Sequence[Any]) -> int:
+        """Return the bytes of a gradient."""
+        if self._bytes[i] < 0:
+            self._bytes[i] = size(grads[i]) * CODECS[dtype_name(grads[i])].itemsize
+        return int(self._bytes[i])
+
+    def _compare(self, grads: Sequence[Array | None], places: Sequence[int]) -> None:
+        """Raise if one of these gradients has an element in this memory.
+
+        A gradient may be its own parameter, as the gradient of p² / 2 is: an element is written
+        after all passes have read it.
+        """
+        pairs = []
+        for i in places:
+            region = None if grads[i] is None else region_of(grads[i])
+            if region is not None and region.device in self._devices:
+                for other, what in self._devices[region.device].sharing(region):
+                    if (what, other) != (f"{self._names[i]!r}", region):
+                        pairs.append(f"the gradient of {self._names[i]!r} does with {what}")
+        if pairs:
+            more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+            raise ValueError(
+                "Optimizer.step: a gradient must not share memory with what the step writes;"
+                f" {', '.join(pairs[:SHOWN])}{more}; give a copy of it"
+            )
+
+
+class _Regions:
+    """The regions that are written on one device."""
+
+    def __init__(self, regions: list[tuple[Region, str]]) -> None:
+        self._regions = sorted(regions, key=lambda entry: entry[0].low)
+        self._lows = [region.low for region, _ in self._regions]
+        self._tops = list(accumulate((region.high for region, _ in self._regions), max))
+        self._all_lows, self._all_tops = np.array(self._lows), np.array([0, *self._tops])
+
+    def near(self, low: int, high: int) -> bool:
+        """Return whether a region may have bytes between two addresses."""
+        i = bisect_left(self._lows, high)
+        return i > 0 and self._tops[i - 1] > low
+
+    def near_all(self, lows: Any, highs: Any) -> Any:
+        """Return the same as `near` for arrays of addresses."""
+        return self._all_tops[self._all_lows.searchsorted(highs)] > lows
+
+    def sharing(self, one: Region) -> list[tuple[Region, str]]:
+        """Return the regions that share an element with an array."""
+        found, i = list[tuple[Region, str]](), bisect_left(self._lows, one.high)
+        while i > 0 and self._tops[i - 1] > one.low:
+            i -= 1
+            region = self._regions[i][0]
+            if region.high > one.low and may_share_element(region, one):
+                found.append(self._regions[i])
+        return found[::-1]
+
+
+def _tells_addresses(array: Array) -> bool:
+    """Return whether a library tells the addresses of its arrays; see `region_of`."""
+    if isinstance(array, np.ndarray | np.generic):
+        return True
+    return bool(array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array))
+
+
+def _written(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Array]]:
+    """Yield what a step writes in place, with the words for it."""
+    for tensor in tensors:
+        if writable(tensor.array):
+            yield f"{tensor.name!r}", tensor.array
+        for slot, array in tensor.slots.items():
+            yield f"slot {slot!r} of {tensor.name!r}", array
+
+
+def _locator(grads: Sequence[Any]) -> Locate:
+    """Return a function that locates gradients of this type."""
+    first, words = grads[0], numpy_words()
+    if isinstance(first, np.ndarray) and words is not None:
+        return _read_few(words) if len(grads) <= FEW else _read_many(words)
+    if array_api_compat.is_torch_array(first):
+        kind = sys.modules["torch"].Tensor
+        asks: Any = (kind.data_ptr, kind.is_contiguous)
+    elif isinstance(first, np.ndarray):
+        asks = map(operator.attrgetter, ("ctypes.data", "flags.c_contiguous"))
+    elif array_api_compat.is_cupy_array(first):
+        return cupy_addresses
+    else:
+        return lambda grads: None
+    address, contiguous = asks
+    if len(grads) <= FEW:
+        return lambda grads: (list(map(address, grads)), list(map(contiguous, grads)))
+    return _ask_many(address, contiguous)
+
+
+def _ask_many(address: Callable[[Any], int], contiguous: Callable[[Any], bool]) -> Locate:
+    """Return a function that asks each of many arrays; see `_locator`."""
+
+    def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
+        count = len(grads)
+        addresses = np.fromiter(map(address, grads), np.int64, count)
+        if all(map(contiguous, grads)):
+            return addresses, np.ones(count, np.int64)
+        return addresses, np.fromiter(map(contiguous, grads), np.int64, count)
+
+    return locate
+
+
+CONTIGUOUS, ORDERS = 3, 4
+"""The flags of a NumPy array that is contiguous in C's or Fortran's order; and their values."""
+
+
+def _read_few(words: Any) -> Locate:
+    """Return a function that reads the headers of few NumPy arrays; see `_locator`."""
+    word = words.item
+
+    def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
+        headers = [id(grad) >> 3 for grad in grads]
+        addresses = [word(header + DATA) for header in headers]
+        return addresses, [word(header + FLAGS) & CONTIGUOUS for header in headers]
+
+    return locate
+
+
+def _read_many(words: Any) -> Locate:
+    """Return a function that reads the headers of many NumPy arrays; see `_locator`."""
+    offsets = np.array([DATA, FLAGS])[:, None]
+
+    def locate(grads: Sequence[Any]) -> tuple[Any, Any]:
+        addresses, flags = words.take(header_indices(list(grads)) + offsets)
+        return addresses, flags & CONTIGUOUS
+
+    return locate

@@ -1,0 +1,180 @@
+"""Gradients, matched to parameters by their names and checked."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, is_array, kind, library, look, place
+from arrayopt.params.aliasing import WrittenMemory
+from arrayopt.params.given import as_tree
+from arrayopt.params.headers import LocatedGrads, Locations, form_checker
+from arrayopt.params.kinds import refusal, resolved
+from arrayopt.params.trees import flatten, leaves, template
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["GradMatcher", "match_grads"]
+
+
+class GradMatcher:
+    """Matches the gradients of a step to tensors.
+
+    It remembers the types and forms of the last gradients. Those of the same types and forms are
+    not checked again.
+
+    Parameters
+    ----------
+    tree : tree
+        The parameters, whose structure gradients have.
+    tensors : list of Tensor
+        The tensors.
+    by_position : bool
+        Whether a list of gradients is in the order of the parameters, whatever their names.
+    """
+
+    def __init__(self, tree: Any, tensors: list[Tensor], *, by_position: bool) -> None:
+        self.template, self._tensors, self._by_position = template(tree), tensors, by_position
+        self._by_name = [tensor.name for tensor in tensors], None  # the template of a flat dict
+        self._written: tuple[int, WrittenMemory] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kind: Any = None
+        self._dtype: Any = None  # of all gradients, if they have just one
+        self._forms: list[Any] = []
+        self._checker: Any = None  # of forms, where headers can be read
+        self._complete = False
+
+    def match(self, grads: Any) -> tuple[LocatedGrads, bool]:
+        """Return the tensors' gradients, checked, and whether they were familiar."""
+        given = leaves(self.template, grads)
+        if given is None:
+            given = leaves(self._by_name, grads)
+        familiar, locations = (False, None) if given is None else self._familiar(given)
+        if given is None or not familiar:
+            named = [(tensor.name, tensor.array) for tensor in self._tensors]
+            matched = match_grads("Optimizer.step", named, grads, by_position=self._by_position)
+            given = list(matched.values())
+        found = resolved(given)
+        written = self._written_memory()
+        if not familiar:
+            written.forget()
+        locations = written.check(found, alike=familiar, complete=self._complete, found=locations)
+        if not familiar:
+            self._remember(given)
+            return LocatedGrads(found, locations), False
+        return LocatedGrads(found, locations, self._dtype), True
+
+    def _written_memory(self) -> WrittenMemory:
+        """Return the memory that a step writes."""
+        version = self._tensors[0].run.arrays
+        known, written = self._written or (-1, None)
+        if written is None or (known != version and not written.always_empty):
+            written = WrittenMemory(self._tensors)
+            self._written = version, written
+        return written
+
+    def _familiar(self, given: list[Any]) -> tuple[bool, Locations | None]:
+        """Return whether gradients have the forms of earlier ones, and locations if known.
+
+        It also notes whether no gradient is None.
+        """
+        if self._checker is not None and len(given) == len(self._forms):
+            locations = self._checker(given)
+            self._complete = locations is not None and locations.complete
+            return locations is not None, locations
+        kinds = set(map(type, given))
+        self._complete = type(None) not in kinds
+        kinds.discard(type(None))
+        if kinds != {self._kind} or len(given) != len(self._forms):
+            return False, None
+        form_of = look(self._kind)
+        if self._complete:
+            return all(map(operator.eq, map(form_of, given), self._forms)), None
+        pairs = zip(given, self._forms, strict=True)
+        return all(grad is None or form_of(grad) == form for grad, form in pairs), None
+
+    def _remember(self, given: list[Array | None]) -> None:
+        """Remember the forms of gradients that are of one type and can be asked."""
+        some = [grad for grad in given if grad is not None]
+        kinds = set(map(type, some))
+        if len(kinds) != 1 or not all(hasattr(grad, "device") for grad in some):
+            return
+        (kind,) = kinds
+        if kind is not self._kind:
+            self._kind, self._forms = kind, [None] * len(given)
+        form_of, same, forms = look(kind), dict[Any, Any](), []
+        for grad, old in zip(given, self._forms, strict=True):
+            form = old if grad is None else form_of(grad)
+            forms.append(same.setdefault(form, form))  # one object each, which stays in the cache
+        self._forms = forms
+        dtypes = {form[0] for form in forms if form is not None}
+        self._dtype = dtypes.pop() if len(dtypes) == 1 else None
+        self._checker = form_checker(kind, forms)
+
+    def __getstate__(self) -> dict[str, Any]:
+        fresh: dict[str, Any] = {"_written": None, "_kind": None, "_forms": [], "_checker": None}
+        return {**self.__dict__, **fresh}  # not all libraries can pickle forms
+
+
+def match_grads(
+    who: str,
+    params: list[tuple[str, Array]],
+    grads: Any,
+    *,
+    by_position: bool = False,
+    devices: bool = True,
+) -> dict[str, Array | None]:
+    """Return the gradient of each parameter by name, or None where left out, all checked.
+
+    With `by_position`, a list of gradients is in the order of the parameters, whatever their names.
+
+    Raises
+    ------
+    ValueError
+        For all mismatches of names, shapes, dtype kinds, libraries and devices.
+    """
+    grads = as_tree(who, grads)
+    given, names = dict(flatten(grads)), dict(params)
+    if by_position and not isinstance(grads, dict):
+        if len(given) != len(params):
+            raise ValueError(
+                f"{who}: grads must hold {len(params)} gradients (or None); got {len(given)}"
+            )
+        given = dict(zip(names, given.values(), strict=True))
+    wrong = [f"missing {name!r}" for name in names if name not in given]
+    for name, grad in given.items():
+        if name not in names and grad is not None:
+            wrong.append(f"unexpected {name!r}")
+    for name, param in params:
+        grad = given.get(name)
+        reason = refusal(grad, functional=not devices)
+        if reason is not None:
+            wrong.append(f"{name!r} is {reason}")
+        elif grad is not None:
+            for what, expected in _differences(param, grad, devices):
+                wrong.append(f"{what} at {name!r}, expected {expected}")
+    if wrong:
+        todo = ""
+        unnamed = isinstance(grads, list | tuple) and not given.keys() & names.keys()
+        if unnamed and len(given) == len(params):
+            todo = "; give a dict by name: dict(zip(names, grads))"
+        elif isinstance(grads, dict) and not by_position and all(map(str.isdigit, names)):
+            todo = "; give a list in the order of the parameters"
+        raise ValueError(f"{who}: grads do not match params: {'; '.join(wrong)}{todo}")
+    return {name: given[name] for name in names}
+
+
+def _differences(param: Array, grad: Any, devices: bool) -> Sequence[tuple[str, Any]]:
+    """Return how a gradient differs from its parameter: (what came, what was expected)."""
+    if not is_array(grad):
+        return [(type(grad).__name__, "an array or None")]
+    if array_namespace(grad) is not array_namespace(param):
+        return [(f"{library(grad)} array", f"{library(param)} array")]
+    found: list[tuple[str, Any]] = []
+    if tuple(grad.shape) != tuple(param.shape):
+        found.append((f"shape {tuple(grad.shape)}", tuple(param.shape)))
+    if kind(grad) != kind(param):
+        found.append((f"dtype {grad.dtype}", f"a {kind(param)} floating dtype like {param.dtype}"))
+    if devices and place(grad)[1] != place(param)[1]:
+        found.append((f"device {place(grad)[1]}", place(param)[1]))
+    return found

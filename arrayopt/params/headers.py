@@ -1,0 +1,287 @@
+"""Headers of arrays, all read at once from this process's memory: quicker than to ask each array.
+
+If NumPy or CuPy do not place the fields of a header as expected, no header is read, and each array
+is asked.
+"""
+
+import ctypes
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arrayopt.arrays import Array, Ints
+
+__all__ = [
+    "CUPY_REST",
+    "CUPY_SHAPE",
+    "LocatedGrads",
+    "Locations",
+    "cupy_addresses",
+    "cupy_locations",
+    "cupy_words",
+    "dtypes",
+    "form_checker",
+    "header_indices",
+    "locations_of",
+    "object_addresses",
+    "word_index",
+    "word_ranges",
+    "words",
+]
+
+WORD = 8
+_TYPE, _ITEMS = 0, 2
+"""Words in the header of an object and of a list, after the first."""
+_SHAPE, _SHAPE_END, _CONTIGUOUS, _DTYPE, _DATA = 4, 5, 10, 12, 13
+"""Words in the header of a CuPy array, after the first."""
+CUPY_SHAPE, CUPY_REST = (_SHAPE,), (_SHAPE_END, _DTYPE, _DATA)
+"""The words to watch: where the shape begins; and the rest."""
+_POINTER, _DEVICE = 2, 3
+"""Words in the header of a CuPy array's ``data``, after the first."""
+
+_PLACE = np.array([_CONTIGUOUS, _DATA])[:, None]
+_KIND = np.array([_TYPE, _DTYPE])[:, None]
+_MEMORY = np.array([_POINTER, _DEVICE])[:, None]
+_FORM = np.array([_TYPE, _DTYPE, _SHAPE_END, _SHAPE, _DATA, _CONTIGUOUS])[:, None]
+
+_ADDRESS, _IN_ORDER = operator.attrgetter("data.ptr"), operator.attrgetter("flags.c_contiguous")
+_DTYPE_OF = operator.attrgetter("dtype")
+FEW = 50
+"""Up to this number, to ask each array is as quick."""
+
+
+class Locations(NamedTuple):
+    """The locations of those gradients that are not None, in order.
+
+    Attributes
+    ----------
+    addresses : array of int64, or list of int
+        The addresses of their first elements.
+    contiguous : array or list
+        Odd if an array is contiguous in C's order; 0 if its elements do not fill one piece of
+        memory.
+    complete : bool
+        Whether no gradient is None.
+    """
+
+    addresses: Any
+    contiguous: Any
+    complete: bool
+
+
+class LocatedGrads(list[Any]):
+    """A gradient or None for each tensor, with what is valid for them while this list exists.
+
+    Attributes
+    ----------
+    locations : Locations or None
+        Their locations, if they are known.
+    dtype : object
+        The dtype of all of them; None if it is not known, or they have several.
+    """
+
+    __slots__ = ("dtype", "locations")
+
+    def __init__(
+        self, grads: Iterable[Any], locations: Locations | None, dtype: Any = None
+    ) -> None:
+        super().__init__(grads)
+        self.locations, self.dtype = locations, dtype
+
+
+def locations_of(grads: Any, count: int) -> tuple[Ints, bool] | None:
+    """Return the addresses of `count` gradients, and whether each is contiguous.
+
+    None if they are not known.
+    """
+    found = grads.locations if isinstance(grads, LocatedGrads) else None
+    if found is None or len(found.addresses) != count:
+        return None
+    return np.asarray(found.addresses), bool((np.asarray(found.contiguous) & 1).all())
+
+
+@cache
+def words() -> Any:
+    """Return this process's memory from address 8 on as words; None where that is impossible."""
+    if sys.implementation.name != "cpython":
+        return None
+    try:
+        return np.frombuffer(memoryview((ctypes.c_int64 * 2**45).from_address(WORD)), np.int64)
+    except (ValueError, OverflowError, MemoryError):
+        return None
+
+
+def word_index(addresses: Any) -> Any:
+    """Return the index in `words` of the word after the one at an address."""
+    return addresses >> 3
+
+
+@cache
+def _can_read_lists() -> bool:
+    """Return whether a list's items are at the expected place."""
+    memory, probe = words(), [object(), object(), object()]
+    if memory is None:
+        return False
+    header = memory[word_index(id(probe)) :][: _ITEMS + 1].tolist()
+    if header[_TYPE:_ITEMS] != [id(list), 3]:
+        return False
+    return bool(memory[word_index(header[_ITEMS]) - 1 :][:3].tolist() == list(map(id, probe)))
+
+
+def object_addresses(several: Sequence[Any]) -> Ints:
+    """Return the addresses of objects."""
+    if isinstance(several, list) and _can_read_lists():
+        memory = words()
+        start = word_index(int(memory[word_index(id(several)) + _ITEMS])) - 1
+        return memory[start : start + len(several)]  # type: ignore[no-any-return]
+    return np.fromiter(map(id, several), np.int64, len(several))
+
+
+def header_indices(several: Sequence[Any]) -> Ints:
+    """Return the indices in `words` of the headers of objects, from their second words on."""
+    return word_index(object_addresses(several))  # type: ignore[no-any-return]
+
+
+def word_ranges(starts: Ints, counts: Ints) -> Ints:
+    """Return the indices in `words` of `counts` words from each address in `starts` on."""
+    found: Ints = word_index(starts).repeat(counts) + _within(counts)
+    return found
+
+
+def _within(counts: Ints) -> Ints:
+    """Return for each count the numbers from -1 on: `word_index` points behind the first word."""
+    ends = counts.cumsum()
+    numbers = np.arange(-1, ends[-1] - 1 if len(ends) else -1)
+    found: Ints = numbers - (ends - counts).repeat(counts)
+    return found
+
+
+def cupy_words(kind: Any) -> Any:
+    """Return `words` if arrays of a type have CuPy's header as expected; else None."""
+    return _cupy_words(kind)
+
+
+@cache
+def _cupy_words(kind: Any) -> Any:
+    """See `cupy_words`; mypy does not take a type as a cached function's argument."""
+    memory = words()
+    if memory is None or not any(base.__module__ == "cupy._core.core" for base in kind.__mro__):
+        return None
+    from cupy.cuda import MemoryPointer, UnownedMemory
+
+    try:
+        for shape, dtype, room, device in [
+            ((2, 3, 5), "f4", 1 << 20, 0),
+            ((7,), "c16", 1 << 22, 3),
+        ]:
+            # an array whose memory is never read
+            data = MemoryPointer(UnownedMemory(room, 1 << 12, None, device), 512)
+            probe = kind(shape, np.dtype(dtype), memptr=data)
+            header = memory[word_index(id(probe)) :][:15].tolist()
+            expected = (id(kind), id(probe.dtype), id(probe.data))
+            if (header[_TYPE], header[_DTYPE], header[_DATA]) != expected:
+                return None
+            length = header[_SHAPE_END] - header[_SHAPE]
+            if length != WORD * len(shape) or header[_CONTIGUOUS] & 0xFF != 1:
+                return None
+            first = word_index(header[_SHAPE]) - 1
+            if tuple(memory[first:][: len(shape)].tolist()) != shape:
+                return None
+            pointer = memory[word_index(id(probe.data)) :][:4].tolist()
+            if (pointer[_POINTER], pointer[_DEVICE] & 0xFFFFFFFF) != (room + 512, device):
+                return None
+    except Exception:  # of an interface that has changed
+        return None
+    return memory
+
+
+def cupy_locations(arrays: Sequence[Array]) -> tuple[Ints, bool]:
+    """Return the addresses of CuPy arrays, and whether each of them is contiguous."""
+    addresses, contiguous = cupy_addresses(arrays)
+    return addresses, bool(contiguous.all())
+
+
+def cupy_addresses(arrays: Sequence[Array]) -> tuple[Ints, Ints]:
+    """Return for each of these CuPy arrays its address, and whether it is contiguous."""
+    memory, count = cupy_words(type(arrays[0])) if len(arrays) else None, len(arrays)
+    if memory is None:
+        addresses = np.fromiter(map(_ADDRESS, arrays), np.int64, count)
+        return addresses, np.fromiter(map(_IN_ORDER, arrays), np.int64, count)
+    flags, data = memory.take(header_indices(arrays) + _PLACE)
+    return memory.take(word_index(data) + _POINTER), flags & 0xFF
+
+
+def form_checker(
+    kind: type, forms: Sequence[tuple[Any, ...] | None]
+) -> Callable[[Sequence[Any]], Locations | None] | None:
+    """Return a function that locates CuPy arrays, or None if they are not of a type and `forms`.
+
+    A form is a dtype, a shape and a device; arrays may also be None. The checker itself is None
+    where headers cannot be read.
+    """
+    memory = cupy_words(kind)
+    if memory is None:
+        return None
+    rows, lengths = [], list[int]()
+    for form in forms:
+        dtype, shape, device = (0, (), -1) if form is None else form  # None: nothing fits
+        rows.append([id(kind), id(dtype), len(shape) * WORD, device])
+        lengths += shape
+    table, shapes = np.array(rows, np.int64).reshape(-1, 4), np.array(lengths, np.int64)
+    counts, alive = table[:, 2] // WORD, list(forms)
+    every = _Expected(table, counts, shapes)
+
+    def fits(given: Sequence[Any]) -> Locations | None:
+        at, expected = header_indices(given), every
+        header, there = memory.take(at + _FORM), None
+        if not (header[0] == id(kind)).all():
+            there = header[0] == id(kind)
+            if not (there | (header[0] == id(type(None)))).all():
+                return None
+            header = header[:, there]
+            expected = _Expected(table[there], counts[there], shapes[np.repeat(there, counts)])
+        return expected.met(memory, header, complete=there is None) if alive else None
+
+    return fits
+
+
+class _Expected:
+    """The expected content of headers: types, dtypes, lengths of shapes, devices and shapes."""
+
+    def __init__(self, table: Ints, counts: Ints, shapes: Ints) -> None:
+        self.header, self.devices = table.T[:3].tobytes(), table[:, 3].tobytes()
+        self.counts, self.shapes, self.within = counts, shapes.tobytes(), _within(counts)
+
+    def met(self, memory: Any, header: Ints, *, complete: bool) -> Locations | None:
+        """Return the locations of arrays if their headers are as expected.
+
+        `header` holds the words of `_FORM`. The end of each shape is replaced by its length.
+        """
+        header[2] -= header[3]
+        if header[:3].tobytes() != self.header:
+            return None
+        addresses, devices = memory.take(word_index(header[4]) + _MEMORY)
+        shapes = memory.take(word_index(header[3]).repeat(self.counts) + self.within)
+        if (devices & 0xFFFFFFFF).tobytes() != self.devices or shapes.tobytes() != self.shapes:
+            return None
+        return Locations(addresses, header[5] & 0xFF, complete)
+
+
+def dtypes(grads: Sequence[Array | None]) -> tuple[set[Any], bool]:
+    """Return the dtypes of gradients of any library, and whether none of them is None."""
+    if isinstance(grads, LocatedGrads) and grads.locations is not None and grads.dtype is not None:
+        return {grads.dtype}, grads.locations.complete
+    first: Any = grads[0] if len(grads) > FEW else None
+    memory = None if first is None else cupy_words(type(first))
+    if memory is not None:
+        found = memory.take(header_indices(grads) + _KIND)
+        if (found == found[:, :1]).all():
+            return {first.dtype}, True
+    try:
+        return set(map(_DTYPE_OF, grads)), True
+    except AttributeError:
+        return {grad.dtype for grad in grads if grad is not None}, False

@@ -1,0 +1,247 @@
+"""How ranks agree: they vote before each step, and raise an error of one rank on all."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array
+from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.params.replaced import Replaced
+from arrayopt.ranks.alone import Alone, Said
+from arrayopt.ranks.comm import Comm, RankError
+from arrayopt.ranks.same import checksum, differences, groups_of, plain, texts, unlike
+
+__all__ = ["Agreement"]
+
+WISH, CHANGED, CHECKED, HOOKED = 1, 2, 4, 8
+"""Flags of a vote: the rank wants statistics, has changed parameters, compares, has hooks."""
+
+IN_HOOKS = {"the part of the step": "its hooks"}
+
+
+class Agreement(Alone):
+    """The votes of ranks, and the errors that they raise together; a base of `Team`.
+
+    Attributes
+    ----------
+    torn : str or None
+        Why ranks may hold different parameters or state: a step was interrupted.
+    """
+
+    def __init__(self, comm: Comm, check: int | None) -> None:
+        self._comm, self._check = comm, check
+        self.rank, self.size = comm.rank, comm.size
+        self.replaced = Replaced([])
+        self._first: int | None = None  # the number of the first step
+        self._met = False  # whether ranks meet again after this step, because one has hooks
+        self._told: BaseException | None = None  # an error that all ranks know of
+        self._inside = 0  # how many sections of `warned` are open
+
+    def agree(
+        self,
+        what: str,
+        said: Said = dict,
+        error: BaseException | None = None,
+        *,
+        wish: bool = False,
+        grads: Sequence[Array | None] | None = None,
+        step: int = 0,
+        after: bool = False,
+    ) -> bool:
+        if self.torn is not None and what != "Optimizer.load":
+            raise RankError(
+                f"{what}: {self.torn}; the ranks may hold different numbers: load a checkpoint on"
+                " all"
+            )
+        words: dict[str, Any] = {}
+        if error is None:
+            try:
+                words = {"which Optimizer over the communicator": self._comm.number, **said()}
+            except BaseException as caught:
+                error = caught
+        digest = blake2b(plain((what, words)).encode(), digest_size=14).digest()
+        flags = WISH * wish | HOOKED * self.hooked
+        flags |= CHANGED * self._changed(what) | CHECKED * self._due(grads, step)
+        vote = np.frombuffer(bytes([error is not None, flags]) + digest, np.uint8)
+        with self._answered(what):
+            votes = np.stack(self._comm.allgather(vote, [16] * self.size)())
+            flags = int(np.bitwise_or.reduce(votes[:, 1]))
+            if votes[:, 0].any() or (votes[:, 2:] != votes[0, 2:]).any():
+                self._differ(what, words, error, after=after)
+            self._met = bool(flags & HOOKED)
+            if flags & (CHANGED | CHECKED):
+                self._compare(what, grads if flags & CHECKED else None)
+            if what != "Optimizer.load":
+                self.replaced.agreed()
+            return bool(flags & WISH)
+
+    def _differ(
+        self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool
+    ) -> None:
+        """Raise an error that says how the ranks differ."""
+        every = self._said_by_all({"what": what, "error": _text(error), "words": texts(words)})
+        self._raise(what, error, every, after=after)
+        self._told = self._unequal(what, differences(every))
+        raise self._told
+
+    def _said_by_all(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what each rank says."""
+        return [json.loads(words) for words in self._comm.words(json.dumps(mine).encode())]
+
+    def _unequal(self, what: str, found: list[str]) -> ValueError:
+        """Return the error about differences between ranks."""
+        listed = "; ".join(found)
+        return ValueError(f"{what}: nothing was changed, for the ranks do not agree: {listed}")
+
+    def _raise(
+        self,
+        what: str,
+        error: BaseException | None,
+        every: list[dict[str, Any]],
+        *,
+        after: bool = False,
+    ) -> None:
+        """Raise this rank's own error, or one that lists the errors of others."""
+        if error is not None:
+            self._told = error
+            raise error
+        done, where = "nothing was changed, for", ""
+        if after:
+            done, where = "the step was made, but", " in a hook after it"
+        failed = []
+        for r, said in enumerate(every):
+            if said["error"]:
+                failed.append(f"rank {r} failed{where}: {said['error']}")
+        if failed:
+            self._told = RankError(f"{what}: {done} {'; '.join(failed)}")
+            raise self._told
+
+    def _due(self, grads: Sequence[Array | None] | None, step: int) -> bool:
+        """Return whether ranks compare bytes in a step; see `Ranks.check`."""
+        if grads is None or not self._check:
+            return False
+        self._first = step if self._first is None else self._first
+        return (step - self._first) % self._check == 0
+
+    def _changed(self, what: str) -> bool:
+        """Return whether the user changed parameters that other ranks must have changed too."""
+        if what == "Optimizer.load":
+            return False
+        return any(groups_of(self.replaced.tensors[i], self.size) for i in self.replaced.marks)
+
+    def _compare(self, what: str, grads: Sequence[Array | None] | None) -> None:
+        """Raise if ranks have not changed the same parameters, or have other values.
+
+        With gradients, all parameters are compared, and the gradients that are the same on all.
+        """
+        tensors = self.replaced.tensors
+        marks = [dict(x) for x in self._hear(what, lambda: list(self.replaced.marks.items()))]
+        places: Iterable[int] = sorted(set().union(*marks))
+        reduced: list[tuple[int, Array]] = []
+        if grads is not None:
+            places = range(len(tensors))
+            for i, grad in enumerate(grads):
+                if grad is not None and not (self.sums and tensors[i].block is None):
+                    reduced.append((i, grad))
+
+        def checksums() -> list[Any]:
+            params = [(i, checksum(tensors[i].array)) for i in places]
+            return [params, [(i, checksum(grad)) for i, grad in reduced]]
+
+        every = self._hear(what, checksums)
+        params = [dict(found) for found, _ in every]
+        given = [dict(found) for _, found in every]
+        wrong = unlike(tensors, marks, params, given)
+        if wrong:
+            self._told = self._unequal(what, wrong)
+            raise self._told
+
+    def _hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
+        """Return what a call finds on each rank; an error on one is raised on all."""
+        found = error = None
+        try:
+            found = call()
+        except BaseException as caught:
+            error = caught
+        every = self._said_by_all({"error": _text(error), "found": found})
+        self._raise(what, error, every)
+        return [said["found"] for said in every]
+
+    @contextmanager
+    def after(self, what: str) -> Iterator[None]:
+        error = None
+        self._inside += 1
+        try:
+            try:
+                yield
+            except BaseException as caught:
+                told = caught is self._told or isinstance(caught, RankError)
+                if told or self.torn or not self._met:
+                    raise
+                error = caught
+            if self._met:
+                with uninterrupted():
+                    self.agree(what, lambda: dict(IN_HOOKS), error, after=True)
+        finally:
+            self._inside -= 1
+            self._told = self._told if self._inside else None
+
+    @contextmanager
+    def _answered(self, what: str) -> Iterator[None]:
+        """A section of messages; one that is left unread would be taken for the next answer."""
+        try:
+            yield
+        except BaseException as error:
+            if error is not self._told:
+                self._break_off(what, error)
+            raise
+
+    def _break_off(self, what: str, error: BaseException) -> None:
+        """Note that this rank was interrupted, and have others fail soon."""
+        self.torn = f"rank {self.rank} broke off {what} ({_text(error)})"
+        self._comm.give_up()
+
+    def warn(self, what: str, error: BaseException) -> None:
+        try:
+            if error is not self._told and not isinstance(error, RankError):
+                with uninterrupted():
+                    self.agree(what, dict, error)
+        finally:
+            if not self._inside:
+                self._told = None  # the same object may be raised once more
+
+    @contextmanager
+    def warned(self, what: str) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        except BaseException as error:
+            self._inside -= 1
+            self.warn(what, error)
+            raise
+        else:
+            self._inside -= 1
+
+    def tear(self, what: str, error: BaseException) -> None:
+        """See `unbroken`, which notes it."""
+
+    @contextmanager
+    def unbroken(self, what: str) -> Iterator[None]:
+        try:
+            with uninterrupted():
+                yield
+        except BaseException as error:
+            self._break_off(what, error)
+            raise
+
+    def renew(self) -> None:
+        self._comm.renew()
+
+
+def _text(error: BaseException | None) -> str | None:
+    """Return an error as other ranks report it."""
+    return None if error is None else f"{type(error).__name__}: {error}"

@@ -1,0 +1,250 @@
+"""Gathering what ranks have parts of: parameters after a step, slots on one rank or on all."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import (
+    Array,
+    array_namespace,
+    dtype_name,
+    like,
+    memory,
+    place,
+    size,
+    to_host,
+)
+from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.partition import fills
+from arrayopt.state.shares import Shards
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["Gather", "Scattered", "collect", "pieces_of", "slot_of"]
+
+SMALL = 1 << 18
+"""Pieces of fewer bytes are sent together."""
+
+
+class Gather:
+    """Fetches the parameters that other ranks have updated. It is valid until arrays are replaced.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    tensors : sequence of Tensor
+        The tensors.
+    packed : bool
+        Whether each rank sends all in one message.
+    """
+
+    def __init__(self, comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
+        self._comm, self._tensors = comm, list(tensors)
+        self._version = tensors[0].run.arrays if tensors else 0
+        self._buffers, self._large = list[_Buffer](), list[tuple[int, Any]]()
+        self._small: list[list[Any]] = [[] for _ in range(comm.size)]
+        self._counts = [0] * comm.size
+        for tensor in tensors:
+            share, holders = tensor.share, [] if tensor.share is None else tensor.share.holders
+            if share is None or not holders or tensor.block is not None:
+                continue
+            buffer = _Buffer(tensor, on_device=comm.on_device)
+            self._buffers.append(buffer)
+            for rank in holders:
+                first, end = share.ends[rank] * buffer.item, share.ends[rank + 1] * buffer.item
+                piece = buffer.bytes[first:end]
+                if isinstance(piece, np.ndarray) and (packed or piece.size < SMALL):
+                    self._small[rank].append(piece)
+                    self._counts[rank] += piece.size
+                else:
+                    self._large.append((rank, piece))
+
+    def serves(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether it was made for these tensors, and their arrays have not been replaced."""
+        if not tensors or any(buffer.copy is not None for buffer in self._buffers):
+            return False
+        return self._version == tensors[0].run.arrays and self._tensors == tensors
+
+    def __call__(self) -> None:
+        """Fetch the parameters."""
+        if any(self._counts):
+            mine = self._small[self._comm.rank]
+            sent = np.concatenate([*mine, np.zeros(0, np.uint8)])
+            got = self._comm.allgather(sent, self._counts)()
+            for r, own in enumerate(self._small):
+                at = 0
+                for piece in own if r != self._comm.rank else ():
+                    piece[:] = got[r][at : at + piece.size]
+                    at += piece.size
+        if self._large:
+            self._comm.broadcast(self._large)
+        for buffer in self._buffers:
+            buffer.settle()
+
+
+def collect(comm: Comm, tensor: Tensor, slot: str, root: int | None) -> Any:
+    """Return a complete slot, or the complete parameter ("p"), on all ranks.
+
+    With a `root`, that rank gets it as an array of NumPy, and the others get None.
+    """
+    own, places = _own(tensor, slot), pieces_of(tensor, slot)
+    if places is None:
+        return own
+    mine = np.ascontiguousarray(to_host(own))
+    if root not in (None, comm.rank):
+        comm.exchange(
+            [(root or 0, as_bytes(mine))] if comm.rank in places and mine.size else [], []
+        )
+        return None
+    shape = tensor.shape if slot == "p" else tensor.whole[slot]
+    complete = np.empty(shape, mine.dtype)  # the pieces fill it
+    by_block = any(isinstance(where, tuple) for where in places.values())
+    indexed = complete if by_block else complete.reshape(-1)
+    views = {rank: indexed[where] for rank, where in places.items()}
+    buffers: dict[int, Any] = {}
+    for rank, view in views.items():
+        buffers[rank] = view if view.flags.c_contiguous else np.empty(view.shape, view.dtype)
+    if comm.rank in buffers:
+        buffers[comm.rank][...] = mine.reshape(buffers[comm.rank].shape)
+    pieces = [(rank, as_bytes(buffer)) for rank, buffer in buffers.items() if buffer.size]
+    if root is None:
+        comm.broadcast(pieces)
+    else:
+        comm.exchange([], [(rank, piece) for rank, piece in pieces if rank != comm.rank])
+    for rank, buffer in buffers.items():
+        views[rank][...] = buffer
+    return complete if root is not None else _of_library(own, complete)
+
+
+def pieces_of(tensor: Tensor, slot: str) -> dict[int, Any] | None:
+    """Return which rank sends which elements of a slot, or of the parameter ("p").
+
+    Returns
+    -------
+    dict of int to slice or tuple of slice, or None
+        For each such rank its stretch or its block; None where each rank has all elements.
+
+    Raises
+    ------
+    ValueError
+        If the pieces are not all elements, each once, or this rank does not have its piece.
+    """
+    share, shape = tensor.share, tensor.shape if slot == "p" else tensor.whole[slot]
+    divided = isinstance(share, Shards) and slot not in share.undivided
+    if share is None or (not share.holders and not divided):
+        return None
+    try:
+        found: dict[int, Any]
+        if isinstance(share, Shards) and divided:
+            found = {r: (*share.where(r), ...) for r in share.holders}
+            counts = {r: math.prod(share.blocks[r][1]) for r in found}
+            blocks = [share.blocks[r] for r in found]
+            if not fills(blocks, shape):
+                raise ValueError(f"the parts {blocks} do not fill {shape}, each place once")
+        else:
+            ends = share.parts(slot, math.prod(shape))
+            senders = [r for r in share.holders if ends[r] < ends[r + 1]]
+            found = {r: slice(ends[r], ends[r + 1]) for r in senders}
+            counts = {r: ends[r + 1] - ends[r] for r in senders}
+        mine = size(_own(tensor, slot))
+        expected = counts.get(share.rank, mine)
+        if mine != expected:
+            raise ValueError(
+                f"rank {share.rank} has {mine} elements of it, and should have {expected}"
+            )
+    except ValueError as error:
+        raise ValueError(
+            f"Optimizer: slot {slot!r} of {tensor.name!r}, of shape {shape}, cannot be put together"
+            f" from the ranks' parts: {error}"
+        ) from None
+    return found
+
+
+def _own(tensor: Tensor, slot: str) -> Array:
+    """Return what this rank has of a slot, or of the parameter ("p")."""
+    return tensor.array if slot == "p" else tensor.slots[slot]
+
+
+class _Buffer:
+    """A parameter's memory as bytes; a copy if it is not contiguous or cannot be written."""
+
+    def __init__(self, tensor: Tensor, *, on_device: bool) -> None:
+        self.tensor, self.copy = tensor, None
+        array = tensor.array
+        if on_device and array_api_compat.is_cupy_array(array) and array.flags.c_contiguous:
+            self.bytes: Any = array.reshape(-1).view(np.uint8)
+            self.item = int(array.itemsize)
+            return
+        is_torch = array_api_compat.is_torch_array(array)
+        host = isinstance(array, np.ndarray) or (is_torch and array.device.type == "cpu")
+        if not host or not memory(array).flags.carray:
+            self.copy = np.array(to_host(array), order="C")
+        flat = memory(array) if self.copy is None else self.copy
+        self.bytes = as_bytes(flat)
+        self.item = flat.itemsize
+
+    def settle(self) -> None:
+        """Finish, now that the bytes of other ranks have arrived."""
+        array, share = self.tensor.array, self.tensor.share
+        if self.copy is not None:
+            self.tensor.put(None, _of_library(array, self.copy))
+            return
+        is_filled_by_others = share is not None and share.last - share.first < size(array)
+        if is_filled_by_others and array_api_compat.is_torch_array(array):
+            array_namespace(array).autograd.graph.increment_version([array])
+
+
+def _of_library(mine: Array, values: "np.ndarray[Any, Any]") -> Array:
+    """Return values of mine's dtype in an array of mine's library and device."""
+    xp, device = place(mine)
+    if isinstance(mine, np.ndarray | np.generic):
+        return values
+    if array_api_compat.is_torch_array(mine) and dtype_name(mine) == "bfloat16":
+        return xp.asarray(values.view(np.int16), device=device).view(xp.bfloat16)
+    return xp.asarray(values, dtype=mine.dtype, device=device, copy=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Scattered:
+    """A slot, or the parameter ("p"), of which each rank has a part."""
+
+    team: Alone
+    tensor: Tensor
+    slot: str
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self.mine.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the complete slot."""
+        return self.tensor.shape if self.slot == "p" else self.tensor.whole[self.slot]
+
+    @property
+    def mine(self) -> Array:
+        """This rank's part."""
+        return _own(self.tensor, self.slot)
+
+    def collect(self) -> Any:
+        """Return the complete slot as an array of NumPy on rank 0; all ranks call it."""
+        return self.team.collect(self.tensor, self.slot, root=0)
+
+    def own(self, saved: Array) -> Array:
+        """Return this rank's part of such a slot, in an array like its own."""
+        return like(self.mine, self.tensor.taken(self.slot, saved))
+
+
+def slot_of(team: Alone, tensor: Tensor, slot: str) -> Any:
+    """Return a slot or the parameter ("p"), or a `Scattered` one where ranks have parts of it."""
+    if slot == "p" and tensor.block is None:
+        return tensor.array
+    if tensor.share is None or (not tensor.share.holders and tensor.block is None):
+        return tensor.slots[slot]
+    return Scattered(team, tensor, slot)

@@ -1,0 +1,286 @@
+"""How tensors are divided among ranks: by this package, or by the user.
+
+This package lays all tensors end to end and divides them into one equal part for each rank. A
+boundary goes between units of work. So each rank runs whole units, and their partial results,
+combined in order, are those of one process. Where an engine cannot run a part of a tensor, or the
+tensor has no boundary between units, the boundary moves to the tensor's nearer end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import dtype_name, size
+from arrayopt.codecs import BLOCK
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.buckets import bucketed
+from arrayopt.engines.fused import Fused
+from arrayopt.engines.table import select
+from arrayopt.fusion.layout import CHUNK, boundaries, geometry
+from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.windows import axes_of, windows
+from arrayopt.params.groups import Group
+from arrayopt.state.run import Run
+from arrayopt.state.shares import Shards, Share
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["check_parts", "divide", "fills", "shards"]
+
+SNAP = 0.02
+"""A boundary this near to a tensor's end, as a share of a rank's elements, moves there.
+
+A divided tensor costs messages.
+"""
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """Where a tensor may be divided.
+
+    Attributes
+    ----------
+    elements : array of int64
+        The elements before which it may be divided, in order: first 0, last its size.
+    undivided : tuple of str
+        The slots that each rank keeps as a whole.
+    """
+
+    elements: Any
+    undivided: tuple[str, ...] = ()
+
+
+def divide(groups: Sequence[Group], engine: str, rank: int, ranks: int) -> None:
+    """Give the tensors of groups their shares.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+        The groups.
+    engine : str
+        The engine that the user asked for.
+    rank, ranks : int
+        This rank, and the number of ranks.
+    """
+    found: dict[int, Boundaries] = {}
+    for bucket in bucketed(groups, Run()):
+        chosen, _ = select(engine, bucket)
+        for tensor in bucket.whole.tensors if bucket.kind == "whole" else ():
+            found[id(tensor)] = _boundaries(tensor, bucket, chosen)
+    tensors = [tensor for group in groups for tensor in group.tensors if tensor.block is None]
+    if not tensors:
+        return
+    ends = part_ends([found[id(tensor)].elements for tensor in tensors], ranks)
+    for tensor, own in zip(tensors, ends, strict=True):
+        tensor.share = Share(rank, tuple(own), found[id(tensor)].undivided)
+
+
+def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
+    """Find for each tensor where the part of each rank begins, and where the last part ends.
+
+    Parameters
+    ----------
+    elements : sequence of arrays
+        The `Boundaries.elements` of each tensor.
+    ranks : int
+        The number of ranks.
+    """
+    sizes = np.array([int(own[-1]) for own in elements], np.int64)
+    tops = np.cumsum(sizes)
+    total = int(tops[-1])
+    found = [[0] * ranks + [int(n)] for n in sizes]
+    for rank in range(1, ranks):
+        goal = total * rank / ranks
+        nearest = int(np.argmin(np.abs(tops - goal)))
+        if abs(tops[nearest] - goal) <= SNAP * total / ranks:
+            goal = float(tops[nearest])
+        for i, own in enumerate(elements):
+            inside = goal - float(tops[i] - sizes[i])
+            if inside >= sizes[i]:
+                found[i][rank] = int(sizes[i])
+            elif inside > 0:
+                found[i][rank] = int(own[np.argmin(np.abs(own - inside))])
+    return found
+
+
+def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
+    """Find where a tensor may be divided."""
+    ends_alone = Boundaries(np.array([0, size(tensor.array)]))
+    if bucket.rule.stacked or bucket.rule.branches or not isinstance(engine, Fused):
+        return ends_alone
+    if not engine.cuts or engine.lays_side_by_side(bucket, tensor):
+        return ends_alone
+    # where what measures gradients, and adds them up, may be divided
+    found = _unit_starts(engine, (size(tensor.array),), "C")
+    undivided: tuple[str, ...] = ()
+    shape, dtype = tensor.array.shape, dtype_name(tensor.array)
+    for stats in (False, True):
+        plan = plan_for(
+            bucket.rule, tensor.array.ndim, dtype, shape=shape, stats=stats, lean=engine.lean
+        )
+        if plan.multiplies:
+            return ends_alone
+        if plan.quantized:
+            found = found[(found % BLOCK == 0) | (found == found[-1])]
+        if plan.element != "C":
+            starts = _unit_starts(engine, tuple(shape), plan.element)
+            found = np.intersect1d(found, starts, assume_unique=True)
+        if not stats:
+            undivided = tuple(slot for slot, axes in plan.slots.items() if axes != plan.element)
+    return Boundaries(found if found.size > 1 else ends_alone.elements, undivided)
+
+
+def _unit_starts(engine: Fused, shape: tuple[int, ...], element: str) -> Any:
+    """Return the elements where units begin, and the end of the last one."""
+    return boundaries(engine.geometry([shape], element)[0], element)[1]
+
+
+# ---- parts that the user gave --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rule asks of the parts of a tensor.
+
+    Attributes
+    ----------
+    elements : set of str
+        The axes of an element, as the rule's plans see them.
+    spans : dict of str to tuple of int
+        The slots with fewer elements than the parameter, and the tensor's axes that each has.
+    """
+
+    elements: set[str]
+    spans: dict[str, tuple[int, ...]]
+
+
+def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
+    """Find what is asked of the parts of each tensor.
+
+    Raises
+    ------
+    ValueError
+        For parts that no engine can run; `engine` is what the user asked for.
+    """
+    found: dict[str, Needs] = {}
+    for bucket in bucketed(groups, Run()):
+        for tensor in bucket.whole.tensors:
+            if tensor.block is not None:
+                found[tensor.name] = _needs(tensor, bucket, engine)
+    return found
+
+
+def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
+    """Find what is asked of the parts of one tensor; see `check_parts`."""
+    assert tensor.block is not None
+    who = f"Optimizer: {tensor.name!r} is a part of a tensor, which"
+    rule = type(bucket.rule).__name__
+    if bucket.rule.stacked:
+        raise ValueError(
+            f"{who} cannot be under a rule with stacked=True; give the layers one by one"
+        )
+    if "int8" in str(bucket.rule.state_dtype):
+        raise ValueError(
+            f"{who} cannot have state_dtype='int8', for its blocks are those of whole tensors; give"
+            " 'bfloat16', or whole tensors and `comm`"
+        )
+    chosen, why = select(engine, bucket)
+    if not isinstance(chosen, Fused) or not chosen.parts:
+        raise ValueError(
+            f"{who} engines 'numba', 'cpp' and 'cupy' take; got {chosen.name!r} ({why})"
+        )
+    if bucket.rule.branches:
+        raise ValueError(
+            f"{who} {rule} cannot take: it makes some updates as they are written, on"
+            " whole tensors; give these, and `comm`"
+        )
+    shape, dtype = tensor.shape, dtype_name(tensor.array)
+    plans = []
+    for stats in (False, True):
+        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=chosen.lean)
+        plans.append(plan)
+    update, report = plans
+    if update.multiplies or report.multiplies:
+        raise ValueError(
+            f"{who} {rule} cannot take: it multiplies whole matrices; give these, and `comm`"
+        )
+    draws_by_element = any(plan.draws and plan.element == "C" for plan in plans)
+    if draws_by_element and tensor.block.first(tuple(tensor.array.shape)) is None:
+        raise ValueError(
+            f"{who} {rule} cannot take with these fields: random numbers go by elements'"
+            " positions, and those of the part are not one stretch of the tensor; cut the"
+            " first axis only"
+        )
+    letters = axes_of(shape, update.element)
+    spans: dict[str, tuple[int, ...]] = {}
+    for slot, axes in update.slots.items():
+        if axes != update.element:
+            spans[slot] = tuple(i for i, letter in enumerate(letters) if letter in axes)
+    return Needs({update.element, report.element}, spans)
+
+
+def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:
+    """Return the parts of a tensor.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor of which this rank has a part.
+    rank : int
+        This rank.
+    every : sequence of (offset, shape, checksum)
+        The part of each rank.
+    needs : Needs
+        What the tensor's rule asks of them.
+
+    Raises
+    ------
+    ValueError
+        If the parts do not fill the tensor or overlap, if ranks have the same part with other
+        values, or if a part must consist of whole rows and columns and does not.
+    """
+    blocks = tuple((tuple(offset), tuple(shape)) for offset, shape, _ in every)
+    first: dict[Any, tuple[int, Any]] = {}
+    for r, (block, (*_, checksum)) in enumerate(zip(blocks, every, strict=True)):
+        before, other = first.setdefault(block, (r, checksum))
+        if checksum != other:
+            raise ValueError(
+                f"Optimizer: ranks {before} and {r} have the same part of {tensor.name!r}, but"
+                " other values in it"
+            )
+    start_of: dict[Any, int] = {}
+    ends, starts = [0], []
+    for block in blocks:
+        count = int(np.prod(block[1]))
+        new = count > 0 and block not in start_of
+        if new:
+            start_of[block] = ends[-1]
+        starts.append(start_of.get(block, 0))
+        ends.append(ends[-1] + (-(-count // CHUNK) * CHUNK if new else 0))
+    if not fills(list(start_of), tensor.shape):
+        listed = ", ".join(f"{shape} from {offset} on" for offset, shape in start_of)
+        raise ValueError(
+            f"Optimizer: the parts of {tensor.name!r} must fill a tensor of shape {tensor.shape},"
+            f" each place once; got {listed}"
+        )
+    found = Shards(rank, tuple(ends), tuple(needs.spans), blocks, tuple(starts), needs.spans)
+    for element in needs.elements - {"C"} if found.kind == "cut" else ():
+        try:
+            windows(blocks, tensor.shape, element, geometry([tensor.shape], element)[0])
+        except ValueError as error:
+            raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
+    return found
+
+
+def fills(
+    blocks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]
+) -> bool:
+    """Return whether blocks fill a shape, each place once."""
+    if sum(int(np.prod(n)) for _, n in blocks) != int(np.prod(shape)):
+        return False
+    for i, (a, n) in enumerate(blocks):
+        for b, m in blocks[:i]:
+            if all(x < y + q and y < x + p for x, p, y, q in zip(a, n, b, m, strict=True)):
+                return False
+    return True
