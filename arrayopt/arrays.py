@@ -4,7 +4,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -79,9 +79,12 @@ def dtype_of(xp: Any, name: str) -> Any:
     who = xp.__name__.removeprefix("array_api_compat.")
     if hasattr(xp, name):
         return getattr(xp, name)
-    if who in ("numpy", "cupy") and name in np.sctypeDict:  # bfloat16, once ml_dtypes has been imported
-        return np.dtype(name)
-    raise ValueError(f"{who} has no dtype {name}{'; import ml_dtypes, which has' if who == 'numpy' else ''}")
+    if who in ("numpy", "cupy"):
+        with suppress(ImportError):
+            import ml_dtypes  # noqa: F401 - gives NumPy bfloat16
+        if name in np.sctypeDict:
+            return np.dtype(name)
+    raise ValueError(f"{who} has no dtype {name}{'; pip install ml_dtypes, which has' if who == 'numpy' else ''}")
 
 
 def kind(x: Array) -> str:

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CODECS", "Codec"]
+__all__ = ["BLOCK", "CODECS", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec"]
+
+
+BLOCK = 32
+"""Quantized numbers share a scale in blocks of so many neighbours, in C order; the last block may be shorter."""
+
+SCALE = "scale_"
+"""How the names of slots begin that hold the scales of another slot."""
+
+SCALE_BYTES = 2
+"""Scales are stored in bfloat16, which has the range of float32."""
 
 
 def _load(x: Any, real: Any) -> Any:
@@ -39,6 +49,8 @@ class Codec:
         The texts that read what is stored, and that make of a value what is stored.
     load, store : callable
         The same in NumPy: of an array and the dtype of real arithmetic; of an array to write and of values.
+    top : int
+        The largest code, where numbers are stored as codes; see `QUANTIZED`.
     """
 
     itemsize: int
@@ -50,6 +62,12 @@ class Codec:
     numba_store: str = "{0}"
     load: Callable[[Any, Any], Any] = _load
     store: Callable[[Any, Any], None] = _store
+    top: int = 0
+
+    @property
+    def moved(self) -> float:
+        """The bytes that are read or written of an element, with its share of a scale."""
+        return self.itemsize + SCALE_BYTES / BLOCK if self.top else self.itemsize
 
 
 def _half(name: str, cuda: str) -> Codec:
@@ -66,3 +84,26 @@ CODECS = {
     "complex128": Codec(16, "complex128", "Pair<double>"),
 }
 """Every dtype that something can be stored in, by its plain name."""
+
+
+def _codes(top: int, cuda: str) -> Codec:
+    """Eight bits, and a scale for each block."""
+    return Codec(1, "float32", cuda, True, top=top)
+
+
+QUANTIZED = {"int8": _codes(127, "signed char"), "uint8": _codes(255, "unsigned char")}
+"""Dtypes of codes, in which slots can be stored; see `arrayopt.state.quantized`."""
+
+
+def _store_whole(into: Any, x: Any) -> None:
+    """Write numbers that are whole."""
+    np.copyto(into, x, casting="unsafe")
+
+
+SPLIT = "low8"
+"""What the slot of a master is stored in that is split: the 8 bits that it has more than the parameter."""
+
+_LOW = Codec(1, "float32", "Low8", True, "int8", "np.float32({0})", "np.int8({0})", store=_store_whole)
+
+STORED = {**CODECS, **QUANTIZED, SPLIT: _LOW}
+"""Every dtype that a slot can be stored in."""

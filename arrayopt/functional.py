@@ -17,6 +17,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.rules.words import choose
 from arrayopt.state.loss_scale import LOSS_SCALE, LossScale
+from arrayopt.state.quantized import scales
 from arrayopt.state.run import is_count
 from arrayopt.state.tensors import new_slots
 from arrayopt.state.verdict import CLIP_NORM, Verdict, joint_norm, judge
@@ -296,7 +297,7 @@ def _check_slots(rule: Rule, name: str, p: Any, slots: dict[str, Any]) -> None:
     expected: list[str] = []
     for shape in ((1,) * p.ndim, tuple(p.shape)):
         one = np.broadcast_to(0.0, shape[1:] if rule.stacked else shape)
-        expected = list(rule.all_slots(np, one, dtype_name(p)))
+        expected = [*rule.all_slots(np, one, dtype_name(p)), *scales(rule, one.ndim)]
         if set(slots) == set(expected):
             return
     raise ValueError(f"update: the state of {name!r} must hold {expected} for this rule; got {list(slots)}")

@@ -18,7 +18,11 @@ __all__ = [
     "current_bfloat16",
     "current_float16",
     "halves",
+    "joined_bfloat16",
+    "joined_float16",
     "key",
+    "low_bfloat16",
+    "low_float16",
     "position_uniform",
     "round_bfloat16",
     "round_float16",
@@ -128,6 +132,41 @@ def current_float16(xp: Any, master: Any, p: Any) -> Any:
     large = xp.where(size < 65520.0, large, master * xp.inf)
     small = xp.round(master * 2.0**24) * 2.0**-24  # numbers below 2⁻¹⁴ are all as far apart
     return xp.where(xp.where(size < 2.0**-14, small, large) == p, master, p)
+
+
+def joined_bfloat16(xp: Any, low: Any, p: Any) -> Any:
+    """The master of a parameter in bfloat16, in float32, from it and 8 bits more; see `low_bfloat16`."""
+    bits = p.view(xp.int32) + xp.astype(low, xp.int32) * 256
+    return xp.where(xp.isfinite(p), bits.view(xp.float32), p)
+
+
+def low_bfloat16(xp: Any, master: Any, p: Any) -> Any:
+    """What a master has more than the parameter p in bfloat16, which is to be rounded: up to ±127.
+
+    As bits of float32 the two are up to 2¹⁵ apart; that is rounded to a multiple of 2⁸.
+    """
+    bits = p.view(xp.int32)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & -65536
+    low = xp.clip((master.view(xp.int32) - bits + 128) >> 8, -127, 127)
+    return xp.where(xp.isfinite(bits.view(xp.float32)), xp.astype(low, xp.float32), 0.0)
+
+
+def joined_float16(xp: Any, low: Any, p: Any) -> Any:
+    """The same for float16."""
+    large = (p.view(xp.int32) + xp.astype(low, xp.int32) * 32).view(xp.float32)
+    joined = xp.where(xp.abs(p) <= 2.0**-14, p + low * 2.0**-32, large)
+    return xp.where(xp.isfinite(p), joined, p)
+
+
+def low_float16(xp: Any, master: Any, p: Any) -> Any:
+    """The same for float16: bits of float32 are up to 2¹² apart; numbers below 2⁻¹⁴ are all 2⁻²⁴ apart."""
+    bits, size = p.view(xp.int32), xp.abs(p)
+    bits = (bits + 0xFFF + (bits >> 13 & 1)) & -8192
+    rounded = xp.where(size < 2.0**-14, xp.round(p * 2.0**24) * 2.0**-24, bits.view(xp.float32))
+    far = xp.astype(xp.clip((master.view(xp.int32) - bits + 16) >> 5, -127, 127), xp.float32)
+    near = xp.clip(xp.round((master - rounded) * 2.0**32), -127.0, 127.0)
+    low = xp.where(xp.abs(rounded) <= 2.0**-14, near, far)
+    return xp.where(size < 65520.0, low, 0.0)
 
 
 def position_uniform(position: Any, a: Any, b: Any, c: Any, d: Any, t1: Any, t0: Any, out: Any = None) -> Any:

@@ -5,6 +5,12 @@
 
 constexpr int kVector = 4;    // elements of a thread at a time
 
+// The end of a thread's elements from i on; of those of the threads that write a block of codes together.
+template <class Pass>
+__device__ __forceinline__ long long end_of(long long i) {
+    return Pass::kCodes ? i - i % 32 + 32 : i + kVector;
+}
+
 template <class Pass, bool kAligned>
 __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin, long long end, typename Pass::Sums& sums) {
     constexpr int kStride = kThreads * kVector;
@@ -12,7 +18,7 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
     long long i = begin + threadIdx.x * kVector;
     if constexpr (kAligned && (Pass::kAhead > 1 || kStages == 1)) {
 #pragma unroll 1
-        for (; i + ((Pass::kAhead - 1) * kStride + kVector) <= end; i += Pass::kAhead * kStride) {
+        for (; end_of<Pass>(i) + (Pass::kAhead - 1) * kStride <= end; i += Pass::kAhead * kStride) {
             typename Pass::template Loads<kVector> loads[Pass::kAhead];
 #pragma unroll
             for (int u = 0; u < Pass::kAhead; ++u) loads[u] = pass.template load<kVector, true>(i + u * kStride, kVector);
@@ -22,7 +28,7 @@ __device__ __forceinline__ void flat_elements(const Pass& pass, long long begin,
         }
     }
 #pragma unroll 1
-    for (; i < end; i += kStride) {
+    for (; end_of<Pass>(i) - (Pass::kCodes ? 32 : kVector) < end; i += kStride) {
         const int n = end - i < kVector ? (int)(end - i) : kVector;
         pass.template work<kVector>(i, n, kAligned, pass.template load<kVector, kAligned>(i, n), {}, {}, sums, columns);
     }

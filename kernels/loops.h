@@ -62,3 +62,56 @@ static void multiply(void* gemm, W* a, W* b, W* c, int64_t i0, int64_t i1, int64
             for (int64_t column = c0; column < least(c0 + tile, i0); ++column)
                 for (int64_t r = r0; r < least(r0 + tile, i1); ++r) c[column * j + r] = c[r * j + column];
 }
+
+// Reads codes as numbers; the first element of a stretch is the first of a block.
+template <class C>
+static void dequantize(const C* __restrict codes, const BFloat16* __restrict scales, W* __restrict to, int64_t count) {
+    int64_t first = 0;
+    for (; first + kBlock <= count; first += kBlock) {
+        const float step = step_of<C>(scales[first / kBlock]);
+        for (int i = 0; i < kBlock; ++i) to[first + i] = (float)codes[first + i] * step;
+    }
+    for (; first < count; ++first) to[first] = (float)codes[first] * step_of<C>(scales[first / kBlock]);
+}
+
+// The bits of the largest magnitude.
+static __forceinline__ int largest_of(const W* x, int64_t count) {
+    int largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int bits = (int)(__float_as_uint((float)x[i]) & 0x7fffffffu);
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+// Stores numbers as codes. What is done of each of some blocks is a loop of its own, for these make vectors.
+template <class C>
+static void quantize(C* __restrict codes, BFloat16* __restrict scales, const W* __restrict from, int64_t count) {
+    enum { kTogether = 32 };
+    int largest[kTogether];
+    float factor[kTogether];
+    const float top = top_of(C());
+    for (int64_t start = 0; start < count; start += kTogether * kBlock) {
+        const int64_t left = least(count - start, kTogether * kBlock), full = left / kBlock;
+        const int64_t blocks = (left + kBlock - 1) / kBlock;
+        const W* const x = from + start;
+        C* const to = codes + start;
+        BFloat16* const scale = scales + start / kBlock;
+        for (int64_t b = 0; b < full; ++b) largest[b] = largest_of(x + b * kBlock, kBlock);
+        if (full < blocks) largest[full] = largest_of(x + full * kBlock, left - full * kBlock);
+        for (int64_t b = 0; b < blocks; ++b) {
+            scale[b] = scale_of((unsigned)largest[b]);
+            factor[b] = factor_of<C>(scale[b]);
+        }
+        for (int64_t b = 0; b < full; ++b) {
+            const W* const here = x + b * kBlock;
+            C* const there = to + b * kBlock;
+            if (factor[b] > 0)
+                for (int i = 0; i < kBlock; ++i) there[i] = (C)code_of((float)here[i], factor[b], top);
+            else
+                for (int i = 0; i < kBlock; ++i) there[i] = 0;
+        }
+        for (int64_t i = full * kBlock; i < left; ++i)
+            to[i] = factor[full] > 0 ? (C)code_of((float)x[i], factor[full], top) : (C)0;
+    }
+}

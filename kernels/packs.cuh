@@ -13,6 +13,7 @@ template <class T, int N>
 union Pack {
     static constexpr int kBytes = (int)sizeof(T) * N;
     T value[N];
+    unsigned word[kBytes / 4 > 0 ? kBytes / 4 : 1];
     uint2 pair[kBytes / 8 > 0 ? kBytes / 8 : 1];
     uint4 quad[kBytes / 16 > 0 ? kBytes / 16 : 1];
     __device__ __forceinline__ Pack() : value{} {}
@@ -32,6 +33,9 @@ __device__ __forceinline__ Pack<T, N> read(const T* from, int n) {
             const uint2* words = reinterpret_cast<const uint2*>(global(from));
 #pragma unroll
             for (int k = 0; k < Pack<T, N>::kBytes / 8; ++k) to.pair[k] = kLast ? __ldcs(words + k) : words[k];
+        } else if constexpr (Pack<T, N>::kBytes == 4) {
+            const unsigned* word = reinterpret_cast<const unsigned*>(global(from));
+            to.word[0] = kLast ? __ldcs(word) : *word;
         } else {
 #pragma unroll
             for (int j = 0; j < N; ++j) to.value[j] = global(from)[j];
@@ -64,6 +68,10 @@ __device__ __forceinline__ void write(T* to, const Pack<T, N>& from, int n, bool
                 if (kLast) __stcs(words + k, from.pair[k]);
                 else words[k] = from.pair[k];
             }
+        } else if constexpr (Pack<T, N>::kBytes == 4) {
+            unsigned* word = reinterpret_cast<unsigned*>(global(to));
+            if (kLast) __stcs(word, from.word[0]);
+            else *word = from.word[0];
         } else {
 #pragma unroll
             for (int j = 0; j < N; ++j) global(to)[j] = from.value[j];

@@ -61,3 +61,40 @@ __device__ __forceinline__ float to_float16(float x) {
     narrow(x, to);
     return widen(to);
 }
+
+// What the master of a parameter of 16 bits has more than the parameter; see arrayopt/randomness.py.
+struct Low8 {
+    signed char value;
+};
+
+__device__ __forceinline__ float widen(Low8 x) { return (float)x.value; }
+__device__ __forceinline__ void narrow(float x, Low8& to) { to.value = (signed char)(int)x; }
+
+__device__ __forceinline__ bool ordinary(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+__device__ __forceinline__ float joined_bfloat16(float low, float p) {
+    const float joined = __uint_as_float(__float_as_uint(p) + (unsigned)((int)low * 256));
+    return ordinary(p) ? joined : p;
+}
+
+__device__ __forceinline__ float joined_float16(float low, float p) {
+    const float size = __uint_as_float(__float_as_uint(p) & 0x7fffffffu);
+    const float large = __uint_as_float(__float_as_uint(p) + (unsigned)((int)low * 32));
+    const float joined = size <= 0x1p-14f ? p + low * 0x1p-32f : large;
+    return ordinary(p) ? joined : p;
+}
+
+__device__ __forceinline__ float within_low(float x) { return x < -127.0f ? -127.0f : x > 127.0f ? 127.0f : x; }
+
+__device__ __forceinline__ float low_bfloat16(float master, float p) {
+    const float rounded = to_bfloat16(p);
+    const int apart = (int)(__float_as_uint(master) - __float_as_uint(rounded)) + 128 >> 8;
+    return ordinary(rounded) ? within_low((float)apart) : 0.0f;
+}
+
+__device__ __forceinline__ float low_float16(float master, float p) {
+    const float rounded = to_float16(p), size = __uint_as_float(__float_as_uint(rounded) & 0x7fffffffu);
+    const int apart = (int)(__float_as_uint(master) - __float_as_uint(rounded)) + 16 >> 5;
+    const float low = size <= 0x1p-14f ? rintf((master - rounded) * 0x1p32f) : (float)apart;
+    return ordinary(rounded) ? within_low(low) : 0.0f;
+}

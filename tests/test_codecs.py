@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.codecs import CODECS
+from arrayopt.codecs import CODECS, STORED
 from arrayopt.engines.numba.emit import emit
 from arrayopt.fusion.plans import plan_for
 
@@ -39,7 +39,7 @@ def test_another_way_to_round_is_another_row(monkeypatch):
         return ao.Optimizer(p, ao.SGD(lr=1.0, state_dtype=None), engine="numpy").step((-X).astype(np.float32))
 
     assert float(stepped()[4]) == 1.015625
-    monkeypatch.setitem(CODECS, "bfloat16", replace(CODECS["bfloat16"], store=cut, numba_store="cut({0})"))
+    monkeypatch.setitem(STORED, "bfloat16", replace(STORED["bfloat16"], store=cut, numba_store="cut({0})"))
     assert "= cut(" in emit(plan_for(ao.SGD(lr=1.0), 1, "bfloat16"), "bfloat16")
     from arrayopt.engines.numpy.program import program
 

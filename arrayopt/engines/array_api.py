@@ -30,8 +30,9 @@ from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
-from arrayopt.rules.namespace import current, rule_namespace
+from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
+from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["ArrayAPI", "apply"]
@@ -161,7 +162,10 @@ def apply_one(
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
+    codes = narrowed(slots)
+    stored, slots = slots, {name: x for name, x in slots.items() if name not in map(scale_of, codes)}
     wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
+    wide |= {name: dequantized(slots[name], stored[scale_of(name)], scalar) for name in codes}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         if "master" in wide:
             wide["master"] = current(p, wide["master"])
@@ -169,10 +173,10 @@ def apply_one(
     who = type(rule).__name__
     for what, old, new in [
         ("the parameter", p, new_p),
-        *((f"slot {name!r}", x, out[name]) for name, x in slots.items()),
+        *((f"slot {name!r}", wide[name], out[name]) for name in slots),
     ]:
         check_value(who, what, old, new, form_of)
-    held = {None, *map(holder, (p, g, *slots.values()))}
+    held = {None, *map(holder, (p, g, *stored.values()))}
 
     def kept(new: Array, wide_old: Array, old: Array) -> Array:
         """What the rule returned in the dtype of what it takes the place of: a copy where something else has it."""
@@ -185,7 +189,14 @@ def apply_one(
         held.add(holder(made))
         return made
 
-    new_slots = {name: kept(out[name], wide[name], old) for name, old in slots.items()}
+    new_slots: dict[str, Array] = {}
+    for name, old in stored.items():
+        if name in codes:
+            new_slots |= _quantized(name, out[name], wide[name], stored)
+        elif name == "master" and is_split(old):
+            new_slots[name] = kept(low_bits(p, new_p, out[name]), None, old)
+        elif name in slots:
+            new_slots[name] = kept(out[name], wide[name], old)
     report = {name: x for name, x in out.items() if name not in slots}
     values = p.shape[0] if together else 1
     many = [name for name, x in report.items() if not is_number(x) and not (is_array(x) and size(x) == values)]
@@ -194,6 +205,17 @@ def apply_one(
     if stats:
         report |= norms(space, wide.get("master", wide_p), wide_g, new_p)
     return kept(new_p, wide_p, p), new_slots, report
+
+
+def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -> dict[str, Array]:
+    """What the rule returned of a slot that is stored as codes, with its scales."""
+    codes, scale = stored[name], stored[scale_of(name)]
+    if new is wide_old:
+        return {name: codes, scale_of(name): scale}
+    if is_number(new):
+        new = array_namespace(codes).full_like(wide_old, new)
+    made = quantized(new, dtype_name(codes), scale.ndim - 1)
+    return {name: made[0], scale_of(name): made[1]}
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, memory
+from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
@@ -18,6 +18,7 @@ from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
+from arrayopt.state.quantized import dequantized, quantized, scale_of
 
 __all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
 
@@ -81,6 +82,8 @@ class Batch(ABC):
         For each tensor the plan's scalars of the step.
     values : array of float64
         For each tensor the values per tensor that the plan computes.
+    widens : set of str
+        Slots of codes that the plan takes as numbers: see `arrayopt.fusion.plans.widened`.
     """
 
     chunk: ClassVar[int] = CHUNK
@@ -108,6 +111,8 @@ class Batch(ABC):
         self._names = [name for name in self.code.names if not name.startswith((COUNT, KEY))]
         self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
         self._located = -1
+        slots = self.tensors[0].slots
+        self.widens = {x for x in self.plan.slots if scale_of(x) in slots and x not in self.plan.quantized}
         self._versioned = array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
 
     # ---- which tensors ----------------------------------------------------------------------------------------------
@@ -206,6 +211,19 @@ class Batch(ABC):
     def stored(self, row: int, name: str) -> Array:
         """A tensor's parameter or slot."""
         return self.tensors[row].array if name == "p" else self.tensors[row].slots[name]
+
+    def wide(self, row: int, name: str) -> Any:
+        """What the codes of a slot stand for, as a NumPy array of the plan's dtype."""
+        slots = self.tensors[row].slots
+        codes, scale = memory(slots[name]), memory(slots[scale_of(name)])
+        return dequantized(codes, scale, np.dtype(self.plan.storage[name]))
+
+    def put_wide(self, row: int, name: str, value: Any) -> None:
+        """Write numbers to a slot of codes."""
+        codes = self.tensors[row].slots[name]
+        made = quantized(value.reshape(codes.shape), dtype_name(codes))
+        for slot, x in zip((name, scale_of(name)), made, strict=True):
+            self.replace(row, slot, x)
 
     def replace(self, row: int, name: str, value: Array) -> None:
         """Write a parameter or slot, or put another array in its place where it cannot be written."""

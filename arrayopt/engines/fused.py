@@ -16,9 +16,9 @@ from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.layers import Split
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
-from arrayopt.fusion.layout import flops, geometry, layout, moved
+from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
@@ -47,6 +47,8 @@ class Fused(Engine):
     """Whether there is arithmetic in bfloat16, as the iterations of Muon ask for."""
     products: ClassVar[bool] = False
     """Whether plans with products of matrices can be run."""
+    codes: ClassVar[bool] = False
+    """Whether slots of 8 bits are read and written as they are; else they are widened before a step."""
     halves: ClassVar[bool] = True
     """Whether half of a symmetric product is computed."""
 
@@ -168,8 +170,14 @@ class Fused(Engine):
         return steps()
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
-        """The engine's plan of a rule; see `plan_for`."""
-        return plan_for(rule, rank, dtype, lean=self.lean, **options)
+        """The engine's plan of a rule; see `plan_for`.
+
+        Slots of codes that the engine does not read as they are have been widened; see `widened`.
+        """
+        found = plan_for(rule, rank, dtype, lean=self.lean, **options)
+        if found.quantized and not (self.codes and in_rows(options.get("shape", ()), found.element)):
+            return widened(found)
+        return found
 
     def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""
@@ -194,6 +202,7 @@ class Fused(Engine):
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
         apart = tensor.block is not None and tensor.kind == "cut"
+        apart = apart or bool(plan.quantized)
         return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart) else None
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:

@@ -8,6 +8,7 @@ from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import Layout
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["INDEX", "Lines", "Written"]
 
@@ -70,7 +71,9 @@ class Written(Lines):
         self.plan, self.where = plan, where
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])
         self.storage = {"p": dtype, "g": grad_dtype}
-        self.storage |= {name: plan.storage[name] for name in (*plan.slots, *plan.spilled)}
+        self.storage |= {name: plan.storage[name] for name in plan.slots}
+        self.storage |= {scale_of(name): "bfloat16" for name in plan.quantized}
+        self.storage |= {name: plan.storage[name] for name in plan.spilled}
         self.columns = [*(f"IN_{x}" for x in head), *(f"AT_{n}" for n in self.storage)]
         self.columns += [f"VEC{i}" for i in range(len(where.vectors))]
         self.columns += [f"PART{i}" for i in range(len(where.partials))]

@@ -5,12 +5,13 @@ whole batches where they are small. Units do not depend on the number of threads
 their order: so results do not either.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import ELEMENT, Node
 from arrayopt.fusion.passes import Between, Pass
 from arrayopt.fusion.plan import Plan
@@ -27,6 +28,7 @@ __all__ = [
     "extent",
     "flops",
     "geometry",
+    "in_rows",
     "layout",
     "moved",
     "outliving",
@@ -78,6 +80,11 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
     if element == ELEMENT[3]:
         return shape[0], 1, shape[1], shape[2]
     return shape[0], int(np.prod(shape[1:-2])), shape[-2], shape[-1]
+
+
+def in_rows(shape: Sequence[int], element: str) -> bool:
+    """Whether each row of a tensor is whole blocks of codes; where it is seen as one row, the last may be shorter."""
+    return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
 
 
 def axis_of(i: int, rank: int, element: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import BANDS, CHUNK, Layout
 from arrayopt.fusion.passes import KINDS, Between, Pass
@@ -9,6 +10,8 @@ from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
+    Buffer,
+    Codes,
     Compute,
     Elements,
     Fill,
@@ -33,6 +36,7 @@ from arrayopt.fusion.program import (
     product,
 )
 from arrayopt.fusion.windows import WINDOW
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
 
@@ -41,6 +45,9 @@ INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 
 
 ZERO, ONE = number(0), number(1)
+
+STRETCH = 1024
+"""So many elements of slots of codes are widened at a time: they stay in the first cache."""
 
 
 def position_of(axes: str) -> Index:
@@ -103,6 +110,9 @@ class Lowering:
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
         body += [Array(x, name("size")) for x in p.arrays]
+        for x in self._codes(p):
+            body.append(Array(scale_of(x), (name("size") + (BLOCK - 1)) // BLOCK))
+            body.append(Buffer(f"wide_{x}", CHUNK if matrices else STRETCH))
         inputs = {n.data: n for kind in KINDS for n in p.using(kind) if n.op == "input"}
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
         body += self.scalars(p.using("host"))
@@ -118,6 +128,24 @@ class Lowering:
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{k}", "units", tuple(body))
 
+    def _codes(self, p: Pass) -> list[str]:
+        """The slots of a pass that are stored as codes."""
+        return [x for x in p.arrays if x in self.plan.quantized]
+
+    def _stretch_of(self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index) -> list[Statement]:
+        """The loop over the elements of a stretch, with what reads and stores codes before and after it."""
+        before: list[Statement] = []
+        after: list[Statement] = []
+        for x in self._codes(p):
+            _, first, end = slices[f"at_{x}"]
+            count = end - first
+            slices[f"at_{x}"] = f"wide_{x}", ZERO, count
+            if x in p.loads:
+                before.append(Codes(False, x, scale_of(x), first, count, f"wide_{x}"))
+            if x in p.stores:
+                after.append(Codes(True, x, scale_of(x), first, count, f"wide_{x}"))
+        return [*before, self._elements(k, p, slices, at), *after]
+
     def _elements(self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
         """The loop over the elements of a stretch."""
         columns = {f"v{n.id}": n for n in p.using("column")}
@@ -131,7 +159,7 @@ class Lowering:
             {f"at_{x}": n for x, n in p.stores.items()},
             sums,
             {s: f"s{s.id}" for s in p.reducing("column")},
-            {f"at_{x}": x for x in p.arrays},
+            {f"at_{x}": x for x in p.arrays if x not in self.plan.quantized},
             column("START") + at if p.draws else None,
             ONE,
         )
@@ -141,9 +169,20 @@ class Lowering:
         o, e = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), o + name("TC")))
-        yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
+        if not self._codes(p):
+            yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
+            for i, s in enumerate(p.sums):
+                yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
+            return
+        first, end, turn = name("first"), name("end"), name("turn")
+        inside: list[Statement] = [Let("first", o + turn * STRETCH), Let("end", least(e, first + STRETCH))]
+        inside += self._stretch_of(k, p, {f"at_{x}": (f"at_{x}", first, end) for x in p.arrays}, first)
         for i, s in enumerate(p.sums):
-            yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
+            inside.append(Take(s, f"t{s.id}", Place("got", number(i))))
+        yield from (Start(f"t{s.id}", s) for s in p.sums)
+        yield Loop("turn", ZERO, (e - o + (STRETCH - 1)) // STRETCH, tuple(inside))
+        for s in p.sums:
+            yield Write(Place("part", self.part(s) + name("unit")), f"t{s.id}")
 
     def _tile(self, k: int, p: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
@@ -197,7 +236,7 @@ class Lowering:
         slices = {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}
         views = [*(f"v{n.id}" for n in p.using("column")), *(f"s{s.id}" for s in p.reducing("column"))]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
-        yield self._elements(k, p, slices, (ab * name("R") + r) * name("C") + c0)
+        yield from self._stretch_of(k, p, slices, (ab * name("R") + r) * name("C") + c0)
         for i, s in enumerate(p.reducing("tensor", "row", "batch")):
             got, kind = Place("got", number(i)), p.reductions[s]
             if kind == "row":

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from arrayopt import randomness
 from arrayopt.randomness import current_bfloat16, current_float16, position_uniform, round_bfloat16, round_float16
 
 __all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
@@ -289,6 +290,10 @@ OPS = {
     ),
     "round_bfloat16": _on_float32(round_bfloat16),
     "round_float16": _on_float32(round_float16),
+    "joined_bfloat16": _on_float32(randomness.joined_bfloat16),
+    "joined_float16": _on_float32(randomness.joined_float16),
+    "low_bfloat16": _on_float32(randomness.low_bfloat16),
+    "low_float16": _on_float32(randomness.low_float16),
     "current_bfloat16": _on_float32(current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"),
     "current_float16": _on_float32(current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"),
 }

@@ -9,14 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from arrayopt.arrays import NARROW, REAL, WORKING
-from arrayopt.codecs import CODECS
+from arrayopt.arrays import REAL, WORKING
+from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.fusion.placement import Placement, Work
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import Trace
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["Plan", "plan"]
 
@@ -71,6 +72,11 @@ class Plan:
         return any(p.multiplies for p in self.passes)
 
     @property
+    def quantized(self) -> tuple[str, ...]:
+        """The slots that are stored as codes, with scales; see `arrayopt.state.quantized`."""
+        return tuple(name for name in self.slots if self.storage[name] in QUANTIZED)
+
+    @property
     def narrow(self) -> str:
         """The dtype of 16 bits that there is arithmetic in; empty where there is none."""
         return next((n.narrow for p in self.passes for n in p.nodes if n.narrow), "")
@@ -103,29 +109,30 @@ class Plan:
     def touched(self) -> tuple[str, ...]:
         """The stored arrays, other than gradients, that are read or written at all."""
         names = {name for p in self.passes for name in (*p.loads, *p.stores)}
-        return tuple(
-            name for name, axes in {"p": self.element, **self.slots}.items() if name in names or axes != self.element
-        )
+        names |= {scale_of(name) for name in self.quantized}
+        slots = {"p": self.element, **self.slots, **{scale_of(name): self.element for name in self.quantized}}
+        return tuple(name for name, axes in slots.items() if name in names or axes != self.element)
 
     @property
     def written(self) -> tuple[str, ...]:
         """The stored arrays that are written."""
-        elements = (name for p in self.passes for name in p.stores if name not in self.spilled)
-        return (*elements, *self.between[-1].stores)
+        elements = [name for p in self.passes for name in p.stores if name not in self.spilled]
+        scales = [scale_of(name) for name in self.quantized if name in elements]
+        return (*elements, *scales, *self.between[-1].stores)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do but to count."""
         return not (self.passes or any(self.between) or self.written)
 
-    def bytes_per_parameter(self, grad_dtype: str | None = None) -> int:
+    def bytes_per_parameter(self, grad_dtype: str | None = None) -> float:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
         return sum(self.bytes_of(p, grad_dtype) for p in self.passes if p.axes == self.element and not p.multiplies)
 
-    def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> int:
+    def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
         """Bytes of each element that a pass reads and writes."""
         storage = {"g": grad_dtype or self.storage["p"], **self.storage}
-        return sum(CODECS[storage[name]].itemsize for name in (*p.loads, *p.stores))
+        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.stores))
 
     def __str__(self) -> str:
         lines = []
@@ -138,10 +145,10 @@ class Plan:
             stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
-                f" {self.bytes_of(p)} B{'' if p.axes == self.element else f' over {p.axes}'}"
+                f" {self.bytes_of(p):g} B{'' if p.axes == self.element else f' over {p.axes}'}"
             )
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
-        return "\n".join([*lines, f"{self.bytes_per_parameter()} bytes per {self.storage['p']} parameter{scratch}"])
+        return "\n".join([*lines, f"{self.bytes_per_parameter():g} bytes per {self.storage['p']} parameter{scratch}"])
 
     def _product(self, p: Pass) -> str:
         """What a product multiplies, of which axes, and how many FLOPs that takes."""
@@ -177,7 +184,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
     given = {a: f"operand{i}" for i, a in enumerate(operands)}
     spaces = list(dict.fromkeys([element, *(x.axes for n in products for x in (n, *n.args))]))
-    narrow = frozenset(name for name, dtype in traced.storage.items() if dtype in NARROW)
+    narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
     narrow |= {"g"} if "p" in narrow else set()
     sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
     order: list[tuple[int, Pass]] = []

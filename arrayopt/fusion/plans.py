@@ -3,17 +3,18 @@
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
+from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.plan import Plan, plan
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, trace
 from arrayopt.rules.base import Rule
 
-__all__ = ["plan_for"]
+__all__ = ["plan_for", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +87,12 @@ def plan_for(
             view["tall"] = (rows > columns) - (rows < columns)
             if made is NotMeasured:
                 view["sides"] = (rows, columns)
+
+
+@lru_cache(maxsize=KEPT)
+def widened(plan: Plan) -> Plan:
+    """The same plan for slots of codes that have been widened before the step, and become codes after it."""
+    if not plan.quantized:
+        return plan
+    real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])
+    return replace(plan, storage=plan.storage | dict.fromkeys(plan.quantized, real))

@@ -15,7 +15,9 @@ from arrayopt.fusion.graph import Node
 
 __all__ = [
     "Array",
+    "Buffer",
     "Call",
+    "Codes",
     "Compute",
     "Elements",
     "Fill",
@@ -330,6 +332,38 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Buffer:
+    """Room for so many numbers of arithmetic, of which nothing is kept."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Read a stretch of a slot of codes into a buffer; or store what is there as codes.
+
+    Attributes
+    ----------
+    store : bool
+        Whether codes are stored.
+    array, scale : str
+        The slot, and that of its scales.
+    first, count : Index
+        The first element, which is the first of a block, and how many there are.
+    buffer : str
+        The buffer.
+    """
+
+    store: bool
+    array: str
+    scale: str
+    first: Index
+    count: Index
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Multiply:
     """Some rows of a product of matrices.
 
@@ -358,7 +392,22 @@ class Multiply:
 
 
 Statement = (
-    Let | Array | View | Read | Compute | Start | Fill | Take | Write | Loop | When | Elements | Spread | Multiply
+    Let
+    | Array
+    | View
+    | Read
+    | Compute
+    | Start
+    | Fill
+    | Take
+    | Write
+    | Loop
+    | When
+    | Elements
+    | Spread
+    | Multiply
+    | Buffer
+    | Codes
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW, REAL, WORKING
+from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError
 from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, UPDATES, Graph, Node
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
@@ -151,18 +152,22 @@ def trace(
 
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.narrow_slots(rank)
+        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank)
     if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
         raise TraceError("slots of 16 bits, and of bools, are not fused; engine='array_api' may have them")
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
+    storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in s.items()}
+    if "master" in s and rule.master_weights == "split":
+        storage["master"] = SPLIT
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
     h = Values(**values, t=scalar(UPDATES), **{DRAWS: _Draws(p, dtype)})
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     now = dict(s)
     if "master" in now:
-        now["master"] = getattr(NAMESPACE, f"current_{dtype}")(s["master"], p)
+        how = "joined" if rule.master_weights == "split" else "current"
+        now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(s["master"], p)
     with _clear_errors(rule):
         new_p, out = rule(NAMESPACE, p, given, now.copy(), h)
 
@@ -179,11 +184,13 @@ def trace(
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}")
+    if storage.get("master") == SPLIT:
+        out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
     after = {"p": p, **s} if stats else {"p": new_p} | {name: out[name] for name in s}
     return Trace(
         {name: lift(graph, x)[0] for name, x in after.items()},
         {name: x.node.axes for name, x in s.items()},
-        {"p": dtype} | {name: str(rule.state_dtype) if name in narrow else x.dtype for name, x in s.items()},
+        storage,
         nodes,
         element,
     )

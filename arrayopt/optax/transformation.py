@@ -16,6 +16,7 @@ from arrayopt.params.groups import Groups
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
 from arrayopt.rules.names import Values
+from arrayopt.state.quantized import scales
 from arrayopt.state.tensors import advising, new_slots
 
 __all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "transform", "transformation"]
@@ -296,7 +297,7 @@ def _usual(rules: tuple[Rule, ...]) -> dict[str, None]:
         for rank in range(5):
             one = np.zeros((1,) * rank)
             if not rule.refuses(np, one):
-                found.update(dict.fromkeys(rule.all_slots(np, one, "float32")))
+                found.update(dict.fromkeys([*rule.all_slots(np, one, "float32"), *scales(rule, one.ndim)]))
     return found
 
 

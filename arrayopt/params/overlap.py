@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, dtype_name, size, writable
-from arrayopt.codecs import CODECS
+from arrayopt.arrays import Array, size, writable
 
 __all__ = ["Region", "may_share_element", "overlaps_itself", "region_of", "shared"]
 
@@ -44,7 +43,7 @@ def region_of(array: Array) -> Region | None:
         address, item = array.__array_interface__["data"][0], array.dtype.itemsize
         strides = array.strides
     elif array_api_compat.is_torch_array(array):
-        address, item = array.data_ptr(), CODECS[dtype_name(array)].itemsize
+        address, item = array.data_ptr(), array.element_size()
         strides = tuple(item * stride for stride in array.stride())
         device = "cpu" if array.device.type == "cpu" else str(array.device)
     elif array_api_compat.is_cupy_array(array):

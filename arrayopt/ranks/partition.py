@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import dtype_name, size
+from arrayopt.codecs import BLOCK
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
@@ -120,6 +121,8 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         )
         if plan.multiplies:
             return ends_alone
+        if plan.quantized:
+            found = found[(found % BLOCK == 0) | (found == size(tensor.array))]
         if plan.element != "C":
             starts = _unit_starts(engine, tuple(shape), plan.element)
             found = np.intersect1d(found, starts, assume_unique=True)
@@ -176,6 +179,11 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     if bucket.rule.stacked:
         raise ValueError(
             f"{who} cannot be under a rule with stacked=True; give the layers one by one"
+        )
+    if "int8" in str(bucket.rule.state_dtype):
+        raise ValueError(
+            f"{who} cannot have state_dtype='int8', for its blocks are those of whole tensors; give"
+            " 'bfloat16', or whole tensors and `comm`"
         )
     chosen, why = select(engine, bucket)
     if not isinstance(chosen, Fused) or not chosen.parts:

@@ -16,6 +16,7 @@ from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
 from arrayopt.rules.names import AROUND, Values, check_class, check_fields
 from arrayopt.rules.returned import returned_slots, returned_update
+from arrayopt.rules.storage import code_of, read_storage, storage_for
 from arrayopt.rules.words import (
     centralize,
     clip_by_norm,
@@ -71,10 +72,11 @@ class Rule(ABC):
         The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
         taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates, but
         for those that `skip_nonfinite` skips alone.
-    master_weights : {"auto", True, False}
+    master_weights : {"auto", True, False, "split"}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
         steps below its precision are lost. True, unlike "auto", refuses wider parameters.
+        With "split", the slot ``master`` has 8 bits, those that the master has more than the parameter: 24 in all.
     rounding : {"nearest", "stochastic"}
         How a parameter in float16 or bfloat16 that has no master is rounded: to nearest, or by chance to one of its two
         neighbours, such that its mean is the value itself; steps below its precision then add up on average. With
@@ -82,9 +84,11 @@ class Rule(ABC):
     seed : int, default 0
         What all random numbers follow from, in [0, 2**64): those of `rounding`, and those that a rule draws by
         `arrayopt.random`.
-    state_dtype : {None, "float16", "bfloat16"}
+    state_dtype : {None, "float16", "bfloat16", "int8"} or mapping of slot to one of them, optional
         Store slots that have a value for each element in this dtype. They are widened for arithmetic and rounded once a
-        step. For second moments, the root is stored. Smaller slots stay wide.
+        step. For second moments, the root is stored. Smaller slots stay wide. ``"int8"`` stores a code of 8 bits for
+        each element, and a scale in bfloat16 for each block of 32 neighbours, in the slot ``scale_`` and the slot's
+        name. A mapping says it of each slot; slots that it does not name stay wide.
 
     Raises
     ------
@@ -115,10 +119,10 @@ class Rule(ABC):
     project: Callable[[Any, Array, Any], Array] | None = structural(None, function)
     ema_decay: Hyper | None = real("[0, 1)", None)
     stacked: bool = flag(False)
-    master_weights: bool | str = choice("auto", True, False)
+    master_weights: bool | str = choice("auto", True, False, "split")
     rounding: str = choice("nearest", "stochastic")
     seed: int = structural(0, whole)
-    state_dtype: str | None = choice(None, "float16", "bfloat16")
+    state_dtype: str | Mapping[str, str | None] | None = structural(None, read_storage)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -230,12 +234,20 @@ class Rule(ABC):
         fixed = {n: xp.zeros_like(p) if kind(x) == "complex" else zeros_abs2(xp, p) for n, x in self.constants.items()}
         return {**own, **copies, **fixed}
 
-    def narrow_slots(self, rank: int) -> frozenset[str]:
-        """The slots of a tensor that are stored in `state_dtype`: those of the rule with a value for each element."""
+    def storage(self, rank: int) -> dict[str, str]:
+        """The slots of a tensor that `state_dtype` narrows, each with the dtype that it is stored in.
+
+        These are slots of the rule with a value for each element.
+        """
         if self.state_dtype is None:
-            return frozenset()
+            return {}
         p = np.zeros((2,) * rank)
-        return frozenset(name for name, x in self.slots(np, p).items() if x.shape == p.shape and name not in self.wide)
+        found = {}
+        for name, x in self.slots(np, p).items():
+            dtype = storage_for(self.state_dtype, name)
+            if dtype is not None and x.shape == p.shape and name not in self.wide:
+                found[name] = code_of(dtype, unsigned=name in self.squares)
+        return found
 
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         """`update`, with all that the fields of `Rule` ask for around it: what an engine runs.
@@ -246,7 +258,7 @@ class Rule(ABC):
         g = centralize(xp, g) if self.grad_centralization else g
         g = g if self.clips_itself else clip_by_value(xp, g, h.clip_value)
         g = clip_unitwise(xp, clip_by_norm(xp, g, h.clip_tensor_norm), p, h.clip_unit_ratio)
-        roots = [name for name in self.squares if name in s] if self.state_dtype else []
+        roots = [name for name in self.squares if name in s and storage_for(self.state_dtype, name)]
         fixed = {name: s[name] for name in self.constants}
         if fixed:
             h = Values(**vars(h), arrays={name.removeprefix(PROJECT): x for name, x in fixed.items()})

@@ -8,6 +8,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from arrayopt.codecs import SCALE
+
 __all__ = ["AROUND", "RESERVED", "Values", "check_class", "check_fields", "check_slots"]
 
 AROUND = ("master", "slow", "ema")
@@ -44,7 +46,7 @@ RESERVED |= {"label", "names", "overridden", "tensors", "checked", "replace_rule
 """What fields cannot be called: `h.t` and `h.arrays`; keys of group dicts; what an Optimizer has; what a Group has."""
 
 _SLOT = re.compile(r"(?!at_)[A-Za-z][A-Za-z0-9_]*")
-_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+|project_.*")
+_TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+|project_.*|{SCALE}.*")
 
 
 class Values(SimpleNamespace):

@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import NARROW, Array, array_namespace, dtype_name, is_array
-from arrayopt.randomness import current_bfloat16, current_float16, round_bfloat16, round_float16
+from arrayopt.randomness import (
+    current_bfloat16,
+    current_float16,
+    joined_bfloat16,
+    joined_float16,
+    low_bfloat16,
+    low_float16,
+    round_bfloat16,
+    round_float16,
+)
 
-__all__ = ["current", "rule_namespace"]
+__all__ = ["current", "is_split", "low_bits", "rule_namespace"]
 
 BINARY = ("maximum", "minimum", "hypot", "atan2", "copysign", "logaddexp", "nextafter")
 """Functions of two arrays, of which one may be a number; PyTorch's may not be before array-api-compat 1.15."""
@@ -24,6 +33,8 @@ class _RuleNamespace:
     def __init__(self, xp: Any) -> None:
         self._xp = xp
         self.current_bfloat16, self.current_float16 = partial(current_bfloat16, xp), partial(current_float16, xp)
+        self.joined_bfloat16, self.joined_float16 = partial(joined_bfloat16, xp), partial(joined_float16, xp)
+        self.low_bfloat16, self.low_float16 = partial(low_bfloat16, xp), partial(low_float16, xp)
         self.round_bfloat16, self.round_float16 = partial(round_bfloat16, xp), partial(round_float16, xp)
         if xp.__name__ == "array_api_compat.torch":
             vars(self).update({name: partial(_of_numbers, getattr(xp, name)) for name in BINARY})
@@ -55,10 +66,29 @@ def rule_namespace(xp: Any) -> Any:
 
 
 def current(p: Array, master: Array) -> Array:
-    """The master that a parameter of 16 bits goes on from: the parameter where it is not the master rounded."""
+    """The master that a parameter of 16 bits goes on from: the parameter where it is not the master rounded.
+
+    Of a master that is split, the parameter is a part, and the other one is given.
+    """
     xp = array_namespace(p)
     if dtype_name(p) not in NARROW:  # p has been widened
-        return master
+        return p if is_split(master) else master
+    space, name = rule_namespace(xp), dtype_name(p)
+    wide = xp.astype(p, xp.float32)
     with np.errstate(all="ignore"):
-        made: Array = getattr(rule_namespace(xp), f"current_{dtype_name(p)}")(master, xp.astype(p, master.dtype))
-    return made
+        if is_split(master):
+            return getattr(space, f"joined_{name}")(xp.astype(master, xp.float32), wide)
+        return getattr(space, f"current_{name}")(master, wide)
+
+
+def is_split(master: Array) -> bool:
+    """Whether a slot is what a master has more than the parameter."""
+    return dtype_name(master) == "int8"
+
+
+def low_bits(p: Array, wide: Array, master: Array) -> Array:
+    """What a master has more than a parameter, which is `wide` before it is rounded to the dtype of `p`."""
+    xp = array_namespace(p)
+    with np.errstate(all="ignore"):
+        made = getattr(rule_namespace(xp), f"low_{dtype_name(p)}")(master, wide)
+    return xp.astype(made, xp.int8)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from arrayopt.arrays import Array, array_namespace, size
+from arrayopt.codecs import BLOCK, SCALE
 
 __all__ = ["Block", "Shards", "Share"]
 
@@ -23,7 +24,7 @@ class Share:
         Slots of fewer elements than the parameter: every rank that has elements has all of these.
 
     A tensor that one rank has all of may have slots of any size; where several have stretches, slots have a value for
-    each element, or are undivided.
+    each element, or for each block of `arrayopt.codecs.BLOCK` elements, or are undivided.
     """
 
     rank: int
@@ -71,6 +72,8 @@ class Share:
         if slot in self.undivided or len(self.holders) == 1:
             first = self.holders[0]
             return tuple(0 if r <= first else n for r in range(len(self.ends)))
+        if slot.startswith(SCALE):
+            return tuple(-(-end // BLOCK) for end in self.ends)
         if self.ends[-1] != n:
             raise ValueError(
                 f"slot {slot!r} has {n} elements, and the ranks {', '.join(map(str, self.holders))} share"

@@ -1,7 +1,7 @@
 """The state of tensors: each parameter with its slots."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,8 +27,10 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
+from arrayopt.codecs import QUANTIZED
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
+from arrayopt.state.quantized import quantized, scale_of
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
@@ -228,12 +230,13 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     if reason:
         instead = "" if ";" in reason else f"; {BY_GROUP}"
         raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}{instead}")
-    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.narrow_slots(array.ndim - rule.stacked)
+    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.storage(array.ndim - rule.stacked)
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
     if narrow and kind(array) == "complex":
         raise ValueError(f"{who}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
-    stored = dtype_of(xp, rule.state_dtype) if rule.state_dtype is not None else None
+    _check_named(rule, array)
+    stored = {slot: dtype_of(xp, dtype) for slot, dtype in narrow.items()}
     with on_its_device(array):
         wide = xp.astype(array, working_dtype(xp, array), copy=False)
 
@@ -246,9 +249,39 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
             return {slot: wide if x.shape == tuple(wide.shape) else None for slot, x in made.items()}
 
         slots = sharded_like(like, partial(begun, xp), wide)
-        slots = {slot: xp.astype(x, stored) if slot in narrow else x for slot, x in slots.items()}
+        slots = _stored(slots, narrow, stored, layers=int(rule.stacked))
+        if "master" in slots and rule.master_weights == "split":  # the parameter is all of it
+            slots["master"] = xp.zeros_like(slots["master"], dtype=xp.int8)
         slots = _own(array, slots)
         return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
+
+
+def _check_named(rule: Rule, array: Array) -> None:
+    """Raise ValueError if `state_dtype` names a slot that the rule does not have, or that stays wide."""
+    if not isinstance(rule.state_dtype, tuple):
+        return
+    who, known = type(rule).__name__, set[str]()
+    for rank in {array.ndim - rule.stacked, 1, 2}:
+        with suppress(Exception):  # of tensors that the rule does not take
+            known |= rule.slots(np, np.zeros((2,) * rank)).keys()
+    for slot, dtype in rule.state_dtype:
+        if slot not in known:
+            raise ValueError(f"{who}: `state_dtype` names {slot!r}; the rule's slots are {', '.join(sorted(known))}")
+        if dtype is not None and slot in rule.wide:
+            raise ValueError(f"{who}: slot {slot!r} cannot be narrow, for small steps are added to it; got {dtype!r}")
+
+
+def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, Any], layers: int) -> dict[str, Array]:
+    """Slots as they are stored, with scales beside those that are codes."""
+    made = {}
+    for slot, x in slots.items():
+        if slot not in narrow:
+            made[slot] = x
+        elif narrow[slot] in QUANTIZED:
+            made[slot], made[scale_of(slot)] = quantized(x, narrow[slot], layers)
+        else:
+            made[slot] = array_namespace(x).astype(x, dtypes[slot])
+    return made
 
 
 def _own(p: Array, slots: dict[str, Array]) -> dict[str, Array]:

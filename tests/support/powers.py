@@ -100,6 +100,11 @@ def _scaled(case: Case) -> None:
     case.bad[3] = np.inf
 
 
+def _split(case: Case) -> None:
+    _of_16_bits(case)
+    case.rule["master_weights"] = "split"
+
+
 def _skipped(case: Case) -> None:
     case.options["skip_nonfinite"] = True
     case.bad[2] = np.nan
@@ -128,6 +133,8 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "centralized": lambda case: case.rule.update(grad_centralization=True),
     "master": _of_16_bits,
     "state_dtype": lambda case: case.rule.update(state_dtype="bfloat16"),
+    "int8": lambda case: case.rule.update(state_dtype="int8"),
+    "split": _split,
     "rounding": _rounding,
     "float64": lambda case: setattr(case, "dtype", "float64"),
     "absent": lambda case: case.absent.update({1: "w", 4: "b", 5: "b"}),
@@ -137,7 +144,7 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
 }
 """What is switched on in a case."""
 
-DTYPES = ("master", "rounding", "float64")
+DTYPES = ("master", "split", "rounding", "float64")
 """Of these a case has one at most."""
 
 

@@ -18,6 +18,9 @@ COMPLEX = ("LAMB", "AdamW")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0))
 
+DRAWN = {"state_dtype": (None, "float16", "bfloat16"), "master_weights": ("auto", True, False)}
+"""Of some options what is drawn; 8 bits are in `tests/rules`, and in the table of powers."""
+
 NUMBERS = {
     "lr": [0.0, 1e-3, 0.1],
     "eps": [1e-8, 1e-3],
@@ -90,7 +93,7 @@ def rules(draw, names=RULES):
         elif name == "rounding":  # by chance: tests/rules/test_rounding.py
             given[name] = "nearest"
         elif about.get("flag"):
-            given[name] = draw(st.sampled_from(about.get("options", (True, False))))
+            given[name] = draw(st.sampled_from(DRAWN.get(name, about.get("options", (True, False)))))
         else:
             given[name] = draw(st.sampled_from(NUMBERS[name]))
             if given[name] is not None and name in ("lr", "weight_decay"):

@@ -90,9 +90,9 @@ INTERVALS = {
     "radius": ("(0, inf)", [0, -1.0], [1e-300, 1, None]),
 }
 OPTIONS = {
-    "master_weights": "'auto', True or False",
+    "master_weights": "'auto', True, False or 'split'",
     "rounding": "'nearest' or 'stochastic'",
-    "state_dtype": "None, 'float16' or 'bfloat16'",
+    "state_dtype": "None, 'float16', 'bfloat16' or 'int8'",
 }
 STRUCTURAL = ("project", "seed", "precondition_frequency", "max_precondition_dim", "matrix", "variant")
 """Fields that are neither numbers nor switches."""

@@ -27,7 +27,7 @@ def emit(
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused loops{about}".splitlines()), "")
     m.put(0, *header("cpu.h").splitlines(), "", f"typedef {CODECS[m.real].cuda} W;", "")
-    for name in ("storage.cuh", "arithmetic.cuh", *(["random.cuh"] if plan.draws else []), "loops.h"):
+    for name in ("storage.cuh", "arithmetic.cuh", *(["random.cuh"] if plan.draws else []), "quantized.cuh", "loops.h"):
         m.put(0, *header(name).splitlines(), "")
     m.put(0, f"enum {{ {', '.join(m.columns)}, kColumns }};")
     program = lowered(plan, split)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from arrayopt.codecs import CODECS
+from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import POSITION, Node
@@ -11,6 +11,8 @@ from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
+    Buffer,
+    Codes,
     Compute,
     Elements,
     Fill,
@@ -91,7 +93,7 @@ class Text(Written):
 
     def stored(self, array: str) -> str:
         """The C++ type of what an array holds."""
-        return CODECS[self.storage[array]].cuda
+        return STORED[self.storage[array]].cuda
 
 
 def print_function(m: Text, function: Function) -> None:
@@ -158,6 +160,12 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
             case Spread(back, array, first, end, planes, each):
                 way, source = "give" if back else "take", f"at_{array} + {index(first)}"
                 m.put(depth, f"{way}({source}, {planes}, {index((end - first) // each)}, {index(each)});")
+            case Buffer(name, size):
+                m.put(depth, f"W {name}[{size}];")
+            case Codes(store, array, scale, first, count, buffer):
+                codes, scales = f"at_{array} + {index(first)}", f"at_{scale} + {index(first // BLOCK)}"
+                way = "quantize" if store else "dequantize"
+                m.put(depth, f"{way}({codes}, {scales}, {buffer}, {index(count)});")
             case Elements():
                 given = [index(x.count), *(f"{array} + {index(first)}" for array, first, _ in x.slices.values())]
                 given += [_bare(m, n) for n in x.scalars]

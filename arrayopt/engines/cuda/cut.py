@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Ints, size
+from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuda.device import on_device
@@ -103,7 +104,8 @@ class Cut:
         """The elements that lie before this rank's in the whole tensor, and are not in a stored array here."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
-        return self._first(row) if here else 0
+        first = self._first(row) if here else 0
+        return first // BLOCK if name.startswith(SCALE) else first
 
     def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
         """The same for gradients, in bytes: they are of whole tensors, or of this rank's elements."""

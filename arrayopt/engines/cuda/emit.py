@@ -6,7 +6,7 @@ For each pass there is a `PassK`, which does what the pass does with some elemen
 a struct.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from arrayopt.engines.cuda.between import between, hypers, scalars
@@ -17,6 +17,7 @@ from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["LEAN", "emit"]
 
@@ -46,7 +47,8 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
         m.put(0, f"constexpr int kChunk = {SQUARE};", "")
     drawn = ("random",) if plan.draws else ()
     last = ("flat",) if flat else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
-    for name in ("storage", "packs", "arithmetic", *drawn, "sums", "prepare", "queue", *last):
+    coded = ("quantized", "codes") if plan.quantized else ()
+    for name in ("storage", "packs", "arithmetic", *coded, *drawn, "sums", "prepare", "queue", *last):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     alike: dict[Any, list[int]] = {}
@@ -76,7 +78,8 @@ def _pass(m: CudaText, k: int, p: Pass) -> None:
     inputs = [n.data for kind in ("tensor", "batch", "row", "column") for n in p.using(kind) if n.op == "input"]
     m.put(0, f"struct Pass{k} {{")
     counts = ", ".join(f"k{kind} = {len(some)}" for kind, some in sums.items())
-    m.put(1, f"static constexpr int {counts}, kAhead = {m.ahead(p)};", "struct Sums {")
+    m.put(1, f"static constexpr int {counts}, kAhead = {m.ahead(p)};")
+    m.put(1, f"static constexpr bool kCodes = {str(bool(_codes(m, p.stores))).lower()};", "struct Sums {")
     m.put(2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch")))
     m.put(1, "};", "struct Row {")
     m.put(2, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("row")))
@@ -86,16 +89,18 @@ def _pass(m: CudaText, k: int, p: Pass) -> None:
     m.put(2, *(f"{m.kind(n)} {m.name(n)}[N];" for n in p.using("column")))
     m.put(1, "};", "template <int N>", "struct Loads {")
     m.put(2, *(f"Pack<{m.stored(name)}, N> {name};" for name in p.loads))
+    m.put(2, *(f"BFloat16 {scale_of(name)};" for name in _codes(m, p.loads)))
     m.put(1, "};")
     for kind, some in sums.items():
         m.fold(1, f"Of{kind}", some)
     m.put(1, "const Step step;", "const long long* const t;", "long long a, b;")
-    for name in dict.fromkeys([*p.arrays, *inputs]):
+    arrays = [*p.arrays, *map(scale_of, _codes(m, p.arrays)), *inputs]
+    for name in dict.fromkeys(arrays):
         m.put(1, f"{m.stored(name)}* const at_{name};")
     m.put(1, *(["const long long origin;"] if p.draws else []))
     m.put(1, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("host", "tensor", "batch")))
     m.put(1, *(f"long long first_{m.name(n)};" for n in p.using("column")), "")
-    _enter(m, k, p, [*p.arrays, *inputs])
+    _enter(m, k, p, arrays)
     _load(m, k, p)
     _work(m, k, p, sums)
     for kind in ("Whole", "Row", "Batch"):
@@ -110,6 +115,11 @@ def _pass(m: CudaText, k: int, p: Pass) -> None:
     m.put(2, "(void)k, (void)i, (void)sum;")
     m.put(1, "}")
     m.put(0, "};", "")
+
+
+def _codes(m: CudaText, names: Iterable[str]) -> list[str]:
+    """The slots that are stored as codes."""
+    return [name for name in names if name in m.plan.quantized]
 
 
 def _enter(m: CudaText, k: int, p: Pass, arrays: list[str]) -> None:
@@ -154,6 +164,9 @@ def _load(m: CudaText, k: int, p: Pass) -> None:
     m.put(1, "__device__ __forceinline__ Loads<N> load(long long i, int n) const {", "    Loads<N> loads;")
     for name in p.loads:
         m.put(2, f"loads.{name} = read<N, kAligned, {_last(again, name)}>(at_{name} + i, n);")
+    for name in _codes(m, p.loads):
+        m.put(2, f"if (n > 0) loads.{scale_of(name)} = at_{scale_of(name)}[i / kBlock];")
+        m.put(2, f"else loads.{scale_of(name)}.bits = 0;")
     m.put(2, "(void)i, (void)n;", "return loads;")
     m.put(1, "}")
 
@@ -177,14 +190,22 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
     m.put(1, "template <int N>", "__device__ __forceinline__ void work(")
     m.put(2, "long long i, int n, bool aligned, const Loads<N>& loads, const Row& of_row,")
     m.put(2, "const Columns<N>& of_columns, Sums& sums, W (*columns)[N]) const {")
-    m.put(2, *(f"Pack<{m.stored(name)}, N> write_{name};" for name in p.stores))
+    codes = _codes(m, p.stores)
+    for name in p.stores:
+        m.put(2, f"float write_{name}[N];" if name in codes else f"Pack<{m.stored(name)}, N> write_{name};")
+    for name in _codes(m, p.loads):
+        m.put(2, f"const float step_{name} = step_of<{m.stored(name)}>(loads.{scale_of(name)});")
     m.put(2, *(f"const {m.kind(n)} {m.name(n)} = of_row.{m.name(n)};" for n in p.using("row")))
     m.put(1, "#pragma unroll", "    for (int j = 0; j < N; ++j) {")
     for name, n in p.loads.items():
-        m.put(3, f"const {m.kind(n)} {m.name(n)} = ({m.kind(n)})widen(loads.{name}.value[j]);")
+        value = f"loads.{name}.value[j]"
+        text = f"((float){value} * step_{name})" if name in m.plan.quantized else f"widen({value})"
+        m.put(3, f"const {m.kind(n)} {m.name(n)} = ({m.kind(n)}){text};")
     m.put(3, *(m.declare(n, f"of_columns.{m.name(n)}[j]") for n in p.using("column")))
     m.put(3, *(m.declare(n, m.expression(n)) for n in p.nodes))
-    m.put(3, *(f"narrow({m.name(n)}, write_{name}.value[j]);" for name, n in p.stores.items()))
+    for name, n in p.stores.items():
+        made = f"write_{name}[j] = (float){m.name(n)};" if name in codes else ""
+        m.put(3, made or f"narrow({m.name(n)}, write_{name}.value[j]);")
     if p.reductions:
         m.put(3, "if (j < n) {")
         for kind in ("Whole", "Row", "Batch"):
@@ -195,7 +216,11 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
         m.put(3, "}")
     m.put(2, "}")
     for name in p.stores:
-        m.put(2, f"write<N, {_last(later, name)}>(at_{name} + i, write_{name}, n, aligned);")
+        if name in codes:
+            arrays = f"at_{name}, at_{scale_of(name)}"
+            m.put(2, f"write_codes<N, {_last(later, name)}>({arrays}, i, n, aligned, write_{name});")
+        else:
+            m.put(2, f"write<N, {_last(later, name)}>(at_{name} + i, write_{name}, n, aligned);")
     m.put(2, "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;")
     m.put(1, "}")
 

@@ -28,6 +28,7 @@ from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.headers import locations_of
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["Table"]
 
@@ -70,7 +71,8 @@ class Table(Batch):
         self.pieces = pieces(self.stages, self.geo)
         if self.cut is not None:
             self.cut.keep_own(self.pieces)
-        self.names, self.hyper_names = ["p", "g", *plan.slots, *plan.spilled], hypers_of(plan)
+        self.names = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
+        self.hyper_names = hypers_of(plan)
         lengths = self.where.lengths(plan, self.geo)
         self.sized = self.filled.copy()  # here or elsewhere
         if bucket.kind == "none":  # other ranks have them; here they are counted

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from arrayopt.codecs import CODECS
+from arrayopt.codecs import STORED
 from arrayopt.engines.cuda.stages import OUTPUTS, SMALL_COLUMNS, SMALL_MATRIX, SUMS, stages
 from arrayopt.engines.written import Lines, Written
 from arrayopt.fusion.graph import KEY, POSITION, Node, reachable
@@ -86,7 +86,7 @@ class CudaText(CudaWords, Written):
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
-        self.put(0, f"typedef {CODECS[self.real].cuda} W;  // the dtype of arithmetic", "")
+        self.put(0, f"typedef {STORED[self.real].cuda} W;  // the dtype of arithmetic", "")
         self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         self.blocks = self._resident()
@@ -109,12 +109,12 @@ class CudaText(CudaWords, Written):
         if max(held, default=0) >= 2 * WIDE:
             return 1
         most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
-        most += 5 * (CODECS[self.storage["p"]].itemsize == 2)  # for rounding
+        most += 5 * (STORED[self.storage["p"]].itemsize == 2)  # for rounding
         return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
 
     def ahead(self, p: Pass) -> int:
         """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
-        each = self.blocks * 256 * sum(4 * CODECS[self.storage[name]].itemsize for name in p.loads)
+        each = self.blocks * 256 * sum(4 * STORED[self.storage[name]].itemsize for name in p.loads)
         if self.plan.multiplies:  # many passes share the registers, and products take the time
             return 1
         if self.plan.element != "C":
@@ -143,7 +143,7 @@ class CudaText(CudaWords, Written):
 
     def stored(self, name: str) -> str:
         """The C++ type of an element of a stored array."""
-        return CODECS[self.storage[name]].cuda
+        return STORED[self.storage[name]].cuda
 
     def value(self, n: Node) -> str:
         """A value over fewer axes than the elements, read where the indices of its axes are known."""

@@ -3,6 +3,7 @@
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.windows import WINDOW
+from arrayopt.state.quantized import scale_of
 
 __all__ = ["columns"]
 
@@ -26,7 +27,7 @@ def columns(plan: Plan, where: Layout) -> list[str]:
         are drawn. ``BLAS``: the address of its product. ``OWN``: where in `work` the threads' own parts begin.
         ``FIRST`` and ``LAST``: the units to run, which are all, but where several processes share a tensor.
     """
-    arrays = ["p", "g", *plan.slots, *plan.spilled]
+    arrays = ["p", "g", *plan.slots, *map(scale_of, plan.quantized), *plan.spilled]
     return [
         *(f"IN_{name}" for name in GEOMETRY),
         *(f"AT_{name}" for name in arrays),

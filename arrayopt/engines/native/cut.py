@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, memory, size
+from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
 from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, unit_ends, unlike, windowed
@@ -124,7 +125,8 @@ class Cut:
         """The bytes that lie before this rank's elements of a stored array in the whole tensor, and are not there."""
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
-        return self._first(row) * itemsize if here else 0
+        first = self._first(row) if here else 0
+        return (first // BLOCK if name.startswith(SCALE) else first) * itemsize
 
     def _first(self, row: int) -> int:
         """The elements of a whole tensor that lie before this rank's, as units count them."""

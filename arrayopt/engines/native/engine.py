@@ -14,7 +14,7 @@ __all__ = ["Native"]
 class Native(Fused):
     """Fused loops in machine code; results do not depend on the number of threads."""
 
-    cuts = parts = products = True
+    codes = cuts = parts = products = True
 
     def check_products(self, bucket: Bucket) -> None:
         """See `Fused.check_products`."""

@@ -167,7 +167,10 @@ class Table(Batch):
         chosen = set(here.full.tolist()) if self.staged else set()
         for row, name in self.staged:
             if row in chosen:
-                copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
+                if name in self.widens:
+                    copy = np.ascontiguousarray(self.wide(row, name))
+                else:
+                    copy = np.array(memory(self.stored(row, name)), order="C", copy=True)
                 self.copies.append((row, name, copy))
                 before = 0 if self.cut is None else self.cut.before(row, name, copy.itemsize)
                 self.put(f"AT_{name}", copy.ctypes.data - before, row)
@@ -177,7 +180,7 @@ class Table(Batch):
         copies, self.copies = self.copies, []
         for row, name, copy in copies:
             if name in self.plan.written:
-                self.replace(row, name, copy)
+                (self.put_wide if name in self.widens else self.replace)(row, name, copy)
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -185,7 +188,8 @@ class Table(Batch):
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
-                if not isinstance(x, np.generic) and plain(memory(x)):  # memory of a scalar is a copy
+                copied = name in self.widens or isinstance(x, np.generic)  # memory of a scalar is a copy
+                if not copied and plain(memory(x)):
                     self.put(f"AT_{name}", memory(x).ctypes.data, row)
                 else:
                     self.staged.append((row, name))

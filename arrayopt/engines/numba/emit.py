@@ -5,10 +5,10 @@ tensor; for what comes before it `between_k`. `run` does stages of a list of ten
 2k is `between_k`, stage 2k + 1 one thread's share of pass k.
 """
 
-from arrayopt.codecs import CODECS
+from arrayopt.codecs import STORED
 from arrayopt.engines.numba.printer import ARGUMENTS, print_copies, print_function
 from arrayopt.engines.numba.products import header
-from arrayopt.engines.numba.text import DRAW, HALF, HEADER, REST, ROUND, Text
+from arrayopt.engines.numba.text import CODES, DRAW, HALF, HEADER, REST, ROUND, SPLIT, Text
 from arrayopt.fusion.lanes import Lanes
 from arrayopt.fusion.layout import layout
 from arrayopt.fusion.lower import lowered
@@ -42,10 +42,14 @@ def emit(
     plan.check_wide()
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
-    if any(CODECS[kind].numba for kind in m.storage.values()):
+    if any(STORED[kind].numba for kind in m.storage.values()):
         m.put(0, *HALF.splitlines())
+    if "low8" in plan.storage.values():
+        m.put(0, *SPLIT.splitlines())
+    if plan.quantized:
+        m.put(0, *CODES.splitlines())
     if plan.draws:
-        m.put(0, *DRAW.splitlines(), *(ROUND.splitlines() if CODECS[dtype].rounds else ()))
+        m.put(0, *DRAW.splitlines(), *(ROUND.splitlines() if STORED[dtype].rounds else ()))
     if plan.multiplies:
         m.put(0, *header(m).splitlines())
     m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")

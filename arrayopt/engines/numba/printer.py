@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 
+from arrayopt.codecs import BLOCK as BLOCK_SIZE
+from arrayopt.codecs import STORED
 from arrayopt.engines.numba.text import REST, UNITS, Text
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.program import (
     Array,
+    Buffer,
+    Codes,
     Compute,
     Elements,
     Fill,
@@ -128,6 +132,10 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 _statements(m, depth + 1, then)
                 m.put(depth, "else:")
                 _statements(m, depth + 1, otherwise)
+            case Buffer(name, size):
+                m.put(depth, f"{name} = np.empty({size}, W)")
+            case Codes():
+                m.put(depth, _codes(m, x))
             case Elements():
                 _call(m, depth, x)
             case Multiply(a, b, out, first, end, sides, turned, symmetric):
@@ -138,6 +146,17 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 stretch = f"at_{array}[{index(first)} : {index(end)}]"
                 way = "give" if back else "take"
                 m.put(depth, f"{way}_{m.storage[array]}({stretch}, {planes}, {index(each)})")
+
+
+def _codes(m: Text, x: Codes) -> str:
+    """The call that reads codes, or stores them."""
+    block = x.first // BLOCK_SIZE
+    blocks = (x.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+    codes = f"at_{x.array}[{index(x.first)} : {index(x.first + x.count)}]"
+    scales = f"at_{x.scale}[{index(block)} : {index(block + blocks)}]"
+    top = f"np.float32({STORED[m.storage[x.array]].top})"
+    way = "quantize" if x.store else "dequantize"
+    return f"{way}({codes}, {scales}, {x.buffer}[: {index(x.count)}], {top})"
 
 
 def _place(place: Place) -> str:

@@ -2,7 +2,7 @@
 
 import math
 
-from arrayopt.codecs import CODECS
+from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import POSITION, Node
@@ -10,8 +10,9 @@ from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
+from arrayopt.state.quantized import TINY
 
-__all__ = ["DRAW", "HALF", "HEADER", "REST", "ROUND", "UNITS", "Text"]
+__all__ = ["CODES", "DRAW", "HALF", "HEADER", "REST", "ROUND", "SPLIT", "UNITS", "Text"]
 
 UNITS, REST = "row, lo, hi, thread", "table, scalars, values, work, part"
 """What a pass takes: whose and which units, and where everything lies."""
@@ -140,6 +141,76 @@ def current_float16(m, p):
 """
 
 
+SPLIT = """
+@inner
+def joined_bfloat16(low, p):
+    joined = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(256)))
+    return joined if math.isfinite(p) else p
+
+
+@inner
+def joined_float16(low, p):
+    large = bits_to_float(np.uint32(np.int32(float_to_bits(p)) + np.int32(low) * np.int32(32)))
+    joined = p + low * np.float32(2.0**-32) if abs(p) <= np.float32(2.0**-14) else large
+    return joined if math.isfinite(p) else p
+
+
+@inner
+def low_bfloat16(master, p):
+    rounded = load_bfloat16(store_bfloat16(p))
+    apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(128)) >> np.int32(8)
+    return np.float32(min(max(apart, -127), 127)) if math.isfinite(rounded) else np.float32(0.0)
+
+
+@inner
+def low_float16(master, p):
+    rounded = load_float16(store_float16(p))
+    apart = np.int32(np.int32(float_to_bits(master)) - np.int32(float_to_bits(rounded)) + np.int32(16)) >> np.int32(5)
+    near = np.rint((master - rounded) * np.float32(2.0**32))
+    low = near if abs(rounded) <= np.float32(2.0**-14) else np.float32(apart)
+    return min(max(low, np.float32(-127.0)), np.float32(127.0)) if math.isfinite(rounded) else np.float32(0.0)
+
+"""
+
+
+CODES = f"""
+exact = nb.njit(error_model="numpy", **OWN)
+
+
+@exact
+def dequantize(codes, scales, values, top):
+    for block in range(scales.size):
+        step = load_bfloat16(scales[block]) * (np.float32(1.0) / top)
+        step = step if math.isfinite(step) else np.float32(np.nan)
+        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
+        for i in range(first, end):
+            values[i] = W(np.float32(codes[i]) * step)
+
+
+@exact
+def quantize(codes, scales, values, top):
+    for block in range(scales.size):
+        first, end = block * {BLOCK}, min(block * {BLOCK} + {BLOCK}, values.size)
+        largest = np.int32(0)
+        for i in range(first, end):
+            bits = np.int32(float_to_bits(np.float32(values[i])) & np.uint32(0x7FFFFFFF))
+            largest = bits if bits > largest else largest
+        stored = store_bfloat16(bits_to_float(np.uint32(largest)))
+        scale = load_bfloat16(stored)
+        stored = np.uint16(0) if scale < np.float32({TINY!r}) else stored
+        scale = load_bfloat16(stored)
+        factor = top / scale if (scale > 0) & math.isfinite(scale) else np.float32(0.0)
+        scales[block] = stored
+        if factor > 0:
+            for i in range(first, end):
+                codes[i] = np.int32(min(np.rint(np.float32(values[i]) * factor), top))
+        else:
+            for i in range(first, end):
+                codes[i] = 0
+
+"""
+
+
 DRAW = f"""
 @intrinsic
 def threefry(typingctx, x, y, k0, k1):
@@ -228,7 +299,7 @@ class Text(Written):
 
     def load(self, kind: str, stored: str) -> str:
         """What is stored in a dtype, in the dtype of arithmetic."""
-        codec = CODECS[kind]
+        codec = STORED[kind]
         text = codec.numba_load.format(stored)
         if codec.working.startswith("complex"):
             working = "complex64" if self.real == "float32" else "complex128"
@@ -237,11 +308,11 @@ class Text(Written):
 
     def store(self, kind: str, value: str) -> str:
         """A value as it is stored in a dtype."""
-        return CODECS[kind].numba_store.format(value)
+        return STORED[kind].numba_store.format(value)
 
     def array(self, indent: int, name: str, size: str) -> None:
         """Make a stored array from its address."""
-        kind = CODECS[self.storage[name]].numba or self.storage[name]
+        kind = STORED[self.storage[name]].numba or self.storage[name]
         self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
 
     def at(self, n: Node, index: str) -> str:

@@ -23,7 +23,7 @@ from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, widened
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import Tensor
 
@@ -182,7 +182,11 @@ class _Blocks(Batch):
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
             arrays["g"] = arrays["g"].copy()  # a gradient may be its own parameter, which calls write before they read
         for name, axes in self.axes.items() if not inside else ():
-            arrays[name] = joined(name, [self.lying[name][row] for row in rows]).reshape(stack.shape(axes))
+            if name in self.widens:
+                parts = [self.wide(row, name).reshape(-1) for row in rows]
+            else:
+                parts = [self.lying[name][row] for row in rows]
+            arrays[name] = joined(name, parts).reshape(stack.shape(axes))
         known = self._known(rows, stack)
         stack.run(arrays, known)
         for n in self.reported:
@@ -208,7 +212,7 @@ class _Blocks(Batch):
             return chunk.stack
         a, b, r, c = self.geo[rows[0], 1:5].tolist()
         chunk.stack = Stack(self.runs, (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c), firsts)
-        for name, axes in self.axes.items():
+        for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None:
                 found = self._of_layers(name, chunk.layers)
             elif len(rows) == 1 and rows[0] not in self.outside:
@@ -224,6 +228,10 @@ class _Blocks(Batch):
         sizes = [x.size for x in lying]
         same = sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1
         pieces = new.reshape(len(sizes), -1) if same else np.split(new, np.cumsum(sizes)[:-1])
+        if name in self.widens:
+            for row, piece in zip(rows, pieces, strict=True):
+                self.put_wide(row, name, piece)
+            return
         if self.outside.isdisjoint(rows):
             deque(map(setitem, lying, repeat(...), pieces), maxlen=0)
             return
@@ -244,7 +252,7 @@ class NumPy(Fused):
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """See `Fused.plan`; of small matrices passes are made again, block by block, and nothing is spilled."""
         calls = not suits(tuple(options.get("shape", ())))
-        return plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options)
+        return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options))
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
         return lanes(plan) if suits(tensor.array.shape) and not plan.multiplies else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arrayopt.codecs import CODECS, Codec
+from arrayopt.codecs import STORED, Codec
 from arrayopt.fusion.graph import Node, Spare
 from arrayopt.fusion.ops import OPS
 from arrayopt.fusion.passes import Pass
@@ -125,7 +125,7 @@ def program(p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[No
     given : tuple of (Node, float)
         Scalars that are zero or one in this step: what these multiply, and what is added then, takes no call.
     """
-    stored, finite = {name: CODECS[dtype] for name, dtype in storage}, set[str]()
+    stored, finite = {name: STORED[dtype] for name, dtype in storage}, set[str]()
     p = _without(p, dict(given), stored, finite) if given else p
     read, summed = dict(p.loads), {r: _factors(r, p) for r in p.reductions}
     extras = _extras(p, summed)

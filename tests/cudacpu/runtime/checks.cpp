@@ -60,7 +60,7 @@ bool ordered(const Mark& mark) {
     const int thread = (mark.thread - 1) % launch->threads;
     if (number == block->number) {
         if (mark.epoch < block->epoch || (thread == fiber->thread && !mark.many)) return true;
-        return !mark.many && thread / 32 == fiber->thread / 32 && mark.warp_epoch < fiber->warp_epoch;
+        return !mark.warps && thread / 32 == fiber->thread / 32 && mark.warp_epoch < fiber->warp_epoch;
     }
     const std::vector<Release>& log = launch->releases[number];
     const uint32_t known = std::max(block->seen.at(number), fiber->seen.at(number));
@@ -91,7 +91,10 @@ void note_read(Cell& cell, Mark now) {
         if (!same_block) {
             cell.other = cell.read;
         } else if ((cell.read.thread != now.thread || cell.read.many) && !ordered(cell.read)) {
+            const long before = (cell.read.thread - 1) % launch->threads, here = (now.thread - 1) % launch->threads;
             now.many = 1;
+            now.warps = cell.read.warps || before / 32 != here / 32;
+            now.warp_epoch = now.warp_epoch > cell.read.warp_epoch ? now.warp_epoch : cell.read.warp_epoch;
             now.atomic &= cell.read.atomic;
         }
     }

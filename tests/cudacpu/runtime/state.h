@@ -29,19 +29,20 @@ struct Clock {
 
 // One access to memory, as shadow memory remembers it.
 struct Mark {
-    uint32_t thread : 30;     // 1 + the thread's number in the grid; 0: no access
+    uint32_t thread : 29;     // 1 + the thread's number in the grid; 0: no access
     uint32_t atomic : 1;
     uint32_t many : 1;        // several threads of that block, the last of which is named
+    uint32_t warps : 1;       // these are of several warps
     uint32_t epoch : 20;      // barriers that the block had passed
     uint32_t warp_epoch : 12; // __syncwarp() that the thread had passed since
     uint32_t releases;        // releases that the block had made
 };
 
-// The shadow of two bytes: the last write, the last read since, and the last read of another block.
+// The shadow of a byte: the last write, the last read since, and the last read of another block.
 struct Cell {
     Mark write, read, other;
 };
-constexpr size_t kGranule = 2;
+constexpr size_t kGranule = 1;
 
 enum class State { kReady, kBarrier, kWarp, kGrid, kDone };
 

@@ -1,0 +1,52 @@
+"""What slots are stored in: the values of `Rule.state_dtype`."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["code_of", "read_storage", "storage_for"]
+
+STORAGES = ("float16", "bfloat16", "int8")
+"""The dtypes that slots can be stored in."""
+
+
+def read_storage(where: str, value: Any) -> Any:
+    """The value of `state_dtype` as rules keep it: None, a name, or pairs of a slot and a name; else an error."""
+    if value is None or isinstance(value, str):
+        return _checked(where, value)
+    if isinstance(value, tuple):
+        with suppress(TypeError, ValueError):
+            value = dict(value)
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where} must be {_options()}; got {value!r}; a mapping says it of each slot")
+    pairs = []
+    for slot, dtype in value.items():
+        if not isinstance(slot, str):
+            raise TypeError(f"{where} must map names of slots; got {slot!r}")
+        pairs.append((slot, _checked(f"{where} of slot {slot!r}", dtype)))
+    return tuple(sorted(pairs)) or None
+
+
+def _options() -> str:
+    return f"None, {', '.join(map(repr, STORAGES[:-1]))} or {STORAGES[-1]!r}"
+
+
+def _checked(where: str, dtype: Any) -> str | None:
+    """A dtype to store slots in; else TypeError or ValueError."""
+    if dtype is None:
+        return None
+    if not isinstance(dtype, str):
+        raise TypeError(f"{where} must be {_options()}; got {dtype!r}")
+    if dtype not in STORAGES:
+        raise ValueError(f"{where} must be {_options()}; got {dtype!r}")
+    return dtype
+
+
+def storage_for(value: Any, slot: str) -> str | None:
+    """The dtype that `state_dtype` asks for a slot."""
+    return dict(value).get(slot) if isinstance(value, tuple) else value
+
+
+def code_of(dtype: str, *, unsigned: bool) -> str:
+    """The dtype of the array: roots of second moments have no sign."""
+    return "uint8" if dtype == "int8" and unsigned else dtype

@@ -1,0 +1,36 @@
+// Slots in 8 bits: a code for each element, and a scale for each block of 32 neighbours. See arrayopt/state/quantized.py.
+
+static const int kBlock = 32;
+
+__device__ __forceinline__ float top_of(signed char) { return 127.0f; }
+__device__ __forceinline__ float top_of(unsigned char) { return 255.0f; }
+
+__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+// What a code is multiplied by; NaN where the block held what is no number.
+template <class C>
+__device__ __forceinline__ float step_of(BFloat16 scale) {
+    const float x = widen(scale) * (1.0f / top_of(C()));
+    return is_finite(x) ? x : __uint_as_float(0x7fc00000u);
+}
+
+// The scale of a block whose largest magnitude has these bits.
+__device__ __forceinline__ BFloat16 scale_of(unsigned largest) {
+    BFloat16 scale;
+    narrow(__uint_as_float(largest), scale);
+    if (widen(scale) < 0x1p-119f) scale.bits = 0;
+    return scale;
+}
+
+// What a number is multiplied by to become a code.
+template <class C>
+__device__ __forceinline__ float factor_of(BFloat16 scale) {
+    const float x = widen(scale);
+    return x > 0.0f && is_finite(x) ? top_of(C()) / x : 0.0f;
+}
+
+// A code; the factor is 0 where the block is nothing, or holds what is no number.
+__device__ __forceinline__ int code_of(float x, float factor, float top) {
+    const float y = rintf(x * factor);
+    return (int)(y < top ? y : top);
+}

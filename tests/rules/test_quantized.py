@@ -1,0 +1,291 @@
+"""State in 8 bits: codes, what engines make of them, and what they cost in accuracy."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.state.quantized import TINY, dequantized, quantized
+from tests.conftest import BACKENDS
+from tests.support.cases import CASES, make
+from tests.support.engines import EVERY, SLOW
+from tests.support.slow import marked
+
+SHAPES = {
+    "rows": (24, 64),
+    "ragged": (7, 45),
+    "kernel": (9, 5, 3, 3),
+    "long": (8192 + 1024 + 33,),
+    "short": (31,),
+    "block": (32,),
+    "one": (1,),
+    "scalar": (),
+    "empty": (0, 3),
+}
+
+
+def witness(x, top):
+    """Codes, scales and what they stand for, written a second time: block by block, in plain Python."""
+    flat = np.asarray(x, np.float32).reshape(-1)
+    codes, scales, values = [], [], []
+    for first in range(0, flat.size, 32):
+        block = flat[first : first + 32]
+        largest = np.float32(np.nan) if np.isnan(block).any() else np.max(np.abs(block))
+        scale = np.float32(ml_dtypes.bfloat16(largest))
+        scale = np.float32(0) if scale < TINY else scale
+        scales.append(scale)
+        for value in block:
+            if not np.isfinite(scale):
+                codes.append(0)
+                values.append(np.float32(np.nan))
+            elif scale == 0:
+                codes.append(0)
+                values.append(np.float32(0))
+            else:
+                code = min(np.rint(value * (np.float32(top) / scale)), top)
+                codes.append(int(code))
+                values.append(np.float32(code) * (scale * np.float32(1 / top)))
+    return codes, scales, values
+
+
+def awkward(n, *, positive):
+    """Numbers of many magnitudes, with zeros, and blocks of nothing else."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal(n) * 10.0 ** rng.integers(-30, 20, n)
+    x[rng.random(n) < 0.1] = 0
+    x[64:96] = 0
+    x[128:160] = 1e-42
+    x[160:192] *= 1e-8
+    return (np.abs(x) if positive else x).astype(np.float32)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 63, 500])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_codes_are_those_of_the_definition(n, dtype, library):
+    x = awkward(n, positive=dtype == "uint8")
+    codes, scales, values = witness(x, 127 if dtype == "int8" else 255)
+    backend = BACKENDS[library]
+    made = quantized(backend.array(x), dtype)
+    assert backend.numpy(made[0]).tolist() == codes
+    assert backend.numpy(made[1]).astype("float32").tolist() == scales
+    assert backend.numpy(dequantized(*made)).tolist() == values
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_never_becomes_one(bad):
+    x = np.ones(70, np.float32)
+    x[40] = bad
+    read = dequantized(*quantized(x, "int8"))
+    assert np.isnan(read[32:64]).all()
+    assert (read[:32] == 1).all()
+    assert (read[64:] == 1).all()
+
+
+def kept(rule_dtype="float32"):
+    """A rule that stores the gradient as it is, and its square: so engines are given the same numbers."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Kept(ao.Rule):
+        squares = ("v",)
+
+        def slots(self, xp, p):
+            return {"m": xp.zeros_like(p), "v": xp.zeros_like(p)}
+
+        def update(self, xp, p, g, s, h):
+            return p + s["m"] - s["v"], {"m": g, "v": g * g}
+
+    return Kept(state_dtype="int8")
+
+
+def there(opt, shape_name):
+    """What is stored of a tensor, as bytes."""
+    return {slot: as_host(x).tobytes() for slot, x in opt.state[shape_name].items() if slot != "t"}
+
+
+def as_host(x):
+    return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("engine", marked([(e,) for e in EVERY if e != "array_api"], lambda e: e not in SLOW))
+def test_engines_make_the_same_codes_of_the_same_numbers(engine, dtype):
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    rng = np.random.default_rng(3)
+    params = {name: np.asarray(rng.standard_normal(shape)).astype(kind) for name, shape in SHAPES.items()}
+    both = [
+        ao.Optimizer({name: x.copy() for name, x in params.items()}, kept(), engine=e) for e in ("array_api", engine)
+    ]
+    for k in range(3):
+        grads = {name: awkward(x.size, positive=False).reshape(x.shape).astype(kind) for name, x in params.items()}
+        grads["rows"][3, 5 + k] = np.nan
+        grads["long"][8195 + k] = np.inf
+        for opt in both:
+            opt.step(grads)
+        for name in SHAPES:
+            mine, theirs = (there(opt, name) for opt in both)
+            assert {slot: mine[slot] == theirs[slot] for slot in ("m", "scale_m", "v", "scale_v")} == dict.fromkeys(
+                ("m", "scale_m", "v", "scale_v"), True
+            )
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    marked(
+        [(e, name) for e in EVERY if e != "array_api" for name in CASES],
+        lambda e, name: e not in SLOW and name in ("LAMB", "CAME", "SGD"),
+    ),
+)
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
+def test_engines_agree(engine, name):
+    """Codes may differ by one where a number lies between two of them, and arithmetic was rounded otherwise."""
+    rule = dataclasses.replace(make(name, CASES[name][-1]), state_dtype="int8")
+    rng = np.random.default_rng(5)
+    params = {n: np.asarray(0.3 * rng.standard_normal(s)).astype("float32") for n, s in SHAPES.items()}
+    both = [ao.Optimizer({n: x.copy() for n, x in params.items()}, rule, engine=e) for e in ("array_api", engine)]
+    for _ in range(3):
+        grads = {n: np.asarray(rng.standard_normal(s)).astype("float32") for n, s in SHAPES.items()}
+        for opt in both:
+            opt.step(grads)
+    off = total = 0
+    for n in SHAPES:
+        mine, theirs = (opt.state[n] for opt in both)
+        for slot, x in mine.items():
+            if slot != "t" and x.dtype in (np.int8, np.uint8):
+                apart = np.abs(x.astype(int) - theirs[slot].astype(int))
+                off, total = off + int((apart > 0).sum()), total + x.size
+                assert apart.max(initial=0) <= 2
+        assert np.allclose(both[0].params[n], both[1].params[n], rtol=1e-2, atol=1e-3)
+    assert off <= 0.001 * total + 2
+
+
+def test_state_takes_a_third_of_the_memory():
+    opt = ao.Optimizer(np.zeros((1000, 1024), "float32"), ao.AdamW(state_dtype="int8"))
+    held = sum(x.nbytes for slot, x in opt.state["param"].items() if slot != "t")
+    assert held == 2 * (1 + 2 / 32) * 1000 * 1024
+
+
+def test_each_slot_may_have_its_own_storage():
+    rule = ao.AdamW(state_dtype={"m": "bfloat16", "v": "int8"})
+    state = ao.Optimizer(np.zeros((4, 8), "float32"), rule).state["param"]
+    assert {slot: str(x.dtype) for slot, x in state.items() if slot != "t"} == {
+        "m": "bfloat16",
+        "v": "uint8",
+        "scale_v": "bfloat16",
+    }
+    assert rule == ao.AdamW(state_dtype={"v": "int8", "m": "bfloat16"})
+    assert hash(rule) == hash(ao.AdamW(state_dtype=rule.state_dtype))
+    only = ao.Optimizer(np.zeros((4, 8), "float32"), ao.AdamW(state_dtype={"m": "int8", "v": None})).state["param"]
+    assert [str(only[slot].dtype) for slot in ("m", "v")] == ["int8", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        ("int4", ValueError, "AdamW: `state_dtype` must be None, 'float16', 'bfloat16' or 'int8'; got 'int4'"),
+        (8, TypeError, "'int8'; got 8; a mapping says it of each slot"),
+        ({"m": 8}, TypeError, "AdamW: `state_dtype` of slot 'm' must be None"),
+        ({"m": "int9"}, ValueError, "AdamW: `state_dtype` of slot 'm' must be None"),
+        ({1: "int8"}, TypeError, "AdamW: `state_dtype` must map names of slots; got 1"),
+    ],
+)
+def test_what_cannot_be_a_storage_is_refused(value, error, words):
+    with pytest.raises(error, match=words):
+        ao.AdamW(state_dtype=value)
+
+
+def test_slots_that_a_rule_does_not_have_are_refused():
+    with pytest.raises(ValueError, match="AdamW: `state_dtype` names 'w'; the rule's slots are m, v"):
+        ao.Optimizer(np.zeros(3, "float32"), ao.AdamW(state_dtype={"w": "int8"}))
+    with pytest.raises(ValueError, match="slot 'z' cannot be narrow, for small steps are added to it; got 'int8'"):
+        ao.Optimizer(np.zeros(3, "float32"), ao.ScheduleFreeAdamW(state_dtype={"z": "int8"}))
+
+
+@pytest.mark.parametrize("engine", marked([(e,) for e in EVERY], lambda e: e not in SLOW))
+def test_layers_have_blocks_of_their_own(engine):
+    """A stacked tensor holds, byte for byte, what its layers hold that are tensors of their own."""
+    rng = np.random.default_rng(0)
+    stack = rng.standard_normal((3, 5, 9)).astype("float32")
+    rule = ao.LAMB(lr=0.1, state_dtype="int8")
+    one = ao.Optimizer({"w": stack.copy()}, dataclasses.replace(rule, stacked=True), engine=engine)
+    each = ao.Optimizer({str(i): x.copy() for i, x in enumerate(stack)}, rule, engine=engine)
+    for _ in range(3):
+        grads = rng.standard_normal(stack.shape).astype("float32")
+        one.step({"w": grads})
+        each.step({str(i): g for i, g in enumerate(grads)})
+    for i in range(3):
+        assert one.params["w"][i].tobytes() == each.params[str(i)].tobytes()
+        for slot in ("m", "scale_m", "v", "scale_v"):
+            assert one.state["w"][slot][i].tobytes() == each.state[str(i)][slot].tobytes()
+
+
+def test_a_checkpoint_holds_codes_as_they_are(tmp_path):
+    params = {"w": np.ones((4, 40), "float32")}
+    opts = [ao.Optimizer({"w": params["w"].copy()}, ao.LAMB(state_dtype="int8")) for _ in range(2)]
+    grads = [np.random.default_rng(i).standard_normal((4, 40)).astype("float32") for i in range(4)]
+    for g in grads[:2]:
+        opts[0].step({"w": g})
+    opts[0].save(tmp_path / "x.safetensors")
+    opts[1].load(tmp_path / "x.safetensors")
+    for opt in opts:
+        for g in grads[2:]:
+            opt.step({"w": g})
+    assert opts[0].params["w"].tobytes() == opts[1].params["w"].tobytes()
+    assert there(opts[0], "w") == there(opts[1], "w")
+
+
+def test_the_functional_form_does_the_same_under_jit():
+    import jax
+
+    rule = ao.LAMB(lr=0.1, state_dtype="int8")
+    params = {"w": np.linspace(-1, 1, 77).astype("float32")}
+    grads = {"w": np.cos(np.arange(77)).astype("float32")}
+    opt = ao.Optimizer({"w": params["w"].copy()}, rule, engine="array_api")
+    state, traced = rule.init({"w": jax.numpy.asarray(params["w"])}), {"w": jax.numpy.asarray(params["w"])}
+    given = {"w": jax.numpy.asarray(grads["w"])}
+    step = jax.jit(lambda p, s: ao.update(rule, p, given, s))
+    for _ in range(3):
+        opt.step(grads)
+        traced, state = step(traced, state)
+    assert np.allclose(traced["w"], opt.params["w"], rtol=1e-5)
+    assert np.abs(np.asarray(state["tensors"]["w"]["m"]).astype(int) - opt.state["w"]["m"]).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["LAMB", "CAME", "SGD", "Muon"])
+@pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
+def test_cuda_kernels_make_the_same_codes(cupy, name):
+    rules = {
+        "LAMB": ao.LAMB(lr=0.1, state_dtype="int8"),
+        "CAME": ao.CAME(lr=0.1, state_dtype="int8"),
+        "SGD": kept(),
+        "Muon": ao.Muon(lr=0.1, momentum=0.9, ns_steps=1, state_dtype="int8"),
+    }
+    shapes = {"rows": (6, 64), "wide": (3, 160), "odd": (4096 + 77,), "short": (31,)}
+    if name in ("CAME", "Muon"):
+        shapes = {"rows": (6, 64), "wide": (3, 160)}
+    rng = np.random.default_rng(1)
+    params = {n: rng.standard_normal(s).astype("float32") for n, s in shapes.items()}
+    opts = [
+        ao.Optimizer({n: x.copy() for n, x in params.items()}, rules[name], engine="array_api"),
+        ao.Optimizer({n: cupy.asarray(x) for n, x in params.items()}, rules[name], engine="cupy"),
+    ]
+    for _ in range(2):
+        grads = {n: rng.standard_normal(s).astype("float32") for n, s in shapes.items()}
+        opts[0].step(grads)
+        opts[1].step({n: cupy.asarray(g) for n, g in grads.items()})
+    for n in shapes:
+        mine, theirs = (opt.state[n] for opt in opts)
+        for slot in mine:
+            if slot != "t" and mine[slot].dtype.itemsize == 1:
+                apart = np.abs(mine[slot].astype(int) - theirs[slot].get().astype(int))
+                assert apart.max() <= (0 if name == "SGD" else 1)
+        assert np.allclose(opts[0].params[n], opts[1].params[n].get(), rtol=1e-3, atol=1e-4)
+
+
+def test_cuda_refuses_rows_that_are_no_blocks(cupy):
+    with pytest.raises(ValueError, match="CAME looks at rows and columns, and a row of 'param', of shape"):
+        ao.Optimizer(cupy.zeros((5, 33), dtype="float32"), ao.CAME(lr=0.1, state_dtype="int8"), engine="cupy").step(
+            cupy.ones((5, 33), dtype="float32")
+        )

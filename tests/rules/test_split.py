@@ -1,0 +1,124 @@
+"""Masters that are split: the parameter in 16 bits, and 8 bits more."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from arrayopt.randomness import joined_bfloat16, joined_float16, low_bfloat16, low_float16
+from tests.ranks.test_exact import both
+from tests.support.engines import EVERY, SLOW, STAND_IN
+from tests.support.slow import marked
+
+KINDS = {
+    "bfloat16": (ml_dtypes.bfloat16, low_bfloat16, joined_bfloat16, 2.0**-16),
+    "float16": (np.float16, low_float16, joined_float16, 2.0**-19),
+}
+
+
+def masters(kind):
+    """Every finite number of 16 bits, and what lies between it and its neighbours."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(kind).astype(np.float32)
+    every = every[np.isfinite(every)]
+    rng = np.random.default_rng(0)
+    width = np.where(np.abs(every) < 2.0**-14, 2.0**-24, np.abs(every) * 2.0**-8) if kind is np.float16 else None
+    spread = np.abs(every) * 2.0**-7 if width is None else width
+    return (every + rng.uniform(-1, 1, every.size).astype(np.float32) * spread).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_24_bits_are_kept(dtype):
+    kind, low, joined, precision = KINDS[dtype]
+    master = masters(kind)
+    rounded = master.astype(kind).astype(np.float32)
+    fine = np.isfinite(rounded)
+    master, rounded = master[fine], rounded[fine]
+    code = low(np, master, master)
+    assert (code == np.rint(code)).all()
+    assert np.abs(code).max() == 127
+    found = joined(np, code, rounded)
+    tiny = 2.0**-133 if dtype == "bfloat16" else 2.0**-32
+    assert (np.abs(found - master) <= np.maximum(np.abs(master) * precision * 2, tiny)).all()
+    assert (found.astype(kind).astype(np.float32) == rounded).all(), "the parameter is the master rounded"
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_has_no_more(dtype, bad):
+    _, low, joined, _ = KINDS[dtype]
+    x = np.array([bad], np.float32)
+    with np.errstate(all="ignore"):
+        assert low(np, x, x).tolist() == [0.0]
+        assert np.array_equal(joined(np, np.array([5.0], np.float32), x), x, equal_nan=True)
+
+
+def run(engine, dtype, split, steps=40, array=np.asarray):
+    """Small steps, each of which a parameter of 16 bits would lose."""
+    rng = np.random.default_rng(3)
+    w = array((1 + rng.random((6, 40))).astype(KINDS[dtype][0]))
+    opt = ao.Optimizer(
+        {"w": w},
+        ao.AdamW(lr=5e-4 if dtype == "bfloat16" else 1e-4, master_weights=split, weight_decay=0.0),
+        engine=engine,
+    )
+    for _ in range(steps):
+        opt.step({"w": array(rng.standard_normal((6, 40)).astype(KINDS[dtype][0]) + KINDS[dtype][0](1))})
+    return opt
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"), marked([(e, d) for e in EVERY for d in KINDS], lambda e, d: e not in SLOW)
+)
+def test_small_steps_add_up(engine, dtype):
+    found = {split: run(engine, dtype, split) for split in (True, "split", False)}
+    values = {split: np.array(opt.params["w"], np.float32) for split, opt in found.items()}
+    assert found["split"].state["w"]["master"].dtype == np.int8
+    assert (values["split"] == values[True]).mean() > 0.95
+    assert (values[False] == values[True]).mean() < 0.8, "without a master they are lost"
+
+
+def test_cuda_kernels_do_the_same(cupy):
+    for dtype in KINDS:
+        mine, theirs = run("array_api", dtype, "split", 5), run("cupy", dtype, "split", 5, cupy.asarray)
+        assert (mine.params["w"] == theirs.params["w"].get()).all()
+        apart = np.abs(mine.state["w"]["master"].astype(int) - theirs.state["w"]["master"].get().astype(int))
+        assert apart.max() <= 2
+
+
+def test_a_parameter_that_was_written_in_between_is_taken_up():
+    opt = run(STAND_IN, "bfloat16", "split")
+    opt.params["w"][...] = 5.0
+    opt.step({"w": np.zeros((6, 40), ml_dtypes.bfloat16)})
+    assert np.allclose(np.array(opt.params["w"], np.float32), 5.0, rtol=2.0**-6)
+
+
+def test_wider_parameters_have_no_master():
+    opt = ao.Optimizer(np.ones(3, "float32"), ao.AdamW(master_weights="split"))
+    assert "master" not in opt.state["param"]
+
+
+def test_seven_bytes_per_parameter():
+    p = np.zeros((1024, 1024), ml_dtypes.bfloat16)
+    opt = ao.Optimizer({"w": p}, ao.LAMB(master_weights="split", state_dtype="int8"))
+    held = sum(x.nbytes for slot, x in opt.state["w"].items() if slot != "t")
+    assert (held + 2 * p.nbytes) / p.size == 2 + 2 + 1 + 2 * (1 + 2 / 32)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_have_the_same_bytes(ranks):
+    rule = ao.LAMB(lr=0.01, master_weights="split", state_dtype="int8")
+    found, _ = both(rule, ranks, ml_dtypes.bfloat16, engine=STAND_IN)
+    assert found == [[]] * ranks
+
+
+def test_a_checkpoint_holds_it(tmp_path):
+    opt = run(STAND_IN, "bfloat16", "split")
+    opt.save(tmp_path / "x.safetensors")
+    other = ao.Optimizer({"w": np.ones((6, 40), ml_dtypes.bfloat16)}, opt.rule, engine=STAND_IN)
+    other.params["w"][...] = opt.params["w"]
+    other.load(tmp_path / "x.safetensors")
+    for each in (opt, other):
+        each.step({"w": np.ones((6, 40), ml_dtypes.bfloat16)})
+    assert opt.params["w"].tobytes() == other.params["w"].tobytes()
+    assert opt.state["w"]["master"].tobytes() == other.state["w"]["master"].tobytes()
