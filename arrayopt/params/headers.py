@@ -160,14 +160,8 @@ def _within(counts: Ints) -> Ints:
     return found
 
 
-def cupy_words(kind: Any) -> Any:
-    """Return `words` if arrays of a type have CuPy's header as expected; else None."""
-    return _cupy_words(kind)
-
-
-@cache
 def _cupy_words(kind: Any) -> Any:
-    """See `cupy_words`; mypy does not take a type as a cached function's argument."""
+    """See `cupy_words`."""
     memory = words()
     if memory is None or not any(base.__module__ == "cupy._core.core" for base in kind.__mro__):
         return None
@@ -197,6 +191,10 @@ def _cupy_words(kind: Any) -> Any:
     except Exception:  # of an interface that has changed
         return None
     return memory
+
+
+cupy_words: Callable[[Any], Any] = cache(_cupy_words)
+"""Returns `words` if arrays of a type have CuPy's header as expected; else None."""
 
 
 def cupy_locations(arrays: Sequence[Array]) -> tuple[Ints, bool]:

@@ -11,38 +11,19 @@ from arrayopt.arrays import Array, size, writable
 __all__ = ["Region", "may_share_element", "overlaps_itself", "region_of", "shared"]
 
 WORK = 100_000
-"""The work that is spent to tell apart arrays with interleaved elements.
-
-After it, they count as sharing one.
-"""
+"""The work to tell interleaved arrays apart, before they count as sharing an element."""
 
 ELEMENTS = 1 << 20
 """Up to this many elements of an array are compared, if its strides do not tell them apart."""
 
 
 class Region(NamedTuple):
-    """The memory of an array.
-
-    Attributes
-    ----------
-    device : str
-        The device.
-    low, high : int
-        The addresses of its first byte, and of the end of its last one.
-    address : int
-        The address of its first element.
-    shape, strides : tuple of int
-        The array's; strides are in bytes.
-    item : int
-        The bytes of an element.
-    grid : int
-        Distances between elements are multiples of this.
-    """
+    """The memory of an array, in bytes; distances between elements are multiples of `grid`."""
 
     device: str
-    low: int
-    high: int
-    address: int
+    low: int  # the address of the first byte
+    high: int  # the address after the last byte
+    address: int  # of the first element
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     item: int

@@ -1,6 +1,5 @@
 """How ranks agree: they vote before each step, and raise an error of one rank on all."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -83,14 +82,10 @@ class Agreement(Alone):
         self, what: str, words: dict[str, Any], error: BaseException | None, *, after: bool
     ) -> None:
         """Raise an error that says how the ranks differ."""
-        every = self._said_by_all({"what": what, "error": _text(error), "words": texts(words)})
+        every = self._comm.tell({"what": what, "error": _text(error), "words": texts(words)})
         self._raise(what, error, every, after=after)
         self._told = self._unequal(what, differences(every))
         raise self._told
-
-    def _said_by_all(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what each rank says."""
-        return [json.loads(words) for words in self._comm.words(json.dumps(mine).encode())]
 
     def _unequal(self, what: str, found: list[str]) -> ValueError:
         """Return the error about differences between ranks."""
@@ -167,7 +162,7 @@ class Agreement(Alone):
             found = call()
         except BaseException as caught:
             error = caught
-        every = self._said_by_all({"error": _text(error), "found": found})
+        every = self._comm.tell({"error": _text(error), "found": found})
         self._raise(what, error, every)
         return [said["found"] for said in every]
 

@@ -1,5 +1,6 @@
 """What ranks need of a communicator: calls that move bytes, and one that adds numbers."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,10 +99,10 @@ class Comm(ABC):
     def renew(self) -> None:  # noqa: B027
         """Forget messages that are on their way; all ranks call it, even if their calls worked."""
 
-    def words(self, mine: bytes) -> list[bytes]:
-        """Send any number of bytes to all ranks; return the bytes of each rank."""
+    def tell(self, said: Any) -> list[Any]:
+        """Send what JSON can hold to all ranks; return what each rank has sent."""
+        mine = np.frombuffer(json.dumps(said).encode(), np.uint8)
         sent = as_bytes(np.array([len(mine)], np.int64))
         lengths = self.allgather(sent, [8] * self.size)()
         counts = [int(length.view(np.int64)[0]) for length in lengths]
-        received = self.allgather(np.frombuffer(mine, np.uint8), counts)()
-        return [piece.tobytes() for piece in received]
+        return [json.loads(piece.tobytes()) for piece in self.allgather(mine, counts)()]

@@ -122,7 +122,7 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         if plan.multiplies:
             return ends_alone
         if plan.quantized:
-            found = found[(found % BLOCK == 0) | (found == found[-1])]
+            found = found[(found % BLOCK == 0) | (found == size(tensor.array))]
         if plan.element != "C":
             starts = _unit_starts(engine, tuple(shape), plan.element)
             found = np.intersect1d(found, starts, assume_unique=True)

@@ -1,7 +1,6 @@
 """What the ranks of an Optimizer do together in a step: they agree, swap, add up, and gather."""
 
 import copy
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,8 +48,7 @@ class Team(Agreement):
             for part in parts:
                 offset = part.block and part.block.offset
                 mine.append((offset, tuple(part.array.shape), checksum(part.array)))
-            every = [json.loads(words) for words in self._comm.words(json.dumps(mine).encode())]
-            for part, *of_ranks in zip(parts, *every, strict=True):
+            for part, *of_ranks in zip(parts, *self._comm.tell(mine), strict=True):
                 part.share = shards(part, self.rank, of_ranks, needs[part.name])
         divide(groups, self._engine, self.rank, self.size)
 
@@ -136,8 +134,8 @@ class Team(Agreement):
         for name, report in own.items():
             numbers[name] = {key: float(x) for key, x in report.items()}
         every: dict[str, Report] = {}
-        for words in self._comm.words(json.dumps(numbers).encode()):
-            for name, report in json.loads(words).items():
+        for said in self._comm.tell(numbers):
+            for name, report in said.items():
                 every[name] = {key: np.float64(x) for key, x in report.items()}
         return every
 
