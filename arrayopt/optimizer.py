@@ -26,6 +26,9 @@ from arrayopt.step.step import Step
 
 __all__ = ["Optimizer"]
 
+NOT_GIVEN: Any = object()
+"""What `Optimizer.step` takes for gradients where there are none: None may be the gradient of a lone parameter."""
+
 
 class Optimizer(Settings):
     """Applies an update rule to parameters, step by step.
@@ -144,18 +147,21 @@ class Optimizer(Settings):
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
-    def step(self, grads: Any, *, loss_scale: float | None = None) -> Any:
-        """Update the parameters by their gradients.
+    def step(self, grads: Any = NOT_GIVEN, *, loss_scale: float | None = None, incomplete: bool = False) -> Any:
+        """Update the parameters by their gradients; or end the step that `give` has begun.
 
         Parameters
         ----------
         grads : tree of arrays and None
             In the structure of the parameters, or a flat mapping by tensor name. If params were a list of group dicts:
             a flat list in their order. Shapes, library and device are those of the parameters; the dtype may be another
-            of the same kind, real or complex. A tensor whose gradient is None stays as it is in this step.
+            of the same kind, real or complex. A tensor whose gradient is None stays as it is in this step. Left out,
+            to end the step in which `give` has updated tensors.
         loss_scale : number or 0-d array, optional
             The factor that the loss was multiplied by in this step, in [2**-126, 2**127]; only if the Optimizer was
             made without a loss scale.
+        incomplete : bool, default False
+            End the step although `give` has refused a gradient: that tensor stays as it is.
 
         Returns
         -------
@@ -167,7 +173,7 @@ class Optimizer(Settings):
         TypeError
             If `loss_scale` is not a number.
         RuntimeError
-            If another thread is using the Optimizer.
+            If another thread is using the Optimizer; or if `give` has refused a gradient.
         ValueError
             If gradients do not match the parameters (the message lists every mismatch) or share memory with slots or
             other parameters, a schedule's value is out of range, a sequence has run out, or `loss_scale` is given
@@ -175,7 +181,10 @@ class Optimizer(Settings):
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
+        if grads is NOT_GIVEN:
+            return self._end_release(incomplete=incomplete)
         with self._guard("Optimizer.step"):
+            self._step.release.check_whole("Optimizer.step, with gradients")
             with self._team.warned("Optimizer.step"):
                 for before in list(self._before):
                     replaced = before(self, grads)
@@ -189,6 +198,78 @@ class Optimizer(Settings):
                     self._stats.deliver()
                     for after in list(self._after):
                         after(self)
+            return self.params
+
+    def give(self, name: str, grad: Any) -> None:
+        """Update one tensor at once, as its gradient is there; `step()` without gradients ends the step.
+
+        So not all gradients need exist at once: the memory of each is free when its tensor has been updated. What a
+        rule computes of a tensor does not depend on the others, so the result is that of ``step(grads)``, to the last
+        bit. Hyper-parameters are those of the step, in all tensors.
+
+        Parameters
+        ----------
+        name : str
+            The tensor, by the name that `groups` and `state` know it by.
+        grad : array
+            Its gradient, as for `step`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `step`; or if the tensor is unknown, or was updated in this step. If something needs all gradients of a
+            step: `clip_norm`, a loss scale, `skip_nonfinite`, `accumulate`, `stats`, hooks before a step, ranks. The
+            tensor stays as it is then, and others that were given before it have been updated.
+
+        Notes
+        -----
+        Between the first `give` and `step()` the Optimizer is in the middle of a step: it can be loaded, but not saved.
+
+        Examples
+        --------
+        >>> import numpy as np, arrayopt as ao
+        >>> opt = ao.Optimizer({"w": np.ones(2), "b": np.zeros(2)}, ao.SGD(lr=0.1))
+        >>> opt.give("b", np.ones(2))
+        >>> opt.give("w", np.ones(2))
+        >>> opt.step()
+        {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
+        """
+        with self._guard("Optimizer.give"), self._team.warned("Optimizer.give"):
+            names = [x.name for x in self._parameters.all]
+            self._step.release.check(name, names, self._waits())
+            try:
+                matched = self._parameters.match({**dict.fromkeys(names), name: grad})
+                coming = self._step.coming(None, None)
+                begun = self._step.begin(coming, matched, stats=False)
+                self._step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+            except Exception as error:
+                self._step.release.refused[name] = str(error)
+                raise
+            self._step.release.took(name)
+
+    def _waits(self) -> list[str]:
+        """What needs all gradients of a step."""
+        step = self._step
+        found = {
+            "`clip_norm`": self.clip_norm is not None,
+            "a loss scale": step.judging.scaling is not None,
+            "`skip_nonfinite`": step.judging.skip_nonfinite,
+            "`accumulate`": step.accumulator.every > 1,
+            "`stats`": self._stats.wanted,
+            "hooks before a step": bool(self._before),
+            "ranks": self._team.size > 1,
+        }
+        return [what for what, needed in found.items() if needed]
+
+    def _end_release(self, *, incomplete: bool) -> Any:
+        """End the step that `give` has begun."""
+        with self._guard("Optimizer.step"):
+            if not self._step.release:
+                raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+            with uninterrupted():
+                self._step.release.end(incomplete=incomplete)
+            for after in list(self._after):
+                after(self)
             return self.params
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:
@@ -222,6 +303,7 @@ class Optimizer(Settings):
             asked for now: the structure of groups has changed, or whether gradients are clipped, scaled or checked.
         """
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
+            self._step.release.check_whole("Optimizer.advance")
             self._parameters.take_up()
             self._step.advance(loss_scale, self._limit())
 
@@ -276,6 +358,7 @@ class Optimizer(Settings):
             As `Optimizer`; also if a name is taken, or the parameters are neither a dict nor a list.
         """
         with self._guard("Optimizer.add_group"), self._team.warned("Optimizer.add_group"):
+            self._step.release.check_whole("Optimizer.add_group")
             group, put = self._parameters.add(params, self._rule, overrides)
             self._team.agree("Optimizer.add_group", partial(alike, [group], {}))
             with uninterrupted():

@@ -59,6 +59,7 @@ class Saved:
             Plain dicts, lists, numbers and *copies* of arrays; schedules as they are. It can be pickled if they can.
         """
         with self._guard("Optimizer.state_dict"):
+            self._step.release.check_whole("Optimizer.state_dict")
             return self._together(
                 "Optimizer.state_dict",
                 lambda: self._dump(lambda x, slot: copy_of(self._team.collect(x, slot)), copy_of),
@@ -173,6 +174,7 @@ class Saved:
         if not isinstance(params, bool):
             raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
         with self._guard("Optimizer.save"):
+            self._step.release.check_whole("Optimizer.save")
             with self._team.warned("Optimizer.save"):
                 self._parameters.take_up()
                 self._whole_sums("Optimizer.save")

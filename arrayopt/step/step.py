@@ -22,6 +22,7 @@ from arrayopt.step.accumulate import Accumulator, Adding
 from arrayopt.step.judging import Judging, Known
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
+from arrayopt.step.release import Release
 
 __all__ = ["Step"]
 
@@ -95,6 +96,8 @@ class Step:
         Loss scale, check and joint norm.
     accumulator : Accumulator
         What has been summed up in micro-steps.
+    release : Release
+        The step that is being made tensor by tensor, if there is one.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Step:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
+        self.release = Release(run)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
         if team.size > 1:

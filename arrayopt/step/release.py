@@ -1,0 +1,69 @@
+"""Steps that are made tensor by tensor: each tensor is updated as soon as its gradient is there."""
+
+from typing import Any
+
+from arrayopt.state.run import Run
+
+__all__ = ["Release"]
+
+
+class Release:
+    """The step that `Optimizer.give` has begun: what has been updated, and what was refused.
+
+    Attributes
+    ----------
+    given : dict of str to None
+        The tensors that have been updated, in order.
+    refused : dict of str to str
+        Tensors whose gradient was refused, with the error, until another one is given.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.given: dict[str, None] = {}
+        self.refused: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.given or self.refused)
+
+    def check(self, name: Any, names: list[str], waits: list[str]) -> None:
+        """Raise where a gradient cannot be taken by itself; `waits` names the options that need all gradients."""
+        if waits:
+            raise ValueError(
+                f"Optimizer.give: {' and '.join(waits)} need all gradients of a step; call step(grads), or make an"
+                " Optimizer without"
+            )
+        if name not in names:
+            raise ValueError(f"Optimizer.give: no tensor is called {name!r}; there are {', '.join(names[:10])}")
+        if name in self.given:
+            raise ValueError(
+                f"Optimizer.give: {name!r} has been updated in this step; call step() before the next gradients"
+            )
+
+    def took(self, name: str) -> None:
+        """Note that a tensor has been updated."""
+        self.given[name] = None
+        self.refused.pop(name, None)
+
+    def end(self, *, incomplete: bool) -> None:
+        """End the step; RuntimeError where a gradient was refused, unless the step may be incomplete."""
+        if self.refused and not incomplete:
+            first, error = next(iter(self.refused.items()))
+            raise RuntimeError(
+                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {len(self.given)} tensors have"
+                " been updated in this step; give it again, load a checkpoint, or call step(incomplete=True), which"
+                " leaves it as it is"
+            )
+        self.clear()
+        self._run.steps += 1
+
+    def clear(self) -> None:
+        """Forget the step, as after a load."""
+        self.given, self.refused = {}, {}
+
+    def check_whole(self, who: str) -> None:
+        """Raise RuntimeError in the middle of a step."""
+        if self:
+            raise RuntimeError(
+                f"{who}: {len(self.given)} tensors have been updated in a step that has not ended; call step() first"
+            )

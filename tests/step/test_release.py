@@ -1,0 +1,154 @@
+"""Tensors that are updated one by one, each as its gradient is there."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from tests.conftest import BACKENDS
+from tests.support.engines import each_engine
+
+SHAPES = {"w": (6, 40), "b": (40,), "k": (4, 3, 3, 3), "s": (), "e": (0, 3)}
+
+
+def gradients(seed):
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.standard_normal(shape)).astype("float32") for name, shape in SHAPES.items()}
+
+
+def held(opt):
+    """All that an optimizer holds, as bytes."""
+    found = {name: np.asarray(x).tobytes() for name, x in opt.params.items()}
+    for name, state in opt.state.items():
+        found |= {(name, slot): x if slot == "t" else np.asarray(x).tobytes() for slot, x in state.items()}
+    return found
+
+
+RULES = {
+    "LAMB": ao.LAMB(lr=ao.schedules.Cosine(0.1, 10), state_dtype="int8"),
+    "CAME": ao.CAME(lr=0.1),
+    "AdamW": ao.AdamW(lr=0.1, ema_decay=0.9),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@each_engine
+def test_it_is_the_step_that_all_gradients_make_together(engine, name):
+    groups = {"b": {"weight_decay": 0.0}}
+    one, other = (ao.Optimizer(gradients(0), RULES[name], groups=groups, engine=engine) for _ in range(2))
+    for k in range(4):
+        grads = gradients(10 + k)
+        if k == 2:
+            grads["w"] = None
+        one.step(grads)
+        order = [name for name in SHAPES if grads[name] is not None]
+        np.random.default_rng(k).shuffle(order)
+        for tensor in order:
+            other.give(tensor, grads[tensor])
+        assert other.step() is other.params
+    assert held(one) == held(other)
+    assert one.step_count == other.step_count == 4
+
+
+def test_arrays_that_cannot_be_written_are_replaced():
+    jax = BACKENDS["jax"]
+    one, other = (
+        ao.Optimizer({name: jax.array(x) for name, x in gradients(0).items()}, ao.LAMB(lr=0.1)) for _ in range(2)
+    )
+    grads = {name: jax.array(x) for name, x in gradients(1).items()}
+    one.step(grads)
+    for name, g in grads.items():
+        other.give(name, g)
+    other.step()
+    assert held(one) == held(other)
+
+
+def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
+    opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1))
+    grads = gradients(1)
+    opt.give("w", grads["w"])
+    before = held(opt)
+    with pytest.raises(ValueError, match="b"):
+        opt.give("b", np.ones(3, "float32"))
+    assert held(opt) == before
+    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 tensors have been updated"):
+        opt.step()
+    assert opt.step_count == 0
+    opt.give("b", grads["b"])
+    opt.step()
+    assert opt.step_count == 1
+    with pytest.raises(ValueError, match="b"):
+        opt.give("b", np.ones(3, "float32"))
+    opt.step(incomplete=True)
+    assert (opt.step_count, opt.state["b"]["t"]) == (2, 1)
+
+
+def test_what_cannot_be_given():
+    opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1))
+    with pytest.raises(ValueError, match=r"Optimizer.give: no tensor is called 'x'; there are w, b, k, s, e"):
+        opt.give("x", np.ones(3))
+    with pytest.raises(TypeError, match=r"Optimizer.step: needs the gradients, or `give` before it"):
+        opt.step()
+    opt.give("b", gradients(1)["b"])
+    with pytest.raises(ValueError, match=r"'b' has been updated in this step; call step\(\) before"):
+        opt.give("b", gradients(1)["b"])
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"clip_norm": 1.0}, "`clip_norm`"),
+        ({"loss_scale": 2.0**10}, "a loss scale"),
+        ({"skip_nonfinite": True}, "`skip_nonfinite`"),
+        ({"accumulate": 2}, "`accumulate`"),
+        ({"stats": True}, "`stats`"),
+    ],
+)
+def test_what_needs_all_gradients_refuses(options, what):
+    opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1), **options)
+    with pytest.raises(ValueError, match=f"Optimizer.give: {what} need all gradients of a step"):
+        opt.give("b", gradients(1)["b"])
+    opt.step(gradients(1))
+
+
+def test_in_the_middle_of_a_step_nothing_is_saved(tmp_path):
+    opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1))
+    opt.save(tmp_path / "x")
+    opt.give("b", gradients(1)["b"])
+    calls = {
+        "Optimizer.save": lambda: opt.save(tmp_path / "y"),
+        "Optimizer.state_dict": opt.state_dict,
+        "Optimizer.advance": opt.advance,
+        "Optimizer.add_group": lambda: opt.add_group({"n": np.ones(2, "float32")}),
+        "Optimizer.step, with gradients": lambda: opt.step(gradients(1)),
+    }
+    for who, call in calls.items():
+        with pytest.raises(RuntimeError, match=f"{who}: 1 tensors have been updated in a step that has not ended"):
+            call()
+    opt.load(tmp_path / "x")
+    opt.step(gradients(1))
+    assert opt.step_count == 1
+
+
+def test_hooks_after_a_step_are_called_once():
+    opt, calls = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1)), []
+    opt.after_step(calls.append)
+    for name, g in gradients(1).items():
+        opt.give(name, g)
+    opt.step()
+    assert calls == [opt]
+    opt.before_step(lambda opt, grads: None)
+    with pytest.raises(ValueError, match="hooks before a step need all gradients"):
+        opt.give("b", gradients(1)["b"])
+
+
+def test_a_copy_goes_on_in_the_middle():
+    opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1))
+    grads = gradients(1)
+    opt.give("w", grads["w"])
+    other = copy.deepcopy(opt)
+    for each in (opt, other):
+        each.give("b", grads["b"])
+        each.step()
+    assert held(opt) == held(other)
