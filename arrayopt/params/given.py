@@ -209,8 +209,8 @@ def parse_group_list(
 
 def _numbered(path: str, offset: int) -> str:
     """Shift the position that a path begins with: the first array after three others is "3"."""
-    head, dot, rest = path.partition(".")
-    return f"{int(head) + offset if head.isdigit() else head}{dot}{rest}"
+    first, dot, rest = path.partition(".")
+    return f"{int(first) + offset if first.isdigit() else first}{dot}{rest}"
 
 
 def _ordered(named: list[tuple[str, Array]], order: list[Any]) -> list[tuple[str, Array]]:

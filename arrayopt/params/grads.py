@@ -67,8 +67,8 @@ class GradMatcher:
     def _written_memory(self) -> WrittenMemory:
         """Return the memory that a step writes."""
         version = self._tensors[0].run.arrays
-        known, written = self._written or (-1, None)
-        if written is None or (known != version and not written.always_empty):
+        version_then, written = self._written or (-1, None)
+        if written is None or (version_then != version and not written.always_empty):
             written = WrittenMemory(self._tensors)
             self._written = version, written
         return written

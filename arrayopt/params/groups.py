@@ -79,8 +79,8 @@ class Group:
         if name.startswith("_") or name in Group.__slots__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         if name not in fields_of(type(self.rule)):
-            known = [*fields_of(type(self.rule)), *_public(self)]
-            raise AttributeError(unknown(type(self).__name__, known, name, RULE))
+            names = [*fields_of(type(self.rule)), *_public(self)]
+            raise AttributeError(unknown(type(self).__name__, names, name, RULE))
         return getattr(self.rule, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -72,11 +72,11 @@ class Writes:
     PyTorch counts writes, but not those to ``p.data``. Other libraries do not count.
     """
 
-    def __init__(self, arrays: Iterable[Array], *, known: bool = True) -> None:
+    def __init__(self, arrays: Iterable[Array], *, untouched: bool = True) -> None:
         self.arrays = list(arrays)
         self._asked = [i for i, x in enumerate(self.arrays) if _counts_writes(x)]
         self._was: list[int] | None = None
-        if known:
+        if untouched:
             self.reset()
 
     def reset(self) -> None:
@@ -100,7 +100,7 @@ class Writes:
 
 def _unknown_writes(arrays: list[Array]) -> Writes:
     """Return the `Writes` of a copy or a pickle: each array may have been written to."""
-    return Writes(arrays, known=False)
+    return Writes(arrays, untouched=False)
 
 
 def _counts_writes(x: Array) -> bool:

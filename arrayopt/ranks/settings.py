@@ -64,9 +64,9 @@ class Ranks:
     check: int | None = CHECK
 
     def __post_init__(self) -> None:
-        for name, known in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
-            if getattr(self, name) not in known:
-                said = ", ".join(map(repr, known))
+        for name, allowed in (("grads", GRADS), ("gather", GATHER), ("reduction", REDUCTION)):
+            if getattr(self, name) not in allowed:
+                said = ", ".join(map(repr, allowed))
                 raise ValueError(
                     f"Ranks: `{name}` must be one of {said}; got {getattr(self, name)!r}"
                 )
