@@ -18,6 +18,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.settings import Settings
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run
+from arrayopt.state.tensors import state_bytes
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
@@ -390,7 +391,10 @@ class Optimizer(Settings):
     # ---- showing -----------------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """How a step runs: for each bucket of tensors the engine, why it was chosen, and what it does."""
-        return "\n".join(
-            [*self._team.explain(self._parameters.all), self._step.explain(clips=self.clip_norm is not None)]
-        )
+        """How a step runs: for each bucket of tensors the engine, why it was chosen, and what it does; then the memory.
+
+        The bytes of state are those that this process has for the parameters that it has.
+        """
+        every = self._parameters.all
+        steps = self._step.explain(clips=self.clip_norm is not None)
+        return "\n".join([*self._team.explain(every), steps, f"state: {state_bytes(every):.4g} bytes per parameter"])

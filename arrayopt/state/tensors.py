@@ -1,6 +1,6 @@
 """The state of tensors: each parameter with its slots."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from arrayopt.arrays import (
     like,
     on_its_device,
     sharded_like,
+    size,
     store,
     to_host,
     working_dtype,
@@ -34,7 +35,7 @@ from arrayopt.state.quantized import quantized, scale_of
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["BY_GROUP", "Left", "Tensor", "TensorState", "advising", "new_slots"]
+__all__ = ["BY_GROUP", "Left", "Tensor", "TensorState", "advising", "new_slots", "state_bytes"]
 
 Left = dict[int, Any]
 """Which layers a step leaves out: for stacked tensors of so many layers an array of bool, one for each."""
@@ -187,6 +188,17 @@ class TensorState(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+def state_bytes(tensors: Iterable[Tensor]) -> float:
+    """The bytes of state here for each parameter here; 0 without parameters."""
+    state = parameters = 0
+    for tensor in tensors:
+        parameters += size(tensor.array)
+        for x in tensor.slots.values():
+            name = dtype_name(x)
+            state += size(x) * (2 if name == "bfloat16" else np.dtype(name).itemsize)
+    return state / max(parameters, 1)
 
 
 BY_GROUP = "give it another rule, by a group, as groups={'*bias': ao.AdamW(lr=1e-3)}"

@@ -27,14 +27,18 @@ class Release:
         return bool(self.given or self.refused)
 
     def check(self, name: Any, names: list[str], waits: list[str]) -> None:
-        """Raise where a gradient cannot be taken by itself; `waits` names the options that need all gradients."""
+        """Raise where a gradient cannot be taken by itself.
+
+        `waits` names the options that need all gradients.
+        """
         if waits:
             raise ValueError(
-                f"Optimizer.give: {' and '.join(waits)} need all gradients of a step; call step(grads), or make an"
-                " Optimizer without"
+                f"Optimizer.give: {' and '.join(waits)} need all gradients of a step; call"
+                " step(grads), or make an Optimizer without"
             )
         if name not in names:
-            raise ValueError(f"Optimizer.give: no tensor is called {name!r}; there are {', '.join(names[:10])}")
+            known = ", ".join(names[:10])
+            raise ValueError(f"Optimizer.give: no tensor is called {name!r}; there are {known}")
         if name in self.given:
             raise ValueError(
                 f"Optimizer.give: {name!r} has been updated in this step; call step() before the next gradients"
@@ -46,13 +50,13 @@ class Release:
         self.refused.pop(name, None)
 
     def end(self, *, incomplete: bool) -> None:
-        """End the step; RuntimeError where a gradient was refused, unless the step may be incomplete."""
+        """End the step; RuntimeError where a gradient was refused, unless it may be incomplete."""
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
             raise RuntimeError(
-                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {len(self.given)} tensors have"
-                " been updated in this step; give it again, load a checkpoint, or call step(incomplete=True), which"
-                " leaves it as it is"
+                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and"
+                f" {len(self.given)} tensors have been updated in this step; give it again, load a"
+                " checkpoint, or call step(incomplete=True), which leaves it as it is"
             )
         self.clear()
         self._run.steps += 1

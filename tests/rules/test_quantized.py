@@ -161,6 +161,34 @@ def test_engines_agree(engine, name):
     assert off <= 0.001 * total + 2
 
 
+def error(stored_m, stored_v):
+    """How far an update goes astray, for gradients of many sizes: a row is a unit, as in a network."""
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-3, 0, (128, 1)) * 10.0 ** rng.uniform(-2, 0, (128, 128))
+    m = v = np.zeros((128, 128))
+    for _ in range(100):
+        g = sizes * rng.standard_normal((128, 128))
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    exact = m / (np.sqrt(v) + 1e-8)
+    return np.linalg.norm(stored_m(m) / (np.sqrt(stored_v(v)) + 1e-8) - exact) / np.linalg.norm(exact)
+
+
+def read(x, dtype):
+    return dequantized(*quantized(x.astype(np.float32), dtype)).astype(float)
+
+
+def one_scale(x, top):
+    step = np.abs(x).max() / top
+    return np.rint(x / step) * step
+
+
+def test_blocks_and_roots_are_both_needed():
+    """The controls leave out one of them, and an update is nonsense."""
+    assert error(lambda m: read(m, "int8"), lambda v: read(np.sqrt(v), "uint8") ** 2) < 0.15
+    assert error(lambda m: one_scale(m, 127), lambda v: one_scale(np.sqrt(v), 255) ** 2) > 0.5, "one scale per tensor"
+    assert error(lambda m: read(m, "int8"), lambda v: read(v, "uint8")) > 1, "no roots"
+
+
 def test_state_takes_a_third_of_the_memory():
     opt = ao.Optimizer(np.zeros((1000, 1024), "float32"), ao.AdamW(state_dtype="int8"))
     held = sum(x.nbytes for slot, x in opt.state["param"].items() if slot != "t")

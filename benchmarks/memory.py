@@ -1,0 +1,193 @@
+"""What state of 8 bits saves, and what it costs: bytes per parameter, accuracy on the digits, memory of a process.
+
+``python -m benchmarks.memory`` prints the tables of docs/memory.md.
+"""
+
+import argparse
+import contextlib
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from rich.console import Console
+
+import arrayopt as ao
+from arrayopt.demo import digits
+from arrayopt.libraries import open_library
+from arrayopt.state.quantized import dequantized, quantized
+
+CONSOLE = Console(soft_wrap=True, highlight=False)
+RULES = ("SGD", "AdamW", "LAMB", "LANS", "CAME")
+STORAGES: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "int8": {"state_dtype": "int8"},
+}
+SEEDS = range(5)
+PARAMETERS = 100_000_000
+
+
+def made(name: str, **options: Any) -> ao.Rule:
+    """A rule with state, and with a learning rate where it needs one."""
+    more = {"SGD": {"lr": 0.1, "momentum": 0.9}, "CAME": {"lr": 0.01}}.get(name, {})
+    return getattr(ao, name)(**more, **options)  # type: ignore[no-any-return]
+
+
+def bytes_per_parameter(name: str, dtype: Any, **options: Any) -> float:
+    """The bytes of parameter, gradient and state, for each parameter of a matrix."""
+    p = np.zeros((1024, 1024), dtype)
+    opt = ao.Optimizer({"w": p}, made(name, **options))
+    state = sum(x.nbytes for slot, x in opt.state["w"].items() if slot != "t")
+    return (2 * p.nbytes + state) / p.size
+
+
+def bytes_table() -> None:
+    """Print the bytes of each rule and storage."""
+    kinds: list[tuple[str, Any, dict[str, Any]]] = [
+        ("float32, state in float32", np.float32, {}),
+        ("float32, state in int8", np.float32, {"state_dtype": "int8"}),
+        ("bfloat16 with masters, state in float32", ml_dtypes.bfloat16, {}),
+        (
+            "bfloat16, split masters, state in int8",
+            ml_dtypes.bfloat16,
+            {"master_weights": "split", "state_dtype": "int8"},
+        ),
+        (
+            "bfloat16, rounding by chance, state in int8",
+            ml_dtypes.bfloat16,
+            {"rounding": "stochastic", "state_dtype": "int8"},
+        ),
+    ]
+    CONSOLE.print(f"| parameters and state | {' | '.join(RULES)} |\n|---{'|---' * len(RULES)}|")
+    for title, dtype, options in kinds:
+        numbers = [f"{bytes_per_parameter(name, dtype, **options):.2f}" for name in RULES]
+        CONSOLE.print(f"| {title} | {' | '.join(numbers)} |")
+
+
+# ---- accuracy -------------------------------------------------------------------------------------------------------
+
+
+def _one_scale(x: Any, dtype: str) -> Any:
+    """Codes with one scale for the whole tensor."""
+    top = 127 if dtype == "int8" else 255
+    scale = np.abs(x).max() or 1.0
+    return (np.rint(x / scale * top) * (scale / top)).astype(x.dtype)
+
+
+def _blocks(x: Any, dtype: str) -> Any:
+    """Codes as the library makes them."""
+    return dequantized(*quantized(x, dtype))
+
+
+CONTROLS: dict[str, tuple[Callable[[Any, str], Any], bool]] = {
+    "one scale per tensor": (_one_scale, True),
+    "blocks, without roots": (_blocks, False),
+}
+"""What must be worse: how a slot is rounded after each step, and whether of a second moment the root is."""
+
+
+def _rounding(how: Callable[[Any, str], Any], roots: bool, opt: ao.Optimizer) -> None:
+    """Round the state of an optimizer."""
+    for state in opt.state.values():
+        for slot, x in state.items():
+            if slot == "m":
+                x[...] = how(x, "int8")
+            elif slot == "v":
+                x[...] = how(np.sqrt(x), "uint8") ** 2 if roots else how(x, "uint8")
+
+
+@contextlib.contextmanager
+def _contender(name: str, after: Any = None, **options: Any) -> Iterator[None]:
+    """A contender of the digits with other storage, or with its state rounded after each step."""
+    old, optimizer = digits.CONTENDERS[name], ao.Optimizer
+
+    def hooked(*args: Any, **given: Any) -> ao.Optimizer:
+        opt = optimizer(*args, **given)
+        opt.after_step(after)
+        return opt
+
+    digits.CONTENDERS[name] = digits.Contender(partial(old.rule, **options), old.lr, old.weight_decay)
+    if after is not None:
+        ao.Optimizer = hooked  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        digits.CONTENDERS[name], ao.Optimizer = old, optimizer  # type: ignore[misc]
+
+
+def accuracy_table(steps: int) -> None:
+    """Print final losses and accuracies on the digits, means and ranges over the seeds."""
+    data, numpy = digits.load(), open_library("numpy")
+    CONSOLE.print("| rule | state | final loss | accuracy, % |\n|---|---|---|---|")
+    for name in ("AdamW", "LAMB"):
+        variants: list[tuple[str, Any, dict[str, Any]]] = [(s, None, o) for s, o in STORAGES.items()]
+        variants += [(title, partial(_rounding, *how), {}) for title, how in CONTROLS.items()]
+        for title, after, options in variants:
+            losses, accuracies = [], []
+            with _contender(name, after, **options), np.errstate(all="ignore"):
+                for seed in SEEDS:
+                    (run,) = digits.compare([name], data=data, backend=numpy, steps=steps, batch=512, seed=seed)
+                    losses.append(run.final_loss)
+                    accuracies.append(100 * run.accuracies[-1])
+            loss = f"{np.mean(losses):.2e} ({min(losses):.1e} to {max(losses):.1e})"
+            score = f"{np.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
+            CONSOLE.print(f"| {name} | {title} | {loss} | {score} |")
+
+
+# ---- memory of a process --------------------------------------------------------------------------------------------
+
+
+def train(storage: str, release: bool) -> None:
+    """Three steps over `PARAMETERS`, in a process of its own: it prints the most memory that it had, less its start."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    options = {"master_weights": "split", "state_dtype": "int8"} if storage == "int8" else {}
+    shape, count = (2048, 2048), PARAMETERS // 2048**2
+    kind = ml_dtypes.bfloat16
+    params = {f"layer{i}": np.full(shape, 0.01, kind) for i in range(count)}
+    opt = ao.Optimizer(params, ao.AdamW(lr=1e-3, **options))
+    for _ in range(3):
+        if release:
+            for name in params:
+                opt.give(name, np.full(shape, 1e-3, kind))
+            opt.step()
+        else:
+            opt.step({name: np.full(shape, 1e-3, kind) for name in params})
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    CONSOLE.print(f"{1024 * most / (count * 2048**2):.2f}")
+
+
+def memory_table() -> None:
+    """Print the most memory of processes that train with and without release."""
+    CONSOLE.print("| state | gradients together | gradients released |\n|---|---|---|")
+    for storage in ("float32", "int8"):
+        cells = []
+        for release in ("", "--release"):
+            command = [sys.executable, "-m", "benchmarks.memory", "--train", storage, *([release] if release else [])]
+            cells.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+        CONSOLE.print(f"| bfloat16 parameters, {storage} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    """Print all tables, or be one of the processes that are measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", choices=["float32", "int8"])
+    parser.add_argument("--release", action="store_true")
+    parser.add_argument("--steps", type=int, default=300)
+    given = parser.parse_args()
+    if given.train:
+        train(given.train, given.release)
+        return
+    bytes_table()
+    CONSOLE.print()
+    memory_table()
+    CONSOLE.print()
+    accuracy_table(given.steps)
+
+
+if __name__ == "__main__":
+    main()
