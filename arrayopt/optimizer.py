@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from arrayopt.arrays import size
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.hyper import Hyper, evaluate
@@ -397,4 +398,7 @@ class Optimizer(Settings):
         """
         every = self._parameters.all
         steps = self._step.explain(clips=self.clip_norm is not None)
-        return "\n".join([*self._team.explain(every), steps, f"state: {state_bytes(every):.4g} bytes per parameter"])
+        lines = [*self._team.explain(every), steps]
+        if any(size(x.array) for x in every):
+            lines.append(f"state: {state_bytes(every):.4g} bytes per parameter")
+        return "\n".join(lines)

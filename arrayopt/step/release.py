@@ -40,9 +40,8 @@ class Release:
             known = ", ".join(names[:10])
             raise ValueError(f"Optimizer.give: no tensor is called {name!r}; there are {known}")
         if name in self.given:
-            raise ValueError(
-                f"Optimizer.give: {name!r} has been updated in this step; call step() before the next gradients"
-            )
+            first = "call step() before the next gradients"
+            raise ValueError(f"Optimizer.give: {name!r} has been updated in this step; {first}")
 
     def took(self, name: str) -> None:
         """Note that a tensor has been updated."""
@@ -68,6 +67,5 @@ class Release:
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
         if self:
-            raise RuntimeError(
-                f"{who}: {len(self.given)} tensors have been updated in a step that has not ended; call step() first"
-            )
+            done = f"{len(self.given)} tensors have been updated"
+            raise RuntimeError(f"{who}: {done} in a step that has not ended; call step() first")

@@ -346,6 +346,6 @@ def test_tensors_of_several_ranks_and_empty_ones_are_explained(engine):
     assert (
         ao.Optimizer(np.ones((0, 3)), ao.CAME(lr=0.1), engine=engine)
         .explain()
-        .endswith(f"{ENGINES[engine].open().describe()}\nstate: 0 bytes per parameter")
+        .endswith(ENGINES[engine].open().describe())
     )
     assert ao.Optimizer(np.ones((0, 3)), ao.CAME(lr=0.1), engine=engine).step(np.ones((0, 3))).shape == (0, 3)
