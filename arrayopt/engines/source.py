@@ -19,7 +19,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     rule : Rule
         The update rule.
     engine : str, default "numba"
-        Which engine's code: ``"numba"`` or ``"cupy"``.
+        Which engine's code: ``"numba"``, ``"cpp"`` or ``"cupy"``.
     dtype : str, default "float32"
         What parameters and gradients are stored in.
     rank : int, default 2
@@ -28,7 +28,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     Returns
     -------
     str
-        A self-contained Python module, or CUDA C++ source. It begins with the plan: the passes, what each loads, stores
+        A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the passes, what each loads, stores
         and reduces, and the bytes per parameter.
 
     Raises
