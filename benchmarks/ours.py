@@ -2,9 +2,9 @@
 
 import math
 import tracemalloc
-from importlib.util import find_spec
 
 import arrayopt as ao
+from arrayopt.engines import table
 from arrayopt.fusion.plans import plan_for
 from benchmarks.contest import Contestant, Running
 from benchmarks.problems import Problem
@@ -49,10 +49,22 @@ STATE |= {"Lion": 1, "RMSprop": 1, "NAdam": 2, "RAdam": 2, "Adan": 4, "AdEMAMix"
 STATE |= {"AdamH": 2, "FISTA": 2}
 """Arrays of state for each parameter array; CAME's rows and columns are few beside its one."""
 
-FUSED = tuple(name for name in ("numba", "numpy") if name != "numba" or find_spec("numba"))
-"""The engines that run plans, fastest first."""
 
-ENGINES = ("numba", "numpy", "array_api")
+def _works(engine: str) -> bool:
+    """Whether an engine has what it needs, as a compiler."""
+    try:
+        table.ENGINES[engine].open()
+    except ValueError:
+        return False
+    return True
+
+
+ENGINES = (*table.FUSED["numpy"], "array_api")
+"""The engines that take arrays of NumPy, fastest first."""
+
+FUSED = tuple(engine for engine in table.FUSED["numpy"] if _works(engine))
+"""Those of them that run plans, and work here."""
+
 REFERENCE = f"arrayopt {FUSED[0]}"
 """Whom all others are compared with."""
 
@@ -66,7 +78,7 @@ def contestants(rule: str, problem: Problem) -> list[Contestant]:
             lambda engine=engine: running(rule, problem, engine),
             held=size * (1 + STATE[rule]),
             extra=0.0 if engine in FUSED else size * (4 + STATE[rule]),
-            left_out="" if engine != "numba" or engine in FUSED else "Numba is not installed",
+            left_out="" if engine in (*FUSED, "array_api") else "what it needs is not installed",
         )
         for engine in sorted(ENGINES, key=lambda engine: engine != FUSED[0])
     ]

@@ -28,8 +28,8 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     Returns
     -------
     str
-        A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the passes, what each loads, stores
-        and reduces, and the bytes per parameter.
+        A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the passes, what each
+        loads, stores and reduces, and the bytes per parameter.
 
     Raises
     ------

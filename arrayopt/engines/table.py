@@ -46,6 +46,8 @@ class EngineRow:
     looks : bool
         Whether the class itself looks for what it needs, as a compiler that works, and raises ValueError where it is
         not there; it takes whether the user has asked for the engine.
+    auto : bool
+        Whether ``engine="auto"`` may choose it; else it serves who asks for it by name.
     """
 
     home: tuple[str, str]
@@ -54,6 +56,7 @@ class EngineRow:
     install: str = ""
     emits: str = ""
     looks: bool = False
+    auto: bool = True
 
     def open(self, *, asked: bool = False) -> Engine:
         """The engine, which the user has asked for or not; ValueError where what it needs is not there."""
@@ -175,6 +178,8 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     reasons: dict[str, list[str]] = {}
     remedies = True
     for fused in FUSED.get(arrays, ()):
+        if not ENGINES[fused].auto:
+            continue
         try:
             chosen = _serving(fused, arrays, bucket)
             return chosen, "; ".join([f"the fastest for {arrays} arrays", *_shown(reasons)])

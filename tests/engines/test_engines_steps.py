@@ -208,6 +208,13 @@ def test_engines_that_are_not_there_are_left_out(monkeypatch):
         assert "engine array_api " in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
 
 
+def test_an_engine_may_serve_only_those_who_ask_for_it(monkeypatch):
+    best, second = table.FUSED["numpy"][:2]
+    monkeypatch.setitem(ENGINES, best, replace(ENGINES[best], auto=False))
+    assert f"engine {second} (the fastest for numpy arrays)" in ao.Optimizer(np.ones(3), ao.LAMB()).explain()
+    assert f"engine {best} (asked for)" in ao.Optimizer(np.ones(3), ao.LAMB(), engine=best).explain()
+
+
 def test_numba_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(table, "find_spec", lambda name: None)
     with pytest.raises(
