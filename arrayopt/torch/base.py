@@ -14,6 +14,7 @@ from arrayopt.rules.base import Rule
 from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct
+from arrayopt.torch.release import Release
 from arrayopt.torch.settings import IDLE, Settings, check_group, check_names
 from arrayopt.torch.spelled import otherwise_all, placed
 from arrayopt.torch.state import Guests, State, guests_of, moved, own_of
@@ -47,6 +48,7 @@ class Optimizer(torch.optim.Optimizer):
 
     _below: Below | None = None
     _options: Mapping[str, Any] = {}
+    _release: Release | None = None
 
     def __init__(
         self,
@@ -58,9 +60,12 @@ class Optimizer(torch.optim.Optimizer):
         clip_norm: Hyper | None = None,
         skip_nonfinite: bool = False,
         stats: bool = False,
+        release: bool = False,
         **fields: Any,
     ) -> None:
         who = type(self).__name__
+        if not isinstance(release, bool):
+            raise TypeError(f"{who}: `release` must be True or False; got {release!r}")
         if not hasattr(self, "rule"):
             raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
         given = {**placed(who, self.rule, more, fields), **fields}
@@ -78,6 +83,10 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
         self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
+        if release:
+            self._release = Release(self)
+            for group in self.param_groups:
+                self._release.watch(group["params"])
 
     @property
     def inner(self) -> Inner | None:
@@ -116,6 +125,10 @@ class Optimizer(torch.optim.Optimizer):
             up = [group.get("maximize") for group in self.param_groups for _ in distinct(group)]
             grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
         return grads
+
+    def negated(self, p: Tensor) -> bool:
+        """Whether the aim is to maximize, for a parameter."""
+        return any(group.get("maximize") and any(p is x for x in group["params"]) for group in self.param_groups)
 
     def _step_again(self, inner: Inner, below: Below) -> None:
         """Update parameters that are in a group several times as often, as PyTorch does."""
@@ -157,6 +170,8 @@ class Optimizer(torch.optim.Optimizer):
             except BaseException:
                 self.param_groups.pop()
                 raise
+        if self._release is not None:
+            self._release.watch(param_group["params"])
 
     @property
     def state(self) -> Any:
@@ -288,7 +303,8 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             loss = closure()
     with torch.no_grad():
         inner, below = self.inner, self._below
-        if inner is not None and below is not None:
+        released = self._release is not None and inner is not None and self._release.end(inner)
+        if inner is not None and below is not None and not released:
             inner.step(self._gradients(below.params), loss_scale=self._verdict())
             self._step_again(inner, below)
     return loss

@@ -31,6 +31,9 @@ skip_nonfinite : bool, default False
     Skip each step with a gradient that is not finite.
 stats : bool, default False
     Collect ``inner.stats`` in each step.
+release : bool, default False
+    Update each parameter in the backward pass, as soon as its gradient is there, and let the gradient go. `step` ends
+    the step then. See `arrayopt.Optimizer.give`.
 
 Raises
 ------

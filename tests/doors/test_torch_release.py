@@ -1,0 +1,88 @@
+"""Gradients that are let go during the backward pass."""
+
+import copy
+
+import pytest
+import torch
+
+import arrayopt.torch as at
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4), torch.nn.Linear(4, 1))
+
+
+def batches(n):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(5, 8, generator=generator) for _ in range(n)]
+
+
+def trained(optimizer, net, steps=4, scheduler=None):
+    for x in batches(steps):
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler is not None:
+            scheduler.step()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("kind", [at.LAMB, at.AdamW, at.CAME])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_it_is_the_step_of_all_gradients(kind, maximize):
+    one, other = model(), model()
+    plain = kind(one.parameters(), lr=0.01, maximize=maximize)
+    released = kind(other.parameters(), lr=0.01, maximize=maximize, release=True)
+    schedulers = [torch.optim.lr_scheduler.StepLR(x, 2, 0.5) for x in (plain, released)]
+    for a, b in zip(trained(plain, one, 4, schedulers[0]), trained(released, other, 4, schedulers[1]), strict=True):
+        assert torch.equal(a, b)
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert plain.state[p]["step"] == released.state[q]["step"] == 4
+
+
+def test_gradients_never_exist_together():
+    net = model()
+    optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
+    most = 0
+
+    def count(p):
+        nonlocal most
+        most = max(most, sum(x.grad is not None for x in net.parameters()))
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(count)
+    trained(optimizer, net, 2)
+    assert most <= 1
+
+
+def test_parameters_that_come_later_are_released_too():
+    net, more = model(), torch.nn.Linear(1, 1)
+    optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
+    optimizer.add_param_group({"params": list(more.parameters()), "lr": 0.1})
+    before = copy.deepcopy(more.weight)
+    more(net(batches(1)[0])).sum().backward()
+    assert more.weight.grad is None
+    optimizer.step()
+    assert not torch.equal(before, more.weight)
+
+
+def test_a_second_backward_pass_before_the_step_is_refused():
+    net = model()
+    optimizer = at.AdamW(net.parameters(), lr=0.01, release=True)
+    net(batches(1)[0]).sum().backward()
+    with pytest.raises(ValueError, match=r"has been updated in this step; call step\(\) before the next gradients"):
+        net(batches(1)[0]).sum().backward()
+    optimizer.step()
+
+
+def test_what_needs_all_gradients_refuses():
+    net = model()
+    at.AdamW(net.parameters(), lr=0.01, clip_norm=1.0, release=True)
+    with pytest.raises(ValueError, match="`clip_norm` need all gradients of a step"):
+        net(batches(1)[0]).sum().backward()
+
+
+def test_release_is_a_flag():
+    with pytest.raises(TypeError, match="AdamW: `release` must be True or False; got 1"):
+        at.AdamW(model().parameters(), lr=0.01, release=1)
