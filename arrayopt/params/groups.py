@@ -12,6 +12,7 @@ from arrayopt.arrays import Array, dtype_name, is_array, size
 from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
+from arrayopt.state.convert import converted
 from arrayopt.state.tensors import Tensor
 
 __all__ = [
@@ -106,7 +107,17 @@ class Group:
                 f"{who}: `project` cannot change while training if it has arrays; make a new"
                 " Optimizer"
             )
-        for tensor in self.tensors if rule.structure != old.structure else ():
+        changed = rule.structure != old.structure
+        if changed and set(changes) == {"state_dtype"}:
+            if any(tensor.share is not None for tensor in self.tensors):
+                raise ValueError(
+                    f"{who}: `state_dtype` cannot change while ranks share the state; make a new"
+                    " Optimizer"
+                )
+            for tensor in self.tensors:
+                tensor.fresh(rule)  # raises where a tensor cannot have it
+            return rule
+        for tensor in self.tensors if changed else ():
             now = {slot: dtype_name(array) for slot, array in tensor.slots.items()}
             then = {slot: dtype_name(array) for slot, array in tensor.fresh(rule).items()}
             if list(now.items()) != list(then.items()):
@@ -122,7 +133,12 @@ class Group:
         return rule
 
     def replace_rule(self, rule: Rule, overridden: frozenset[str] | None = None) -> None:
-        """Replace the rule by a checked one."""
+        """Replace the rule by a checked one; slots go on in the storage that it asks for."""
+        old = getattr(self, "rule", rule)
+        if old.state_dtype != rule.state_dtype:
+            found = [converted(tensor, old, rule) for tensor in self.tensors]
+            for tensor, slots in zip(self.tensors, found, strict=True):
+                tensor.take(tensor.array, slots)
         object.__setattr__(self, "rule", rule)
         if overridden is not None:
             object.__setattr__(self, "overridden", overridden)

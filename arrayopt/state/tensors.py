@@ -154,7 +154,10 @@ class Tensor:
 
     def take(self, array: Array, slots: dict[str, Array] | None = None) -> None:
         """Go on from another array as the parameter, or from the same one, which may be elsewhere; and new slots."""
-        self.array, self.slots = array, self.slots if slots is None else slots
+        if slots is not None:
+            self.slots, here = slots, tuple(array.shape)
+            self.whole = {slot: self.shape if tuple(x.shape) == here else tuple(x.shape) for slot, x in slots.items()}
+        self.array = array
         self.run.arrays += 1
 
     def put(self, slot: str | None, value: Array) -> None:

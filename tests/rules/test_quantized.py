@@ -317,3 +317,42 @@ def test_cuda_refuses_rows_that_are_no_blocks(cupy):
         ao.Optimizer(cupy.zeros((5, 33), dtype="float32"), ao.CAME(lr=0.1, state_dtype="int8"), engine="cupy").step(
             cupy.ones((5, 33), dtype="float32")
         )
+
+
+@pytest.mark.parametrize("engine", marked([(e,) for e in EVERY], lambda e: e not in SLOW))
+def test_a_run_may_go_on_in_another_storage(engine):
+    """Numbers stay what they are, but for rounding; from wide to codes and back."""
+    rng = np.random.default_rng(0)
+    opt = ao.Optimizer({"w": np.ones((6, 40), "float32"), "b": np.ones(7, "float32")}, ao.LAMB(lr=0.01), engine=engine)
+    for storage in ("int8", "bfloat16", {"v": "int8"}, None):
+        opt.step({name: rng.standard_normal(x.shape).astype("float32") for name, x in opt.params.items()})
+        before = wide_state(opt)
+        opt.state_dtype = storage
+        fresh = ao.Optimizer(dict(opt.params), opt.rule).state
+        for name, state in wide_state(opt).items():
+            assert [(k, x.dtype, x.shape) for k, x in opt.state[name].items() if k != "t"] == [
+                (k, x.dtype, x.shape) for k, x in fresh[name].items() if k != "t"
+            ]
+            for slot, x in state.items():
+                assert np.allclose(x, before[name][slot], rtol=0.02, atol=0.01 * np.abs(x).max())
+
+
+def wide_state(opt):
+    """Both moments of each tensor as numbers."""
+    found = {}
+    for name, state in opt.state.items():
+        stored = opt.rule.storage(1)
+        found[name] = {}
+        for slot in ("m", "v"):
+            x = state[slot]
+            x = dequantized(x, state[f"scale_{slot}"]) if f"scale_{slot}" in state else x.astype(np.float32)
+            found[name][slot] = x * x if slot == "v" and slot in stored else x
+    return found
+
+
+def test_only_what_every_tensor_can_have_is_taken_up():
+    opt = ao.Optimizer({"w": np.ones(3, "float32"), "c": np.ones(3, "complex64")}, ao.AdamW())
+    with pytest.raises(ValueError, match="`state_dtype` is for real parameters; 'c'"):
+        opt.state_dtype = "int8"
+    assert opt.state["w"]["m"].dtype == np.float32
+    assert opt.state_dtype is None

@@ -1,0 +1,53 @@
+"""State that goes on in another storage: what ``opt.state_dtype = "int8"`` does to slots that there are."""
+
+from arrayopt.arrays import (
+    Array,
+    array_namespace,
+    dtype_of,
+    on_its_device,
+    working_dtype,
+)
+from arrayopt.codecs import QUANTIZED, SCALE
+from arrayopt.rules.base import Rule
+from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["converted"]
+
+
+def converted(tensor: Tensor, old: Rule, new: Rule) -> dict[str, Array]:
+    """The slots of a tensor as another storage has them; those whose storage is the same are the same arrays.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+    old, new : Rule
+        The rule that its slots are of, and the same one with another `state_dtype`.
+    """
+    slots, rank = tensor.slots, tensor.array.ndim - new.stacked
+    stored, wanted, codes = old.storage(rank), new.storage(rank), narrowed(tensor.slots)
+    xp = array_namespace(tensor.array)
+    real = working_dtype(xp, tensor.array, real=True)
+    made: dict[str, Array] = {}
+    with on_its_device(tensor.array):
+        for slot, x in slots.items():
+            if slot.startswith(SCALE) and slot.removeprefix(SCALE) in codes:
+                continue
+            if stored.get(slot) == wanted.get(slot):
+                made[slot] = x
+                if slot in codes:
+                    made[scale_of(slot)] = slots[scale_of(slot)]
+                continue
+            wide = dequantized(x, slots[scale_of(slot)], real) if slot in codes else xp.astype(x, real)
+            if slot in new.squares and slot in stored:
+                wide = wide * wide
+            if slot in new.squares and slot in wanted:
+                wide = xp.sqrt(wide)
+            if slot not in wanted:
+                made[slot] = wide
+            elif wanted[slot] in QUANTIZED:
+                made[slot], made[scale_of(slot)] = quantized(wide, wanted[slot], int(new.stacked))
+            else:
+                made[slot] = xp.astype(wide, dtype_of(xp, wanted[slot]))
+    return made
