@@ -22,6 +22,7 @@ RESERVED |= {
     "step",
     "advance",
     "launch",
+    "give",
     "step_count",
     "clip_norm",
     "loss_scale",
