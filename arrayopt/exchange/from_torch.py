@@ -1,14 +1,17 @@
 """State of other libraries' optimizers, translated to that of an `Optimizer`."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, kind, size
+from arrayopt.exchange.eight_bits import widened
 from arrayopt.exchange.given import below, put_fields, said
 from arrayopt.exchange.sources import KNOWN, SOURCES, Source
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import LAMB, SGD, Muon
+from arrayopt.state.convert import converted
 from arrayopt.state.tensors import new_slots
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ def load_torch(
         groups of their own here, too.
     state : dict
         What ``state_dict()`` of PyTorch's optimizer returned; of timm's Lamb; of apex's FusedAdam, FusedLAMB or
-        FusedSGD; or of bitsandbytes' Adam, AdamW or SGD with 32-bit state.
+        FusedSGD; of bitsandbytes' Adam, AdamW or SGD with 32-bit or 8-bit state; or of torchao's Adam8bit, AdamW8bit,
+        Adam4bit, AdamW4bit, AdamFp8 or AdamWFp8.
     names : sequence of str, optional
         For each of PyTorch's parameters, in the order of its groups, the name of the tensor here. By default the
         names that PyTorch's optimizer was given, if it was; else, where it has a single group, or where `opt` is one of
@@ -146,6 +150,7 @@ def _translated(
     upward: dict[str, bool] | None,
 ) -> dict[str, Any]:
     """The state dict that the optimizer is to have."""
+    states = widened(states)
     _check_keys(type(opt.rule).__name__, source, groups, states)
     _check_options(type(opt.rule).__name__, source, groups)
     home = _homes(groups, list(opt.state), names)
@@ -162,12 +167,8 @@ def _translated(
         for tensor in group.tensors:
             i, index = home[tensor.name]
             theirs = {k: x for k, x in states.get(index, {}).items() if x is not None}
-            if any(k.startswith(("qmap", "absmax")) for k in theirs):
-                raise ValueError(
-                    f"load_torch: the state of {tensor.name!r} is in 8 bits, which are not read; give bitsandbytes'"
-                    " optimizer optim_bits=32"
-                )
-            slots = new_slots(group.rule, tensor.name, tensor.array)
+            wide = dataclasses.replace(group.rule, state_dtype=None)
+            slots = new_slots(wide, tensor.name, tensor.array)
             if theirs:
                 split = kind(tensor.array) == "complex"
                 slots |= {
@@ -175,6 +176,7 @@ def _translated(
                     for k, x in slots.items()
                     if k in source.slots
                 }
+            slots = converted(tensor.array, slots, wide, group.rule)
             saved["tensors"][tensor.name].update(t=int(source.count(groups[i], theirs)), slots=slots)
     if isinstance(opt.rule, LAMB):
         limits = {f"group {i}": {"max_grad_norm": group["max_grad_norm"]} for i, group in enumerate(groups)}

@@ -136,7 +136,7 @@ class Group:
         """Replace the rule by a checked one; slots go on in the storage that it asks for."""
         old = getattr(self, "rule", rule)
         if old.state_dtype != rule.state_dtype:
-            found = [converted(tensor, old, rule) for tensor in self.tensors]
+            found = [converted(x.array, x.slots, old, rule) for x in self.tensors]
             for tensor, slots in zip(self.tensors, found, strict=True):
                 tensor.take(tensor.array, slots)
         object.__setattr__(self, "rule", rule)

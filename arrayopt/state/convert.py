@@ -10,27 +10,28 @@ from arrayopt.arrays import (
 from arrayopt.codecs import QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
-from arrayopt.state.tensors import Tensor
 
 __all__ = ["converted"]
 
 
-def converted(tensor: Tensor, old: Rule, new: Rule) -> dict[str, Array]:
+def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:
     """The slots of a tensor as another storage has them; those whose storage is the same are the same arrays.
 
     Parameters
     ----------
-    tensor : Tensor
-        The tensor.
+    p : array
+        The parameter.
+    slots : dict of str to array
+        Its slots.
     old, new : Rule
         The rule that its slots are of, and the same one with another `state_dtype`.
     """
-    slots, rank = tensor.slots, tensor.array.ndim - new.stacked
-    stored, wanted, codes = old.storage(rank), new.storage(rank), narrowed(tensor.slots)
-    xp = array_namespace(tensor.array)
-    real = working_dtype(xp, tensor.array, real=True)
+    rank = p.ndim - new.stacked
+    stored, wanted, codes = old.storage(rank), new.storage(rank), narrowed(slots)
+    xp = array_namespace(p)
+    real = working_dtype(xp, p, real=True)
     made: dict[str, Array] = {}
-    with on_its_device(tensor.array):
+    with on_its_device(p):
         for slot, x in slots.items():
             if slot.startswith(SCALE) and slot.removeprefix(SCALE) in codes:
                 continue

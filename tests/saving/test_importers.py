@@ -404,9 +404,82 @@ def test_lamb_of_apex():
     assert (opt.clip_norm, opt.step_count, opt.adapt, opt.max_ratio) == (1.0, 3, True, None)
 
 
-def test_eight_bits_are_refused():
+def in_codes(x, table, block=256):
+    """Codes of the nearest numbers of a table, and the largest magnitude of each block, as bitsandbytes has them."""
+    flat = x.reshape(-1)
+    count = -(-len(flat) // block)
+    padded = torch.zeros(count * block).index_copy(0, torch.arange(len(flat)), flat).reshape(count, block)
+    largest = padded.abs().amax(1)
+    parts = padded / largest.clamp(min=1e-30)[:, None]
+    codes = (parts[..., None] - table).abs().argmin(-1).reshape(-1)[: len(flat)]
+    return codes.to(torch.uint8).reshape(x.shape), largest
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("state_dtype", [None, "bfloat16", "int8"])
+def test_eight_bits_of_bitsandbytes(nested, state_dtype):
+    torch.manual_seed(0)
+    params = {"a": torch.randn(30, 21), "b": torch.randn(300)}
+    tables = torch.linspace(-1, 1, 256), torch.linspace(0, 1, 256)
+    state, exact = {}, {}
+    for i, (name, p) in enumerate(params.items()):
+        m, v = torch.randn(p.shape), torch.rand(p.shape)
+        held = {}
+        for k, (x, table) in enumerate(zip((m, v), tables, strict=True), start=1):
+            codes, largest = in_codes(x, table)
+            held |= {f"state{k}": codes, f"qmap{k}": table, f"absmax{k}": largest}
+            blocks = largest.repeat_interleave(256)[: x.numel()].reshape(x.shape)
+            exact[name, k] = table[codes.long()] * blocks
+        state[i] = {"step": 3, **({"__bnb_optimizer_quant_state__": held} if nested else held)}
+    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "params": [0, 1]}
+    opt = ao.Optimizer(params, ao.AdamW(state_dtype=state_dtype))
+    ao.load_torch(opt, {"state": state, "param_groups": [group]})
+    opt.state_dtype = None
+    near = {None: 1e-6, "bfloat16": 0.01, "int8": 0.02}[state_dtype]
+    for name in params:
+        assert opt.state[name]["t"] == 3
+        for k, slot in ((1, "m"), (2, "v")):
+            assert torch.allclose(opt.state[name][slot], exact[name, k], rtol=near, atol=near)
+
+
+def test_eight_bits_with_one_scale_or_of_no_blocks_are_refused():
     params, saved = adam_state()
     given = as_bitsandbytes(saved)
-    given["state"][0] |= {"qmap1": torch.zeros(256), "absmax1": torch.zeros(1)}
-    with pytest.raises(ValueError, match="load_torch: the state of 'a' is in 8 bits, which are not read"):
+    given["state"][0] |= {"qmap1": torch.zeros(256)}
+    with pytest.raises(ValueError, match="load_torch: the state has 8 bits with one scale for each tensor"):
         ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
+    given["state"][0] |= {"absmax1": torch.zeros(77)}
+    with pytest.raises(ValueError, match="codes have 77 scales, which are those of no blocks"):
+        ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
+
+
+def test_libraries_of_eight_bits_are_gone_on_from():
+    """Where these libraries are installed."""
+    w = torch.nn.Parameter(torch.randn(64, 100))
+    for module, name, options in (
+        ("bitsandbytes.optim", "AdamW8bit", {"min_8bit_size": 64}),
+        ("torchao.optim", "AdamW8bit", {}),
+    ):
+        kind = getattr(pytest.importorskip(module), name)
+        theirs = kind([w], lr=1e-3, **options)
+        for _ in range(3):
+            w.grad = torch.randn(64, 100)
+            theirs.step()
+        opt = ao.Optimizer({"w": w.detach().clone()}, ao.AdamW(state_dtype="int8"))
+        ao.load_torch(opt, theirs.state_dict())
+        grad = torch.randn(64, 100)
+        w.grad = grad
+        theirs.step()
+        new = opt.step({"w": grad})["w"]
+        assert opt.state["w"]["t"] == 4
+        assert (new - w.detach()).abs().mean() < 0.1 * 1e-3
+
+
+def test_state_in_half_precision_takes_roots():
+    params, saved = adam_state()
+    copies = [{n: p.detach().clone() for n, p in params.items()} for _ in range(2)]
+    wide, narrow = ao.Optimizer(copies[0], ao.AdamW()), ao.Optimizer(copies[1], ao.AdamW(state_dtype="bfloat16"))
+    for opt in (wide, narrow):
+        ao.load_torch(opt, saved)
+    root = wide.state["a"]["v"].sqrt()
+    assert torch.allclose(narrow.state["a"]["v"].float(), root, rtol=0.01)
