@@ -12,7 +12,7 @@ from arrayopt.arrays import Array, dtype_name, is_array, size
 from arrayopt.foreign import RULE, unknown
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
-from arrayopt.state.convert import converted
+from arrayopt.state.convert import check_convertible, convert
 from arrayopt.state.tensors import Tensor
 
 __all__ = [
@@ -109,13 +109,7 @@ class Group:
             )
         changed = rule.structure != old.structure
         if changed and set(changes) == {"state_dtype"}:
-            if any(tensor.share is not None for tensor in self.tensors):
-                raise ValueError(
-                    f"{who}: `state_dtype` cannot change while ranks share the state; make a new"
-                    " Optimizer"
-                )
-            for tensor in self.tensors:
-                tensor.fresh(rule)  # raises where a tensor cannot have it
+            check_convertible(who, self.tensors, rule)
             return rule
         for tensor in self.tensors if changed else ():
             now = {slot: dtype_name(array) for slot, array in tensor.slots.items()}
@@ -134,11 +128,7 @@ class Group:
 
     def replace_rule(self, rule: Rule, overridden: frozenset[str] | None = None) -> None:
         """Replace the rule by a checked one; slots go on in the storage that it asks for."""
-        old = getattr(self, "rule", rule)
-        if old.state_dtype != rule.state_dtype:
-            found = [converted(x.array, x.slots, old, rule) for x in self.tensors]
-            for tensor, slots in zip(self.tensors, found, strict=True):
-                tensor.take(tensor.array, slots)
+        convert(self.tensors, getattr(self, "rule", rule), rule)
         object.__setattr__(self, "rule", rule)
         if overridden is not None:
             object.__setattr__(self, "overridden", overridden)

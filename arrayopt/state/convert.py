@@ -1,5 +1,7 @@
 """State that goes on in another storage: what ``opt.state_dtype = "int8"`` does to slots that there are."""
 
+from collections.abc import Iterable
+
 from arrayopt.arrays import (
     Array,
     array_namespace,
@@ -10,8 +12,26 @@ from arrayopt.arrays import (
 from arrayopt.codecs import QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
+from arrayopt.state.tensors import Tensor
 
-__all__ = ["converted"]
+__all__ = ["check_convertible", "convert", "converted"]
+
+
+def check_convertible(who: str, tensors: Iterable[Tensor], rule: Rule) -> None:
+    """Raise ValueError where tensors cannot have the storage that a rule asks for."""
+    for tensor in tensors:
+        if tensor.share is not None:
+            raise ValueError(f"{who}: `state_dtype` cannot change while ranks share the state; make a new Optimizer")
+        tensor.fresh(rule)
+
+
+def convert(tensors: Iterable[Tensor], old: Rule, new: Rule) -> None:
+    """Have the slots of tensors go on in the storage that their new rule asks for; all of them, or none."""
+    if old.state_dtype == new.state_dtype:
+        return
+    found = [(tensor, converted(tensor.array, tensor.slots, old, new)) for tensor in tensors]
+    for tensor, slots in found:
+        tensor.take(tensor.array, slots)
 
 
 def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:
