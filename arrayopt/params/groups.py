@@ -66,9 +66,8 @@ class Group:
     tensors: list[Tensor]
 
     def __init__(self, label: str, rule: Rule, given: Given, tensors: list[Tensor]) -> None:
-        object.__setattr__(
-            self, "label", label
-        )  # attributes set the usual way are fields of the rule
+        # attributes that are set in the usual way are fields of the rule
+        object.__setattr__(self, "label", label)
         object.__setattr__(self, "tensors", tensors)
         self.replace_rule(*grouped(rule, given, f"group {label!r}"))
 
