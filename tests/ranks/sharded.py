@@ -13,13 +13,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import arrayopt as ao
 from arrayopt.engines.table import FUSED
-from arrayopt.torch import CAME, LAMB, split
+from arrayopt.torch import CAME, LAMB, AdamW, split
 
 ENGINE = FUSED["torch"][0]
 """The engine that is chosen."""
@@ -170,6 +171,27 @@ def check_ddp(ranks, rank):
     assert held < sum(p.numel() for p in alone.parameters())
 
 
+def check_zero(rank):
+    """PyTorch's ZeroRedundancyOptimizer makes our optimizers, each over a part of the parameters."""
+    torch.manual_seed(1)
+    x, y = torch.randn(16, 30), torch.randint(0, 6, (16,))
+    nets = [model(), model()]
+    theirs, ours = (
+        ZeroRedundancyOptimizer(net.parameters(), optimizer_class=made, lr=0.01)
+        for net, made in zip(nets, (torch.optim.AdamW, AdamW), strict=True)
+    )
+    for k in range(4):
+        for net, opt in zip(nets, (theirs, ours), strict=True):
+            loss(net, x, y)
+            opt.param_groups[0]["lr"] = 0.01 / (k + 1)
+            opt.step()
+        ours.consolidate_state_dict()
+        if rank == 0 and k == 1:
+            assert len(ours.state_dict()["state"]) == 4
+    for p, q in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(p, q)
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -183,5 +205,6 @@ if __name__ == "__main__":
         print(f"rank {rank}: {make.__name__} ok", flush=True)
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)
+    check_zero(rank)
     dist.destroy_process_group()
     gc.collect()  # the group's threads end here, not beside the interpreter
