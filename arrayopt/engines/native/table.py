@@ -39,6 +39,8 @@ FLOPS = 32
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
 
+_NOTHING = contextlib.nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class Code:
@@ -74,7 +76,7 @@ class Table(Batch):
         super().__init__(kind, bucket, members)
         plan, split = kind.plan, kind.split
         windows, every = windows_of(self)
-        self.compiled = self.compile(kind)
+        self.compiled, self.multiplies = self.compile(kind), plan.multiplies
         names = columns(plan, self.where)
         self.column = {name: i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(names)), np.int64)
@@ -88,7 +90,7 @@ class Table(Batch):
             self.offsets.append((self.column[name], room))
             self.put(name, self.room[room])
             self.room[room] += length
-        if plan.multiplies:
+        if self.multiplies:
             self.put("BLAS", blas_address(self.compiled.real.__name__))
         if plan.draws:
             self.put("START", self.firsts)
@@ -146,9 +148,10 @@ class Table(Batch):
         """See `Batch.launch`."""
         if not len(rows.full):
             return
-        with one_thread() if self.plan.multiplies else contextlib.nullcontext():
+        with one_thread() if self.multiplies else _NOTHING:
             self._loop(rows, threads)
-        self.write_back()
+        if self.copies:
+            self.write_back()
         self.alive = []
 
     def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
@@ -161,12 +164,14 @@ class Table(Batch):
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
         if self.cut is None and len(rows.full):
-            shared, own, *_ = self._share(rows, threads)
+            shares = self._share(rows, threads)
             if self.plan.spilled:
-                self._scratch(shared, own)
+                self._scratch(*shares[:2])
         self.copies = []
+        if not self.staged:
+            return
         here = rows if self.cut is None else self.held(rows)
-        chosen = set(here.full.tolist()) if self.staged else set()
+        chosen = set(here.full.tolist())
         for row, name in self.staged:
             if row in chosen:
                 if name in self.widens:
@@ -261,7 +266,7 @@ class Table(Batch):
             total = int(sizes.sum())
             if total <= ALONE:
                 threads = 1
-            least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
+            least = SHARED * (len(self.plan.passes) if self.multiplies else 1)
             big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
             own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
             rest, stages = (self.table, self.scalars, self.values), self.stages[-1] + 1
