@@ -160,7 +160,7 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        numbers = [[float(h[name]) for name in self._names] for h in hypers]
+        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers != self._numbers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
             each = {name: x[0] if len(x) == 1 else np.array(x)[self.groups] for name, x in columns.items()}
