@@ -61,8 +61,8 @@ class Ready:
 
     def run(self, team: Alone) -> dict[str, Report]:
         """Run everything, once: what ranks share, and what is whole while they wait for each other; the reports."""
-        rounds = abreast(self._cut) if self._cut else iter(())
-        wanted = next(rounds, None)
+        rounds = abreast(self._cut)
+        wanted = next(rounds, None) if self._cut else None
         ended = None if wanted is None else team.swap(wanted)
         for launch in self._launches:
             self._reports |= launch()

@@ -30,6 +30,8 @@ __all__ = ["Step"]
 Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
 
+_NOTHING = nullcontext()
+
 
 class Coming(NamedTuple):
     """What the host knows of a step before its gradients, such as the hyper-parameters of each bucket's groups."""
@@ -170,7 +172,7 @@ class Step:
         counted : bool
             Whether `advance` has counted the step.
         """
-        with nullcontext() if self._team.size == 1 else uninterrupted():  # after a vote the others take it to be made
+        with _NOTHING if self._team.size == 1 else uninterrupted():  # after a vote the others take it to be made
             made = self._make(coming, begun, stats, record, counted)
         if self._run.captured:
             self._forms.add(coming.form)
