@@ -75,8 +75,9 @@ class Values(SimpleNamespace):
             raise AttributeError(name)
         if name == VALUE:
             raise ValueError(NO_VALUE)
+        own = [x for x in vars(self) if x[0] != "_" and x != VALUE]
         raise AttributeError(
-            f"`h` has no hyper-parameter {name!r}; it has {', '.join(x for x in vars(self) if x[0] != '_' and x != VALUE)}"
+            f"`h` has no hyper-parameter {name!r}; it has {', '.join(own)}"
             f" (switches and options are the rule's own: self.{name})"
         )
 
