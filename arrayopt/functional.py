@@ -8,7 +8,7 @@ from array_api_compat import is_jax_array
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
 from arrayopt.engines.array_api import apply
 from arrayopt.engines.layers import unless
-from arrayopt.hyper import concrete, scalar
+from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
 from arrayopt.params.groups import Groups, assign, grouped
@@ -94,6 +94,7 @@ def update(
     clip_norm: Any = None,
     loss_scale: Any = None,
     skip_nonfinite: bool = False,
+    value: Any = None,
     stats: Literal[False] = False,
 ) -> tuple[Any, dict[str, Any]]: ...
 @overload
@@ -107,6 +108,7 @@ def update(
     clip_norm: Any = None,
     loss_scale: Any = None,
     skip_nonfinite: bool = False,
+    value: Any = None,
     stats: Literal[True],
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]: ...
 def update(
@@ -119,6 +121,7 @@ def update(
     clip_norm: Any = None,
     loss_scale: Any = None,
     skip_nonfinite: bool = False,
+    value: Any = None,
     stats: bool = False,
 ) -> Any:
     """One step, as a pure function.
@@ -145,6 +148,8 @@ def update(
         Skip each step with a gradient that is not finite, even without a loss scale. A skipped step changes only
         ``state["step"]`` and the loss scale. Of stacked tensors, layers are skipped alone, as by `Optimizer`; their
         ``"t"`` has a number for each layer then.
+    value : number or 0-d array, optional
+        As for `Optimizer.step`; it may be traced.
     stats : bool, default False
         Return statistics too.
 
@@ -179,6 +184,7 @@ def update(
     _check_state(state)
     _check_flag("update: `skip_nonfinite`", skip_nonfinite)
     _check_flag("update: `stats`", stats)
+    value = data("update: `value`", value)
     clip_norm = scalar("update: `clip_norm`", clip_norm, CLIP_NORM, optional=True)
     named = named_params(params, "update", functional=True)
     matched = match_grads("update", named, grads, devices=False)
@@ -192,7 +198,7 @@ def update(
     rules = _rules(rule, groups, named)
     left = _left_out(named, matched, rules) if skip_nonfinite and scale is None else {}
     verdict = _verdict(named, matched, scale, clip_norm, scale is not None or skip_nonfinite, left)
-    hypers = {id(r): r.at(state["step"]) for r in rules.values()}
+    hypers = {id(r): r.at(state["step"], value) for r in rules.values()}
     tensors = dict(state["tensors"])
     new: list[Any] = []
     reports: dict[str, Any] = {}

@@ -18,6 +18,7 @@ __all__ = [
     "choice",
     "coerce",
     "concrete",
+    "data",
     "evaluate",
     "flag",
     "is_number",
@@ -180,6 +181,15 @@ def scalar(where: str, value: Any, interval: str, *, optional: bool = False) -> 
     if callable(made):
         raise TypeError(f"{where} must be a number; got {value!r}")
     return made
+
+
+def data(where: str, value: Any) -> Any:
+    """A number that no interval limits, for NaN is data: a float, a real 0-d array, or None."""
+    if value is None or (_is_real_array(value) and value.ndim == 0):
+        return value
+    if not is_number(value):
+        raise TypeError(f"{where} must be a number, or a 0-d array of one; got {value!r:.60}")
+    return _float(value)
 
 
 def listed(where: str, names: Any) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from arrayopt.arrays import size
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.hyper import Hyper, evaluate
+from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups
 from arrayopt.params.parameters import Parameters
@@ -149,7 +149,14 @@ class Optimizer(Settings):
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
-    def step(self, grads: Any = NOT_GIVEN, *, loss_scale: float | None = None, incomplete: bool = False) -> Any:
+    def step(
+        self,
+        grads: Any = NOT_GIVEN,
+        *,
+        loss_scale: float | None = None,
+        value: float | None = None,
+        incomplete: bool = False,
+    ) -> Any:
         """Update the parameters by their gradients; or end the step that `give` has begun.
 
         Parameters
@@ -162,6 +169,9 @@ class Optimizer(Settings):
         loss_scale : number or 0-d array, optional
             The factor that the loss was multiplied by in this step, in [2**-126, 2**127]; only if the Optimizer was
             made without a loss scale.
+        value : number or 0-d array, optional
+            The value of the function whose gradients these are, for rules that ask for it by `h.value`. It is not
+            divided by the loss scale. With `accumulate`, the last call's is used; ranks must give the same.
         incomplete : bool, default False
             End the step although `give` has refused a gradient: that tensor stays as it is.
 
@@ -173,17 +183,23 @@ class Optimizer(Settings):
         Raises
         ------
         TypeError
-            If `loss_scale` is not a number.
+            If `loss_scale` or `value` is not a number.
         RuntimeError
             If another thread is using the Optimizer; or if `give` has refused a gradient.
         ValueError
             If gradients do not match the parameters (the message lists every mismatch) or share memory with slots or
-            other parameters, a schedule's value is out of range, a sequence has run out, or `loss_scale` is given
-            twice; or if ranks do not agree about the step. Nothing has changed then.
+            other parameters, a schedule's value is out of range, a sequence has run out, `loss_scale` is given
+            twice, or a rule asks for a value that is not given; or if ranks do not agree about the step.
+            Nothing has changed then.
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
+        value = data("Optimizer.step: `value`", value)
         if grads is NOT_GIVEN:
+            if value is not None:
+                raise ValueError(
+                    "Optimizer.step: `value` goes with gradients; tensors that were given have been updated"
+                )
             return self._end_release(incomplete=incomplete)
         with self._guard("Optimizer.step"):
             self._step.release.check_whole("Optimizer.step, with gradients")
@@ -192,7 +208,7 @@ class Optimizer(Settings):
                     replaced = before(self, grads)
                     grads = grads if replaced is None else replaced
                 matched, stats = self._parameters.match(grads), self._stats.wanted
-                coming = self._step.coming(loss_scale, self._limit())
+                coming = self._step.coming(loss_scale, self._limit(), value)
                 begun = self._step.begin(coming, matched, stats=stats)
             self._team.hooked = self._step.accumulator.last and (bool(self._after) or self._stats.requested)
             with self._team.after("Optimizer.step"):
@@ -284,7 +300,7 @@ class Optimizer(Settings):
             return None
         return float(evaluate("Optimizer: `clip_norm`", self.clip_norm, self._run.steps, CLIP_NORM))
 
-    def advance(self, *, loss_scale: float | None = None) -> None:
+    def advance(self, *, loss_scale: float | None = None, value: float | None = None) -> None:
         """The host's half of a step: move schedules on, and put hyper-parameters where `launch` finds them.
 
         Call it before each replay of a step that was captured in a CUDA graph: the replay then uses new learning rates
@@ -293,7 +309,7 @@ class Optimizer(Settings):
 
         Parameters
         ----------
-        loss_scale : number or 0-d array, optional
+        loss_scale, value : number or 0-d array, optional
             As for `step`.
 
         Raises
@@ -307,7 +323,7 @@ class Optimizer(Settings):
         with self._guard("Optimizer.advance"), self._team.warned("Optimizer.advance"):
             self._step.release.check_whole("Optimizer.advance")
             self._parameters.take_up()
-            self._step.advance(loss_scale, self._limit())
+            self._step.advance(loss_scale, self._limit(), data("Optimizer.advance: `value`", value))
 
     def launch(self, grads: Any) -> Any:
         """The device's half of a step: update parameters and state with the numbers that `advance` prepared.

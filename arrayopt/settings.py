@@ -1,6 +1,7 @@
 """What of an Optimizer is read, and set, as an attribute."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,8 @@ from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import current
 from arrayopt.saving.saved import Saved
 from arrayopt.state.run import checked_count
-from arrayopt.state.tensors import Tensor, TensorState
+from arrayopt.state.shown import TensorState
+from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.stats import Stats
 
@@ -49,9 +51,21 @@ class Settings(Saved):
 
     @property
     def state(self) -> Mapping[str, Mapping[str, Any]]:
-        """The state of each tensor by its name: the number of updates ``t``, and the slots."""
+        """The state of each tensor by its name: the number of updates ``t``, and the slots.
+
+        A slot can be given, for the next step to take up: ``opt.state["w"]["hess"] = x``. It is copied. It must be of
+        the slot's library, device, dtype and shape, and finite; else a TypeError or ValueError says what it must be.
+        Ranks give the part of the slot that they have, or the whole.
+        """
         self._parameters.lend()
-        return MappingProxyType({x.name: TensorState(x) for x in self._parameters.all})
+        return MappingProxyType({x.name: TensorState(x, self._changing) for x in self._parameters.all})
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Put something into the state: with nobody else inside, and no longer to be made anew."""
+        with self._guard(what), uninterrupted():
+            yield
+            self._parameters.keep_state()
 
     @property
     def stats(self) -> Stats:

@@ -15,7 +15,7 @@ from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
-from arrayopt.rules.names import Values
+from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.returned import ReturnedError, check_value
 
 __all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
@@ -162,7 +162,7 @@ def trace(
     if "master" in s and rule.master_weights == "split":
         storage["master"] = SPLIT
     values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
-    h = Values(**values, t=scalar(UPDATES), **{DRAWS: _Draws(p, dtype)})
+    h = Values(**values, t=scalar(UPDATES), **{VALUE: scalar(VALUE), DRAWS: _Draws(p, dtype)})
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     now = dict(s)
     if "master" in now:

@@ -256,7 +256,7 @@ def transform(form: Form) -> optax.GradientTransformationExtraArgs:
                 if x is not None:
                     tensors[name][slot] = view.seen(x) if view is not None and x.shape == p.shape else x
         old = {"step": state.count, "tensors": tensors}
-        new, made = functional.update(rule, viewed, given, old, groups=_groups(rule, leaves))
+        new, made = functional.update(rule, viewed, given, old, groups=_groups(rule, leaves), value=extra.get("value"))
         difference = []
         for name, p in names.items():
             view = leaves[name][1]

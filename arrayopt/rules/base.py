@@ -14,7 +14,7 @@ from arrayopt.foreign import RULE, check_call
 from arrayopt.hyper import Hyper, choice, evaluate, flag, is_number, real, structural, whole
 from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
-from arrayopt.rules.names import AROUND, Values, check_class, check_fields
+from arrayopt.rules.names import AROUND, VALUE, Numbers, Values, check_class, check_fields
 from arrayopt.rules.returned import returned_slots, returned_update
 from arrayopt.rules.storage import code_of, read_storage, storage_for
 from arrayopt.rules.words import (
@@ -31,7 +31,7 @@ from arrayopt.rules.words import (
 PROJECT = "project_"
 """How the names of slots begin that hold arrays of `Rule.project`."""
 
-__all__ = ["Rule"]
+__all__ = ["PROJECT", "Rule"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -203,8 +203,8 @@ class Rule(ABC):
         s : dict of str to array
             The slots, as `slots` or the last update returned them, in at least float32.
         h : namespace
-            This step's hyper-parameters as scalars, by field name (None where off), and `h.t`, the number of updates of
-            this tensor, counting this one.
+            This step's hyper-parameters as scalars, by field name (None where off); `h.t`, the number of updates of
+            this tensor, counting this one; and `h.value`, the value that the step was given.
 
         Returns
         -------
@@ -280,8 +280,8 @@ class Rule(ABC):
         """What is reported of every step beside what `update` reports, where that is asked for."""
         return {"param_norm": norm(xp, p), "grad_norm": norm(xp, g), "update_norm": norm(xp, new_p - p)}
 
-    def at(self, step: Any) -> dict[str, Any]:
-        """The value of each hyper-parameter at a step, counted from 0.
+    def at(self, step: Any, value: Any = None) -> dict[str, Any]:
+        """The value of each hyper-parameter at a step, counted from 0; and the value that the step was given.
 
         Raises
         ------
@@ -291,7 +291,11 @@ class Rule(ABC):
             If a schedule returns something that is not a number.
         """
         values, scheduled = self._numbers
-        return values | {name: evaluate(who, values[name], step, interval) for name, who, interval in scheduled}
+        now = Numbers(values)
+        now.update({name: evaluate(who, values[name], step, interval) for name, who, interval in scheduled})
+        if value is not None:
+            now[VALUE] = value
+        return now
 
     @cached_property
     def _numbers(self) -> tuple[dict[str, Any], list[tuple[str, str, str | None]]]:

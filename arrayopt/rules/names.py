@@ -10,13 +10,16 @@ from typing import Any
 
 from arrayopt.codecs import SCALE
 
-__all__ = ["AROUND", "RESERVED", "Values", "check_class", "check_fields", "check_slots"]
+__all__ = ["AROUND", "RESERVED", "VALUE", "Numbers", "Values", "check_class", "check_fields", "check_slots"]
+
+VALUE = "value"
+"""What a step's value is called: `h.value`."""
 
 AROUND = ("master", "slow", "ema")
 """Slots that are not the rule's own: copies of the parameter, in the dtype of arithmetic."""
 
 RESERVED = frozenset(
-    {"t", "arrays", "params", "order_params", "groups", "rule", "engine", "accumulate", "skip_nonfinite"}
+    {"t", VALUE, "arrays", "params", "order_params", "groups", "rule", "engine", "accumulate", "skip_nonfinite"}
 )
 RESERVED |= {
     "step",
@@ -44,10 +47,24 @@ RESERVED |= {
     "load",
 }
 RESERVED |= {"label", "names", "overridden", "tensors", "checked", "replace_rule"}
-"""What fields cannot be called: `h.t` and `h.arrays`; keys of group dicts; what an Optimizer has; what a Group has."""
+"""What fields cannot be called: `h.t`, `h.value` and `h.arrays`; keys of group dicts; what an Optimizer has; what a
+Group has."""
 
 _SLOT = re.compile(r"(?!at_)[A-Za-z][A-Za-z0-9_]*")
 _TAKEN = re.compile(rf"{'|'.join(AROUND)}|p|g|t|accumulated|spill\d+|project_.*|{SCALE}.*")
+
+
+NO_VALUE = (
+    "the rule asks for `h.value`, the value of the function whose gradients these are, and the step was given none;"
+    " give it: opt.step(grads, value=loss)"
+)
+
+
+class Numbers(dict[str, Any]):
+    """The hyper-parameters of a step by name, with the step's value if it has one."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(NO_VALUE) if name == VALUE else KeyError(name)
 
 
 class Values(SimpleNamespace):
@@ -56,8 +73,11 @@ class Values(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:  # where there is none
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == VALUE:
+            raise ValueError(NO_VALUE)
+        own = [x for x in vars(self) if x[0] != "_" and x != VALUE]
         raise AttributeError(
-            f"`h` has no hyper-parameter {name!r}; it has {', '.join(x for x in vars(self) if x[0] != '_')}"
+            f"`h` has no hyper-parameter {name!r}; it has {', '.join(own)}"
             f" (switches and options are the rule's own: self.{name})"
         )
 

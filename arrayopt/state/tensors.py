@@ -1,6 +1,6 @@
 """The state of tensors: each parameter with its slots."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +35,7 @@ from arrayopt.state.quantized import quantized, scale_of
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
 
-__all__ = ["BY_GROUP", "Left", "Tensor", "TensorState", "advising", "new_slots", "state_bytes"]
+__all__ = ["BY_GROUP", "Left", "Tensor", "advising", "new_slots", "state_bytes"]
 
 Left = dict[int, Any]
 """Which layers a step leaves out: for stacked tensors of so many layers an array of bool, one for each."""
@@ -171,26 +171,6 @@ class Tensor:
             self.array = new
         else:
             self.slots[slot] = new
-
-
-class TensorState(Mapping[str, Any]):
-    """What users see of a tensor's state: its number of updates ``t`` and its slots, each asked for when looked at."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def __getitem__(self, key: str) -> Any:
-        self._tensor.run.streams.meet("Optimizer.state")
-        return self._tensor.t if key == "t" else self._tensor.slots[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("t", *self._tensor.slots))
-
-    def __len__(self) -> int:
-        return 1 + len(self._tensor.slots)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
 
 
 def state_bytes(tensors: Iterable[Tensor]) -> float:

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, dtype_name
+from arrayopt.arrays import Array, detached, dtype_name, is_array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import Buckets
@@ -130,13 +130,15 @@ class Step:
         """The buckets of the next step."""
         return self._buckets.now()
 
-    def coming(self, loss_scale: Any, limit: float | None) -> Coming:
+    def coming(self, loss_scale: Any, limit: float | None, value: Any = None) -> Coming:
         """All that the host knows of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
+        if value is not None:
+            value = detached(value) if self._team.size == 1 and is_array(value) else float(value)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
-        hypers = [[group.rule.at(step) for group in bucket.groups] for bucket in buckets]
+        hypers = [[group.rule.at(step, value) for group in bucket.groups] for bucket in buckets]
         return Coming(version, step, buckets, hypers, known)
 
     def begin(self, coming: Coming, grads: list[Array | None], *, stats: bool) -> Begun:
@@ -274,11 +276,11 @@ class Step:
 
     # ---- in two halves, so that the second can be captured ----------------------------------------------------------
 
-    def advance(self, loss_scale: Any, limit: float | None) -> None:
+    def advance(self, loss_scale: Any, limit: float | None, value: Any = None) -> None:
         """See `Optimizer.advance`."""
         if self.accumulator.every != 1:
             raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
-        coming = self.coming(loss_scale, limit)
+        coming = self.coming(loss_scale, limit, value)
         if self._run.captured and coming.form not in self._forms:
             raise RuntimeError(
                 "Optimizer.advance: the structure of groups has changed since a step was captured, or whether gradients"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from arrayopt.hyper import Hyper
+from arrayopt.hyper import Hyper, is_number
 from arrayopt.optimizer import Optimizer as Inner
 from arrayopt.rules.base import Rule
 from arrayopt.saving.state_dict import describe, rule_differences
@@ -295,9 +295,16 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         inner, below = self.inner, self._below
         released = self._release is not None and inner is not None and self._release.end(inner)
         if inner is not None and below is not None and not released:
-            inner.step(self._gradients(below.params), loss_scale=self._verdict())
+            inner.step(self._gradients(below.params), loss_scale=self._verdict(), value=_value(loss))
             self._step_again(inner, below)
     return loss
+
+
+def _value(loss: Any) -> Any:
+    """What rules get as `h.value`: the loss of a closure, if it is one number."""
+    if isinstance(loss, Tensor):
+        return loss.detach().reshape(()) if loss.numel() == 1 and loss.dtype.is_floating_point else None
+    return loss if is_number(loss) else None
 
 
 _hooked = torch.optim.Optimizer.profile_hook_step(_step)

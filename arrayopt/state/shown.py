@@ -1,0 +1,76 @@
+"""The state of tensors as users see it, and what they put there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from arrayopt.arrays import (
+    Array,
+    array_namespace,
+    copied,
+    detached,
+    dtype_name,
+    is_array,
+    library,
+    on_its_device,
+    place,
+)
+from arrayopt.rules.base import PROJECT
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["TensorState"]
+
+
+class TensorState(Mapping[str, Any]):
+    """A tensor's state: its number of updates ``t`` and its slots, each asked for when looked at.
+
+    A slot can be given: ``opt.state["w"]["hess"] = x`` copies x into it. The array must be of the slot's library,
+    device, dtype and shape, and finite. Ranks give the part that they see here, or the whole slot.
+    """
+
+    def __init__(self, tensor: Tensor, changing: Callable[[str], AbstractContextManager[Any]]) -> None:
+        self._tensor, self._changing = tensor, changing
+
+    def __getitem__(self, key: str) -> Any:
+        self._tensor.run.streams.meet("Optimizer.state")
+        return self._tensor.t if key == "t" else self._tensor.slots[key]
+
+    def __setitem__(self, slot: str, value: Any) -> None:
+        with self._changing("Optimizer.state"):
+            self._tensor.put(slot, _checked(self._tensor, slot, value))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("t", *self._tensor.slots))
+
+    def __len__(self) -> int:
+        return 1 + len(self._tensor.slots)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _checked(tensor: Tensor, slot: str, value: Any) -> Array:
+    """What a slot is to be, as an array of its own; TypeError or ValueError where it cannot be that."""
+    who = f"Optimizer.state: slot {slot!r} of {tensor.name!r}"
+    given = [name for name in tensor.slots if not name.startswith(PROJECT)]
+    if slot not in given:
+        own = ", ".join(map(repr, given)) or "none"
+        counted = "; `t` counts updates, and is not given" if slot == "t" else ""
+        raise ValueError(f"{who} cannot be given: the tensor's slots are {own}{counted}")
+    old = tensor.slots[slot]
+    if not is_array(value) or array_namespace(value) is not array_namespace(old):
+        got = f"a {library(value)} array" if is_array(value) else f"a {type(value).__name__}"
+        raise TypeError(f"{who} is a {library(old)} array; got {got}")
+    whole, shape = tensor.whole.get(slot, tuple(old.shape)), tuple(value.shape)
+    if shape not in (tuple(old.shape), whole):
+        part = "" if whole == tuple(old.shape) else f" on this rank, of {whole} in whole; give either"
+        raise ValueError(f"{who} has shape {tuple(old.shape)}{part}; got {shape}")
+    if dtype_name(value) != dtype_name(old):
+        raise TypeError(f"{who} is stored in {dtype_name(old)}; got {dtype_name(value)}; convert it")
+    if place(value)[1] != place(old)[1]:
+        raise ValueError(f"{who} is on {place(old)[1]}; got one on {place(value)[1]}")
+    xp, value = array_namespace(old), detached(value)
+    with on_its_device(old):
+        if "int" not in dtype_name(old) and not bool(xp.all(xp.isfinite(value))):
+            raise ValueError(f"{who} must be finite; got NaN or infinity")
+        return copied(value if shape == tuple(old.shape) else tensor.taken(slot, value))
