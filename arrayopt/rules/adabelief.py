@@ -36,7 +36,7 @@ class AdaBelief(Rule):
     decoupled : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
     nesterov : bool, default False
-        Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax's ``nesterov``).
+        Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (as in optax).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -47,12 +47,13 @@ class AdaBelief(Rule):
 
     Notes
     -----
-    The average m is the new one, with this gradient in it. What is added to v stays in v, as in the authors' code.
+    The average m is the new one, with this gradient in it. What is added to v stays in v, as in the
+    authors' code.
 
     References
     ----------
-    Zhuang et al., "AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients", arXiv:2010.07468,
-    algorithm 2.
+    Zhuang et al., "AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients",
+    arXiv:2010.07468, algorithm 2.
 
     Examples
     --------

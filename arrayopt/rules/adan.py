@@ -42,8 +42,8 @@ class Adan(Rule):
     weak_differences : bool, default False
         Multiply δ and d by 1 - β₂ instead of β₂ (optax).
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by the share that they
-        are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

@@ -48,8 +48,8 @@ class LARS(Rule):
         Compute λ before `clip_value` limits the gradient, not after it (MXNet). Without `clip_value` this makes no
         difference.
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by the share that they
-        are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

@@ -33,11 +33,12 @@ class Lion(Rule):
     decoupled : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by the share that they
-        are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     mars : number, schedule or sequence, optional
-        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the gradient before), with a norm of 1 at most, in
-        place of g (Yuan et al., arXiv:2411.10438). The slot ``previous`` keeps the gradient; it is 0 at first.
+        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the gradient before), with a
+        norm of 1 at most, in place of g (Yuan et al., arXiv:2411.10438). The slot ``previous``
+        keeps the gradient; it is 0 at first.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

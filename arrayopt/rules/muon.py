@@ -96,8 +96,8 @@ class Muon(_Muon):
         How tensors of rank ≥ 3 are seen: as one matrix of the first axis against all others, as for convolutions; or as
         a batch of matrices along the last two axes.
     caution : bool, default False
-        Set elements of the update to zero that go against the gradient, and divide the others by the share that they
-        are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 

@@ -1,4 +1,4 @@
-"""Sophia: an average of gradients, divided by the diagonal of a Hessian that is given, and clipped."""
+"""Sophia: an average of gradients, divided by a given diagonal of the Hessian, and clipped."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -48,14 +48,14 @@ class Sophia(Rule):
 
     Notes
     -----
-    H is the slot ``hess``, zeros at first. The rule does not change it: every few steps give it the average of
-    estimates of the Hessian's diagonal, ``opt.state["w"]["hess"] = x``. Where H is not positive, as before it is given,
-    steps are by the sign of m, if that is larger than ρε.
+    H is the slot ``hess``, zeros at first. The rule does not change it: every few steps give it the
+    average of estimates of the Hessian's diagonal, ``opt.state["w"]["hess"] = x``. Where H is not
+    positive, as before it is given, steps are by the sign of m, if that is larger than ρε.
 
     References
     ----------
-    Liu et al., "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model Pre-training",
-    arXiv:2305.14342, algorithm 3.
+    Liu et al., "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+    Pre-training", arXiv:2305.14342, algorithm 3.
 
     Examples
     --------

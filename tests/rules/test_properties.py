@@ -101,7 +101,11 @@ FREE_OF_GRADIENT_SCALE = [
     *(("LANS", options) for options in CASES["LANS"]),
     *(("LAMB", {**options, "eps": 1e-300, "eps_root": 0.0}) for options in CASES["LAMB"] if not CLIPS & set(options)),
     ("LAMB", {"eps": 1e-300, "weight_decay": 0.0}),
-    *(("AdamW", {**options, "eps": 1e-300, "eps_root": 0.0}) for options in CASES["AdamW"]),
+    *(
+        ("AdamW", {**options, "eps": 1e-300, "eps_root": 0.0})
+        for options in CASES["AdamW"]
+        if not {"mars", *CLIPS} & set(options)  # whose gradient has a norm of 1 at most
+    ),
     *(("Adam", {**options, "eps": 1e-300, "eps_root": 0.0, "weight_decay": 0.0}) for options in CASES["Adam"]),
     ("LARS", {"lr": 0.1}),
     ("LARS", {"lr": 0.1, "decayed_norm": True, "grad_centralization": True}),
