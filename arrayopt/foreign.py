@@ -154,7 +154,7 @@ DOOR: Mapping[str, str] = {
     **dict.fromkeys(("accumulate", "gradient_accumulation_steps"), "call backward() several times before each step()"),
     "groups": _DICTS,
     "params": "parameters come first: LAMB(params, lr=1e-3)",
-    "rule": "all parameters of an optimizer are under one rule; make an optimizer for each rule",
+    "rule": 'give it in a group: [{"params": matrices, "rule": Muon, "lr": 0.02}, {"params": others}]',
 }
 """What to do instead of giving a name to an optimizer of `arrayopt.torch`, or to one of its groups."""
 

@@ -160,15 +160,18 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        numbers = [[float(h[name]) for name in self._names] for h in hypers]
+        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers != self._numbers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
             each = {name: x[0] if len(x) == 1 else np.array(x)[self.groups] for name, x in columns.items()}
             self._constants, self._numbers = self.code.constants(self.fixed | each), numbers
+            self._uniform = np.ndarray not in map(type, self._constants)
         t: Any = self.bucket.updates()
-        t = (t if self.whole_bucket or isinstance(t, int) else t[self.members]) + 1.0
-        values = self.code.scalars(t, clip, self._constants)
-        if np.ndarray not in map(type, values):
+        alike = isinstance(t, int)
+        if not (alike or self.whole_bucket):
+            t = t[self.members]
+        values = self.code.scalars(t + 1.0, clip, self._constants)
+        if alike and self._uniform:
             self.scalars[:] = values
             return
         for i, x in enumerate(values):

@@ -23,7 +23,7 @@ from arrayopt.params.headers import dtypes
 from arrayopt.rules.base import Rule
 from arrayopt.state.tensors import BY_GROUP, Tensor
 
-__all__ = ["Fused", "Prepared"]
+__all__ = ["Fused", "Launch", "Prepared"]
 
 SMALL = 1 << 17
 """Tensors of up to so many elements are small."""
@@ -123,25 +123,7 @@ class Fused(Engine):
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
-        written, asked = _as_written(bucket, asked)
-        threads, work = thread_count(), self.batches(bucket, asked._replace(stats=False))
-        watched = self.batches(bucket, asked) if asked.stats else []
-        for batch, rows, _ in [*watched, *work]:
-            batch.allocate(rows, threads)
-
-        def launch() -> dict[str, Report]:
-            reports: dict[str, Report] = written()
-            for batch, rows, given in watched:  # they see what the update is about to overwrite
-                batch.launch(rows, given, threads)
-                reports |= batch.report(rows)
-            for batch, rows, given in work:
-                batch.launch(rows, given, threads)
-                batch.written(rows)
-            if not self.counts:
-                self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
-            return reports
-
-        return launch
+        return Launch(self, bucket, asked)
 
     def prepare_cut(self, bucket: Bucket, asked: Asked, reports: dict[str, Report]) -> Iterator[list[Partials]]:
         """Make a step over tensors that ranks share ready; what is returned runs it, and stops at each exchange.
@@ -249,6 +231,53 @@ class Fused(Engine):
     def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Batch]:
         """What makes the batch that runs a plan."""
         return Idle if plan.idle and not self.counts else self.batch
+
+
+class Launch:
+    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready `again`.
+
+    Attributes
+    ----------
+    repeats : bool
+        Whether it can be.
+    """
+
+    def __init__(self, engine: Fused, bucket: Bucket, asked: Asked) -> None:
+        self._written, asked = _as_written(bucket, asked)
+        self._engine, self._bucket, self._threads = engine, bucket, thread_count()
+        self._work = engine.batches(bucket, asked._replace(stats=False))
+        self._watched = engine.batches(bucket, asked) if asked.stats else []
+        for batch, rows, _ in [*self._watched, *self._work]:
+            batch.allocate(rows, self._threads)
+        self.repeats = not (engine.counts or asked.stats or bucket.rule.branches)
+        self._rows = [(batch, rows) for batch, rows, _ in self._work]
+        self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
+
+    def again(self, asked: Asked) -> bool:
+        """Make a step ready over gradients of the same dtypes, for the same tensors; False where that takes more."""
+        if not self.repeats or thread_count() != self._threads:
+            return False
+        self._work = []
+        for batch, rows in self._rows:
+            given = chosen(asked.grads, batch.members)
+            batch.prepare(rows, given, asked)
+            batch.allocate(rows, self._threads)
+            self._work.append((batch, rows, given))
+        return True
+
+    def __call__(self) -> dict[str, Report]:
+        """See `Engine.prepare`."""
+        reports: dict[str, Report] = self._written()
+        for batch, rows, given in self._watched:  # they see what the update is about to overwrite
+            batch.launch(rows, given, self._threads)
+            reports |= batch.report(rows)
+        for batch, rows, given in self._work:
+            batch.launch(rows, given, self._threads)
+            batch.written(rows)
+        if not self._engine.counts:
+            self._engine.count(self._bucket, self._took)
+        self._watched, self._work = [], []
+        return reports
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:

@@ -107,8 +107,8 @@ def _take_guests(outer: Any, source: Source, state: Mapping[str, Any]) -> None:
     own = {*KNOWN, *source.fixed, "step", "max_grad_norm", *(name for names in source.slots.values() for name in names)}
     if _sizes(state["param_groups"]) == _sizes(outer.param_groups):
         for theirs, mine in zip(state["param_groups"], outer.param_groups, strict=True):
-            guests = type(mine)(outer.rule, theirs).guests()
-            mine.update({key: x for key, x in guests.items() if key not in own})
+            guests = type(mine)(outer.rule, {key: x for key, x in theirs.items() if key not in own}).guests()
+            mine.update(guests)
             for index, p in zip(theirs["params"], mine["params"], strict=True):
                 kept = {key: x for key, x in state["state"].get(index, {}).items() if key not in own}
                 outer.state[p].update(copy.deepcopy(kept))

@@ -46,6 +46,10 @@ class Known(NamedTuple):
     stacks: Sequence[Bucket] = ()
 
 
+_NOTHING, _AS_IT_IS = Known(), Verdict()
+"""What is known of a step whose gradients nobody judges, and what they mean for it."""
+
+
 class Judging:
     """Decides what a step is to do with its gradients, here or on their device.
 
@@ -90,7 +94,7 @@ class Judging:
             given = float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
         check = given is not None or self.scaling is not None or self.skip_nonfinite or scaled
         if not check and limit is None:
-            return Known()
+            return _NOTHING
         scaled = scaled or given is not None or self.scaling is not None
         stacks = () if scaled or not check else [x for x in buckets if x.rule.stacked]
         return self._deciding(Known(given, limit, check, stacks=stacks), buckets, version)
@@ -130,7 +134,7 @@ class Judging:
         if known.verdict is not None:
             return known.verdict
         if not known.check and known.limit is None:
-            return Verdict()
+            return _AS_IT_IS
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)

@@ -1,6 +1,6 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from arrayopt.engines.buckets import Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.groups import labelled
+from arrayopt.params.headers import LocatedGrads
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
@@ -28,6 +29,8 @@ __all__ = ["Step"]
 
 Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
+
+_NOTHING = nullcontext()
 
 
 class Coming(NamedTuple):
@@ -116,6 +119,7 @@ class Step:
         self.release = Release(run)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
+        self._last: Ready | None = None  # what has made the last step, where it may make another
         if team.size > 1:
             team.replaced = parameters.replaced
         self._buckets.chosen(engine)
@@ -170,7 +174,7 @@ class Step:
         counted : bool
             Whether `advance` has counted the step.
         """
-        with nullcontext() if self._team.size == 1 else uninterrupted():  # after a vote the others take it to be made
+        with _NOTHING if self._team.size == 1 else uninterrupted():  # after a vote the others take it to be made
             made = self._make(coming, begun, stats, record, counted)
         if self._run.captured:
             self._forms.add(coming.form)
@@ -208,6 +212,7 @@ class Step:
                 if adding is not None:
                     self.accumulator.add(adding)
                 reports = ready.run(team)
+                self._last = ready if ready.form is not None else None
                 self.accumulator.clear()
                 self.judging.end(verdict, known)
                 for x in self._parameters.all if verdict.left else ():
@@ -259,12 +264,15 @@ class Step:
         """Make all buckets ready, raising what there is to raise; none for a step that the host skips."""
         if verdict.skip is True:
             return Ready(self._engine)
-        skip = None if verdict.skip is False else verdict.skip
-        pairs = zip(coming.buckets, coming.hypers, strict=True)
-        return Ready(
-            self._engine,
-            ((x, Asked(x.own(grads, verdict.left), h, verdict.factor, stats, skip, verdict.left)) for x, h in pairs),
-        )
+        last, self._last = self._last, None  # until the step is made
+        skip, left = None if verdict.skip is False else verdict.skip, verdict.left
+        asked = []
+        for bucket, hypers in zip(coming.buckets, coming.hypers, strict=True):
+            asked.append(Asked(bucket.own(grads, left), hypers, verdict.factor, stats, skip, left))
+        form = None if stats else _form(coming, grads, verdict)
+        if last is not None and form == last.form and last.again(asked):
+            return last
+        return Ready(self._engine, zip(coming.buckets, asked, strict=True), form)
 
     # ---- in two halves, so that the second can be captured ----------------------------------------------------------
 
@@ -307,4 +315,13 @@ class Step:
         return "\n".join([*lines, explain_buckets(self._buckets.now(), self._engine)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coming": None, "_forms": set()}
+        return {**self.__dict__, "_coming": None, "_last": None, "_forms": set()}
+
+
+def _form(coming: Coming, grads: Sequence[Array | None], verdict: Verdict) -> tuple[Any, ...] | None:
+    """What steps have in common that one `Ready` can make; None where it makes just one."""
+    if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
+        return None
+    if not grads.locations.complete or verdict.skip is not False or verdict.left:
+        return None
+    return coming.version, grads.dtype, verdict.factor is None

@@ -13,8 +13,9 @@ except ModuleNotFoundError as error:
 from arrayopt import rules
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer
+from arrayopt.torch.split import split
 
-__all__ = ["Optimizer", "optimizer"]
+__all__ = ["Optimizer", "optimizer", "split"]
 
 _MADE = {name: optimizer(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
 globals().update(_MADE)

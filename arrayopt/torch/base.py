@@ -1,6 +1,5 @@
 """What all optimizers of `arrayopt.torch` are: ``torch.optim.Optimizer`` on the outside, `arrayopt.Optimizer` below."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -15,16 +14,14 @@ from arrayopt.saving.state_dict import describe, rule_differences
 from arrayopt.state.verdict import Verdict
 from arrayopt.torch.below import Below, distinct
 from arrayopt.torch.release import Release
-from arrayopt.torch.settings import IDLE, Settings, check_group, check_names
-from arrayopt.torch.spelled import otherwise_all, placed
+from arrayopt.torch.saved import loaded_of
+from arrayopt.torch.settings import RULE, Settings, check_group, check_names, defaults_of, rule_of
+from arrayopt.torch.spelled import placed
 from arrayopt.torch.state import Guests, State, guests_of, moved, own_of
 
 __all__ = ["Optimizer"]
 
 _UNGIVEN: Any = object()
-
-_OF_PYTORCH = {"exp_avg", "momentum_buffer", "square_avg"}
-"""Slots of PyTorch's optimizers."""
 
 _eager = torch._disable_dynamo  # type: ignore[attr-defined]
 """What is called by compiled code, and not compiled."""
@@ -73,11 +70,12 @@ class Optimizer(torch.optim.Optimizer):
         maximize = given.pop("maximize", maximize)
         if not isinstance(maximize, bool):
             raise TypeError(f"{who}: `maximize` must be True or False; got {maximize!r}")
+        if "max_grad_norm" in given:  # as timm and apex call it; with them 0 is no limit
+            if clip_norm is not None:
+                raise TypeError(f"{who}: give `clip_norm` or `max_grad_norm`, not both")
+            clip_norm = given.pop("max_grad_norm") or None
         check_names(who, self.rule, given)
-        own = {f.name: f.default for f in dataclasses.fields(self.rule) if f.default is not dataclasses.MISSING}
-        own |= otherwise_all(self.rule, given)
-        if given.get("lookahead_steps") is None and IDLE not in given:
-            del own[IDLE]
+        own = defaults_of(self.rule, given)
         options = {"engine": engine, "clip_norm": clip_norm, "skip_nonfinite": skip_nonfinite, "stats": stats}
         self._options = options
         super().__init__(params, Settings(self.rule, {**own, **given, "maximize": maximize}))
@@ -159,11 +157,27 @@ class Optimizer(torch.optim.Optimizer):
 
     @_eager
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group: a dict with ``params`` and the group's own values of the rule's fields."""
+        """Add a group: a dict with ``params`` and the group's own values of the rule's fields.
+
+        ``rule`` is a rule of its own, such as `Muon`; fields that are not given have its defaults then.
+        """
+        defaults = self.defaults
         if isinstance(param_group, dict):
-            check_group(type(self).__name__, self.rule, param_group, self._options)
-            param_group = Settings(self.rule, param_group)
-        super().add_param_group(param_group)
+            who, rule = type(self).__name__, self.rule
+            if RULE in param_group:
+                rule, fields = rule_of(who, param_group[RULE])
+                param_group = {**param_group, RULE: rule}
+                check_group(who, rule, param_group, self._options)
+                own = Settings(rule, {**defaults_of(rule, param_group), **fields})
+                defaults = Settings(rule, {**own, "maximize": self.defaults["maximize"]})
+            else:
+                check_group(who, rule, param_group, self._options)
+            param_group = Settings(rule, param_group)
+        shared, self.defaults = self.defaults, defaults
+        try:
+            super().add_param_group(param_group)
+        finally:
+            self.defaults = shared
         if self._below is not None:
             try:
                 self._below.follow(self.param_groups)
@@ -201,7 +215,8 @@ class Optimizer(torch.optim.Optimizer):
         inner, made = self.inner, super().state_dict()
         state = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in made["state"].items()}
         steps = 0 if inner is None else inner.step_count
-        return {**made, "state": state, "step_count": steps, "rule": self.rule.__name__}
+        groups = [{**group, RULE: group[RULE].__name__} if RULE in group else group for group in made["param_groups"]]
+        return {**made, "state": state, "param_groups": groups, "step_count": steps, "rule": self.rule.__name__}
 
     @_eager
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -217,7 +232,8 @@ class Optimizer(torch.optim.Optimizer):
         for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
             replaced = pre_hook(self, saved)
             saved = saved if replaced is None else replaced
-        loaded = self._loaded(saved)
+        slots = set() if self._below is None else {slot for x in self._below.tensors for slot in x.slots}
+        loaded = loaded_of(type(self).__name__, self.rule, self.defaults, self.param_groups, slots, saved)
         made = self._made(loaded)
         if self.inner is not None and made[1].made is not None:
             pairs = enumerate(zip(made[1].made.groups, self.inner.groups, strict=True))
@@ -227,32 +243,6 @@ class Optimizer(torch.optim.Optimizer):
         self._go_on(loaded, *made)
         for post_hook in list(self._optimizer_load_state_dict_post_hooks.values()):
             post_hook(self)
-
-    def _loaded(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """A state dict with the parameters themselves in it, in place of their numbers."""
-        who, mine, theirs = type(self).__name__, self.param_groups, saved["param_groups"]
-        if saved.get("rule", self.rule.__name__) != self.rule.__name__:
-            raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {self.rule.__name__}")
-        own = [] if self._below is None else self._below.tensors
-        slots, foreign = {slot for x in own for slot in x.slots}, _OF_PYTORCH.difference(*(x.slots for x in own))
-        entries = [entry for entry in saved["state"].values() if isinstance(entry, Mapping)]
-        if any(foreign & entry.keys() and not slots & entry.keys() for entry in entries):
-            raise ValueError(
-                f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)"
-            )
-        sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")
-        groups, home = [], dict[Any, Tensor]()
-        for group, was in zip(mine, theirs, strict=True):
-            home |= zip(was["params"], group["params"], strict=True)
-            names = {"param_names": group["param_names"]} if "param_names" in group else {}
-            groups.append({**self.defaults, **names, **was, "params": group["params"]})
-        strange = [key for key in saved["state"] if isinstance(key, int) and key not in home]
-        if strange:
-            raise ValueError(f"{who}: there is state of {strange}, which are in no group")
-        state = {home.get(key, key): entry for key, entry in saved["state"].items()}
-        return {"state": state, "param_groups": groups, "step_count": saved.get("step_count")}
 
     def __getstate__(self) -> dict[str, Any]:
         inner, below = self.inner, self._below

@@ -1,6 +1,7 @@
 """The `arrayopt.Optimizer` below one of PyTorch's: made of parameter groups, and kept as they say."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from operator import is_, itemgetter
 from typing import Any, cast
 
@@ -48,10 +49,7 @@ class Below:
     ) -> None:
         self._who, self._rule, self._options = who, rule, options
         self.made: Optimizer | None = None
-        self._fields = fields_of(rule)
-        self._names = [*self._fields, *more_of(rule)]
-        self._take: Any = itemgetter(*self._names)
-        self._keys = {key for group in groups for key in group}
+        self._keys = [{*group} for group in groups]
         self._make(groups, states, steps, copies=True)
 
     @property
@@ -74,7 +72,7 @@ class Below:
         filled = [group for group in groups if group["params"]]
         params = [p for group in filled for p in distinct(group)]
         values = [self._values(group) for group in filled]
-        rules = [self._of(x) for x in values]
+        rules = [_of(group, x) for group, x in zip(filled, values, strict=True)]
         names = [name for group in filled for name in group.get("param_names", ())]
         named = len(params) == len(names) == len(set(names))
         entries = [
@@ -84,7 +82,7 @@ class Below:
             }
             for group, rule in zip(filled, rules, strict=True)
         ]
-        with advising("make an optimizer for each rule, such as AdamW for vectors"):
+        with advising('give them a group with a rule of its own: {"params": vectors, "rule": AdamW}'):
             made = Optimizer(entries, rules[0], **self.options) if filled else None
         if made is not None:
             self._restore(params, made, states, copies=copies)
@@ -104,7 +102,7 @@ class Below:
         now = group["params"]
         same = len(now) == len(params) and all(map(is_, now, params))
         try:
-            return same and (not now or all(map(is_, self._take(group), values)))
+            return same and (not now or all(map(is_, _taking(group)[1](group), values)))
         except KeyError:
             return False
 
@@ -128,10 +126,11 @@ class Below:
         same = sizes and all(map(is_, (p for group in groups for p in distinct(group)), self.params))
         if same and self.made is not None:
             values = [self._values(group) for group in groups if group["params"]]
+            filled = [group for group in groups if group["params"]]
             own, seen = self.made.groups, [x for params, x in self._seen if params]
             rules = [
-                group.rule if all(map(is_, new, old)) else self._of(new)
-                for group, new, old in zip(own, values, seen, strict=True)
+                group.rule if all(map(is_, new, old)) else _of(given, new)
+                for group, given, new, old in zip(own, filled, values, seen, strict=True)
             ]
             if all(rule.structure == group.rule.structure for group, rule in zip(own, rules, strict=True)):
                 for group, rule in zip(own, rules, strict=True):
@@ -150,11 +149,12 @@ class Below:
 
     def _check_keys(self, groups: Groups) -> None:
         """Raise TypeError where a group has got a key by mistake. Schedulers write keys of their own."""
-        for group in groups:
-            if not group.keys() <= self._keys:
-                new = {key: group[key] for key in group.keys() - self._keys}
-                check_group(self._who, self._rule, new, self.options, written=True)
-                self._keys.update(new)
+        self._keys += [set[str]() for _ in groups[len(self._keys) :]]
+        for group, keys in zip(groups, self._keys, strict=False):
+            if not group.keys() <= keys:
+                new = {key: group[key] for key in group.keys() - keys}
+                check_group(self._who, cast(Settings, group).rule, new, self.options, written=True)
+                keys.update(new)
 
     def _take_settings(self, groups: Groups) -> None:
         """Have groups say what has been set in those of the optimizer; what was set on itself is in no group."""
@@ -166,12 +166,12 @@ class Below:
             self.made._rule, self._rules[0] = first, first
             raise ValueError(f"{self._who}: settings were changed on `inner`; set them in `param_groups`")
         for group, new, old in zip((x for x in groups if x["params"]), self._rules[1:], own, strict=False):
-            pairs = ((name, getattr(new, name), getattr(old, name)) for name in self._fields)
+            pairs = ((name, getattr(new, name), getattr(old, name)) for name in fields_of(type(old)))
             cast(dict[str, Any], group).update({name: x for name, x, was in pairs if x is not was})
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
         """Raise ValueError where a group's rule has changed so that it needs other state."""
-        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in self._fields)
+        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in fields_of(type(rule)))
         try:
             group.checked(group.rule, {name: new for name, old, new in pairs if new is not old and new != old})
         except ValueError as error:
@@ -192,12 +192,13 @@ class Below:
 
     def _values(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of the rule's fields in a group; tensors of one element as numbers."""
+        names, take = _taking(group)
         try:
-            values: tuple[Any, ...] = self._take(group)
+            values: tuple[Any, ...] = take(group)
         except KeyError as error:
             raise ValueError(f"{self._who}: a parameter group must have {error}") from error
         if any(isinstance(x, Tensor) for x in values):
-            values = tuple(self._number(name, x) for name, x in zip(self._names, values, strict=True))
+            values = tuple(self._number(name, x) for name, x in zip(names, values, strict=True))
         return values
 
     def _number(self, name: str, x: Any) -> Any:
@@ -208,9 +209,22 @@ class Below:
             raise ValueError(f"{self._who}: `{name}` as a tensor must have one element; got {x!r}")
         return x.item()
 
-    def _of(self, values: Iterable[Any]) -> Rule:
-        """The rule with a group's values."""
-        return as_pytorch(self._rule, dict(zip(self._names, values, strict=True)))
+
+def _taking(group: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """The names of what a group's rule is made of, and what takes the values out of the group."""
+    return _taken(cast(Settings, group).rule)
+
+
+@cache
+def _taken(rule: type[Rule]) -> tuple[list[str], Any]:
+    """The same, of a rule."""
+    names = [*fields_of(rule), *more_of(rule)]
+    return names, itemgetter(*names)
+
+
+def _of(group: Mapping[str, Any], values: Iterable[Any]) -> Rule:
+    """The rule with a group's values."""
+    return as_pytorch(cast(Settings, group).rule, dict(zip(_taking(group)[0], values, strict=True)))
 
 
 def distinct(group: Mapping[str, Any]) -> list[Tensor]:

@@ -1,15 +1,19 @@
 """Parameter groups: dicts with the fields of a rule, in which other libraries' names for several of them work, too."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arrayopt.foreign import DOOR, alias, close_to, spread, unknown
 from arrayopt.params.groups import fields_of
 from arrayopt.rules.base import Rule
-from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, spelled
+from arrayopt.torch.spelled import DIFFERENTIABLE, HOW, more_of, otherwise, otherwise_all, spelled
 
-__all__ = ["IDLE", "OPTIONS", "Settings", "check_group", "check_names"]
+__all__ = ["IDLE", "OPTIONS", "RULE", "Settings", "check_group", "check_names", "defaults_of", "rule_of"]
+
+RULE = "rule"
+"""The key under which a group has a rule of its own: its class."""
 
 OPTIONS = ("maximize", "engine", "clip_norm", "skip_nonfinite", "stats")
 """What every optimizer takes beside the fields of its rule."""
@@ -20,16 +24,26 @@ class Settings(dict[str, Any]):
 
     ``betas`` is ``beta1`` and ``beta2`` at once, to read and to write, where the rule has these; so is ``eps`` where
     the rule has several. So are PyTorch's names of fields, such as ``decoupled_weight_decay``. They are not kept under
-    these names.
+    these names. A group with a rule of its own has its class under ``rule``.
+
+    Attributes
+    ----------
+    rule : type
+        The rule.
     """
 
     def __init__(self, rule: type[Rule], given: Mapping[str, Any]) -> None:
         super().__init__()
-        self._rule, self._fields = rule, fields_of(rule)
-        self.update(given)
+        if RULE in given:
+            rule = given[RULE]
+            super().__setitem__(RULE, rule)
+        self.rule, self._fields = rule, fields_of(rule)
+        self.update({name: x for name, x in given.items() if name != RULE})
 
     def __setitem__(self, name: str, value: Any) -> None:
-        theirs = spelled(self._rule, name)
+        if name == RULE and value is not self.get(RULE):
+            raise TypeError("param_groups: a group's `rule` cannot change; give it when you add the group")
+        theirs = spelled(self.rule, name)
         if theirs is not None:
             super().__setitem__(theirs.field, theirs.here(value))
             return
@@ -37,7 +51,7 @@ class Settings(dict[str, Any]):
         parts = next((x for x in every if several and len(x) == len(value)), None)
         meant = " or ".join(f"({', '.join(x)})" for x in every)
         if name == "eps" and several and not every:
-            raise ValueError(f"param_groups: `eps` must be one number for {self._rule.__name__}; got {value!r}")
+            raise ValueError(f"param_groups: `eps` must be one number for {self.rule.__name__}; got {value!r}")
         if parts is not None:
             super().update(zip(parts, value, strict=True))
         elif every:
@@ -46,24 +60,24 @@ class Settings(dict[str, Any]):
             super().__setitem__(name, value)
 
     def __missing__(self, name: str) -> Any:
-        theirs = spelled(self._rule, name)
+        theirs = spelled(self.rule, name)
         if theirs is not None:
             return theirs.there(self[theirs.field])
-        if name == IDLE or name in more_of(self._rule):
-            return otherwise(self._rule, name)
+        if name == IDLE or name in more_of(self.rule):
+            return otherwise(self.rule, name)
         if name not in self:
             raise KeyError(name)
         return tuple(self[part] for part in spread(self._fields, name)[0])
 
     def __contains__(self, name: object) -> bool:
-        theirs = spelled(self._rule, str(name))
+        theirs = spelled(self.rule, str(name))
         if theirs is not None:
             return super().__contains__(theirs.field)
         meant = spread(self._fields, str(name))[:1]
         return super().__contains__(name) or any(self.keys() >= set(parts) for parts in meant)
 
     def __delitem__(self, name: str) -> None:
-        theirs = spelled(self._rule, name)
+        theirs = spelled(self.rule, name)
         if theirs is not None:
             name = theirs.field
         for part in spread(self._fields, name)[0] if name in self and not super().__contains__(name) else (name,):
@@ -95,16 +109,16 @@ class Settings(dict[str, Any]):
     def guests(self) -> dict[str, Any]:
         """What others keep here, as schedulers do."""
         idle = {IDLE} if self.get("lookahead_steps") is None else {}
-        return {name: x for name, x in self.items() if name in idle or not _means_something(self._rule, name)}
+        return {name: x for name, x in self.items() if name in idle or not _means_something(self.rule, name)}
 
     def copy(self) -> "Settings":
         """See `dict.copy`."""
-        return Settings(self._rule, self)
+        return Settings(self.rule, self)
 
     __copy__ = copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Settings":
-        return Settings(self._rule, copy.deepcopy(dict(self), memo))
+        return Settings(self.rule, copy.deepcopy(dict(self), memo))
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
@@ -117,8 +131,35 @@ IDLE = "lookahead_alpha"
 def _means_something(rule: type[Rule], name: str) -> bool:
     """Whether a key of a group is the optimizer's own, and no guest's."""
     known = fields_of(rule)
-    own = name in ("params", "param_names", "maximize", *known, *HOW, *more_of(rule))
+    own = name in ("params", "param_names", "maximize", RULE, *known, *HOW, *more_of(rule))
     return own or bool(spread(known, name)) or spelled(rule, name) is not None
+
+
+def rule_of(who: str, given: Any) -> tuple[type[Rule], dict[str, Any]]:
+    """The class of a group's own rule, and the fields that a rule says; a class says none.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+    """
+    if isinstance(given, Rule):
+        fields = {name: getattr(given, name) for name in fields_of(type(given))}
+        idle = {IDLE} if given.lookahead_steps is None else set[str]()
+        return type(given), {name: x for name, x in fields.items() if name not in idle}
+    found = given if isinstance(given, type) and issubclass(given, Rule) else getattr(given, RULE, None)
+    if not (isinstance(found, type) and issubclass(found, Rule)):
+        raise TypeError(f"{who}: `rule` of a parameter group must be a rule such as Muon; got {given!r}")
+    return found, {}
+
+
+def defaults_of(rule: type[Rule], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a rule's fields where they are not given, for those that have one."""
+    own = {f.name: f.default for f in dataclasses.fields(rule) if f.default is not dataclasses.MISSING}
+    own |= otherwise_all(rule, given)
+    if given.get("lookahead_steps") is None and IDLE not in given:
+        del own[IDLE]
+    return own
 
 
 def check_names(who: str, rule: type[Rule], given: Mapping[str, Any]) -> None:
@@ -150,7 +191,7 @@ def check_group(
             continue
         if name in OPTIONS:
             raise TypeError(f"{who}: a parameter group has no `{name}`; it is an option: {who}(params, {name}=...)")
-        own = not isinstance(name, str) or (written and name != "rule")
+        own = not isinstance(name, str) or written
         own = own or any(name.endswith(f"_{field}") or name.startswith(f"{field}_") for field in known)
         if not (own or name in _KEPT) and (name in DOOR or alias(known, name) or close_to(known, name)):
             raise TypeError(f"{who}: a parameter group {unknown(who, known, name, DOOR, value).partition(' ')[2]}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arrayopt.rules import SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
+from arrayopt.rules import LAMB, LANS, LARS, SGD, Adafactor, Adam, AdamW, Muon, NAdam, RAdam, RMSprop, Rule
 
 __all__ = [
     "DIFFERENTIABLE",
@@ -35,10 +35,34 @@ class Name:
 
 
 DECOUPLED = "decoupled_weight_decay"
-_DECOUPLED = {DECOUPLED: Name("decoupled")}
+_DECOUPLED = {DECOUPLED: Name("decoupled"), "decoupled_decay": Name("decoupled")}
+
+
+def _at_most_1(clips: Any) -> float | None:
+    """The largest trust ratio, where a flag says whether it is at most 1."""
+    return 1.0 if clips else None
+
+
+def _always(adapts: Any) -> bool:
+    """Whether tensors that do not decay are adapted, too, which can only be said of each group."""
+    if not adapts:
+        raise ValueError('param_groups: give tensors without decay a group with "adapt": False')
+    return True
+
+
+_TRUST = {
+    "trust_clip": Name("max_ratio", _at_most_1, lambda x: x is not None),
+    "always_adapt": Name("adapt", _always),
+    "use_nvlamb": Name("adapt", _always),
+}
+"""What timm and apex call them."""
 _NAMES: Mapping[type[Rule], Mapping[str, Name]] = {
+    LAMB: _TRUST,
+    LANS: _TRUST,
+    LARS: {"trust_coeff": Name("trust_coefficient")},
     NAdam: _DECOUPLED,
     RAdam: _DECOUPLED,
+    RMSprop: {"decoupled_decay": Name("decoupled")},
     Adafactor: {"d": Name("clip_threshold"), "beta2_decay": Name("decay_rate", lambda x: -x, lambda x: -x)},
     Muon: {"adjust_lr_fn": Name("scale", lambda x: "original" if x is None else x)},
 }
@@ -74,7 +98,7 @@ def more_of(rule: type[Rule]) -> tuple[str, ...]:
 
 
 def spelled(rule: type[Rule], name: str) -> Name | None:
-    """What a name of PyTorch means, if it has one of its own for a field."""
+    """What a name of PyTorch, timm or apex means, if it has one of its own for a field."""
     return _NAMES.get(rule, {}).get(name)
 
 

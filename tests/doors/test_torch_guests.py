@@ -1,6 +1,7 @@
 """What wraps an optimizer keeps things in its state and its groups: they stay, and mean nothing to it."""
 
 import copy
+import functools
 import io
 import pickle
 
@@ -247,4 +248,68 @@ def test_averages_of_pytorch(name, options):
             average.update_parameters(model)
             scheduler.step()
         runs.append([*params, *average.module.parameters()])
+    torch.testing.assert_close(*runs)
+
+
+class Ascending(torch.optim.Optimizer):
+    """A wrapper that makes its base over its own groups, shares them, and writes the way it went into the state."""
+
+    def __init__(self, params, base, rho=0.05, **options):
+        super().__init__(params, {"rho": rho, **options})
+        self.base = base(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+        self.defaults.update(self.base.defaults)
+
+    @torch.no_grad()
+    def climb(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old_p"] = p.data.clone()
+                p.add_(p.grad, alpha=group["rho"])
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old_p"]
+        self.base.step()
+
+
+@pytest.mark.parametrize(("name", "options"), PAIRS)
+def test_a_wrapper_that_shares_its_groups_and_puts_data_back(name, options):
+    runs = []
+    for made, more in ((torch.optim, {}), (door, {"engine": cases.REFERENCE})):
+        params, base = parameters(), functools.partial(getattr(made, name), **more)
+        opt = Ascending(params, base, **options)
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
+        for k in range(6):
+            give(params)
+            opt.climb()
+            give(params)
+            opt.step()
+            scheduler.step()
+            if k == 2:
+                opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        runs.append(params)
+    torch.testing.assert_close(*runs)
+
+
+@pytest.mark.parametrize(("name", "options"), PAIRS)
+def test_averages_that_are_swapped_in_and_out(name, options):
+    runs = []
+    for params, opt in both(name, options):
+        shadow = [p.detach().clone() for p in params]
+        for _ in range(5):
+            give(params)
+            opt.step()
+            for s, p in zip(shadow, params, strict=True):
+                s.lerp_(p.detach(), 0.5)
+            kept = [p.data for p in params]
+            for p, s in zip(params, shadow, strict=True):
+                p.data = s.clone()  # to evaluate
+            for p, x in zip(params, kept, strict=True):
+                p.data = x
+            for p, s in zip(params, shadow, strict=True):
+                p.data.copy_(p.data * 0.5 + s * 0.5)
+        runs.append([*params, *shadow])
     torch.testing.assert_close(*runs)

@@ -192,3 +192,38 @@ def test_decay_that_is_decoupled_in_one_group_alone():
         return a, b
 
     torch.testing.assert_close(both(door.Adam, engine=cases.REFERENCE), both(torch.optim.Adam))
+
+
+LAMBS = [
+    ({"trust_clip": True}, {"max_ratio": 1.0}),
+    ({"trust_clip": False}, {}),
+    ({"always_adapt": True}, {}),
+    ({"use_nvlamb": True}, {}),
+    ({"max_grad_norm": 0.5}, {"clip_norm": 0.5}),
+    ({"max_grad_norm": None}, {}),
+    ({"betas": (0.5, 0.7)}, {"beta1": 0.5, "beta2": 0.7}),
+]
+"""What timm and apex call it, and what it is called here."""
+
+
+@pytest.mark.parametrize(("theirs", "ours"), LAMBS, ids=str)
+def test_names_of_timm_and_apex(theirs, ours):
+    found, expected = (moved(door.LAMB, "LAMB", lr=0.1, **given) for given in (theirs, ours))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_groups_read_and_write_the_names_of_timm():
+    opt = door.LAMB([torch.nn.Parameter(torch.ones(3))], trust_clip=True, engine=cases.REFERENCE)
+    group = opt.param_groups[0]
+    assert (group["trust_clip"], group["max_ratio"], group["always_adapt"]) == (True, 1.0, True)
+    group["trust_clip"] = False
+    assert group["max_ratio"] is None
+    with pytest.raises(ValueError, match='"adapt": False'):
+        group["always_adapt"] = False
+
+
+def test_one_limit_has_one_name():
+    params = [torch.nn.Parameter(torch.ones(3))]
+    refusals.raises(lambda: door.LAMB(params, max_grad_norm=1.0, clip_norm=1.0), TypeError, "not both")
+    decay = door.NAdam(params, decoupled_decay=True, engine=cases.REFERENCE).param_groups[0]
+    assert decay["decoupled"] is decay["decoupled_weight_decay"] is True

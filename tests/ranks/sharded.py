@@ -13,13 +13,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import arrayopt as ao
 from arrayopt.engines.table import FUSED
-from arrayopt.torch import CAME, LAMB
+from arrayopt.torch import CAME, LAMB, AdamW, split
 
 ENGINE = FUSED["torch"][0]
 """The engine that is chosen."""
@@ -114,6 +115,38 @@ def check_door(make, ranks, rule=LAMB):
     assert equal()
 
 
+def check_split(make, ranks):
+    """Two rules in one optimizer do as two optimizers; PyTorch's checkpoints of it are resumed from."""
+    torch.manual_seed(1)
+    x, y = torch.randn(64, 30), torch.randint(0, 6, (64,))
+    rules = {"matrices": ao.LAMB(lr=0.01), "rest": ao.AdamW(lr=0.02)}
+    nets = [make(model(), ranks) for _ in range(3)]
+    named = [list(nets[0].named_parameters()), list(nets[0].named_parameters())]
+    two = [
+        ao.Optimizer(dict(x for x in named[0] if x[1].ndim == 2), rules["matrices"]),
+        ao.Optimizer(dict(x for x in named[1] if x[1].ndim < 2), rules["rest"]),
+    ]
+    one, later = (split(net, **rules) for net in nets[1:])
+
+    def step(opt, net):
+        loss(net, x, y)
+        opt.step()
+
+    for k in range(4):
+        grads = loss(nets[0], x, y)
+        for opt in two:
+            opt.step({name: grads[name] for name in opt.state})
+        step(one, nets[1])
+        if k == 1:
+            nets[2].load_state_dict(nets[1].state_dict())
+            saved = get_optimizer_state_dict(nets[1], one)
+            set_optimizer_state_dict(nets[2], later, saved)
+        elif k > 1:
+            step(later, nets[2])
+    for p, *others in zip(*(net.parameters() for net in nets), strict=True):
+        assert all(torch.equal(p.to_local(), q.to_local()) for q in others)
+
+
 def check_ddp(ranks, rank):
     """DistributedDataParallel reduces gradients; the ranks then share the state."""
     torch.manual_seed(1)
@@ -138,6 +171,27 @@ def check_ddp(ranks, rank):
     assert held < sum(p.numel() for p in alone.parameters())
 
 
+def check_zero(rank):
+    """PyTorch's ZeroRedundancyOptimizer makes our optimizers, each over a part of the parameters."""
+    torch.manual_seed(1)
+    x, y = torch.randn(16, 30), torch.randint(0, 6, (16,))
+    nets = [model(), model()]
+    theirs, ours = (
+        ZeroRedundancyOptimizer(net.parameters(), optimizer_class=made, lr=0.01)
+        for net, made in zip(nets, (torch.optim.AdamW, AdamW), strict=True)
+    )
+    for k in range(4):
+        for net, opt in zip(nets, (theirs, ours), strict=True):
+            loss(net, x, y)
+            opt.param_groups[0]["lr"] = 0.01 / (k + 1)
+            opt.step()
+        ours.consolidate_state_dict()
+        if rank == 0 and k == 1:
+            assert len(ours.state_dict()["state"]) == 4
+    for p, q in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(p, q)
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -145,10 +199,12 @@ if __name__ == "__main__":
         check(make, ranks)
         if make is fsdp or ranks > 2:
             check_door(make, ranks)
+            check_split(make, ranks)
         if ranks > 2:
             check_door(make, ranks, CAME)
         print(f"rank {rank}: {make.__name__} ok", flush=True)
     check_ddp(ranks, rank)
     print(f"rank {rank}: ddp ok", flush=True)
+    check_zero(rank)
     dist.destroy_process_group()
     gc.collect()  # the group's threads end here, not beside the interpreter

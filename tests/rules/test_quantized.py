@@ -62,7 +62,7 @@ def awkward(n, *, positive):
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 63, 500])
+@pytest.mark.parametrize("n", [0, 31, 33, 500])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_codes_are_those_of_the_definition(n, dtype, library):
     x = awkward(n, positive=dtype == "uint8")
@@ -281,7 +281,7 @@ def test_the_functional_form_does_the_same_under_jit():
     assert np.abs(np.asarray(state["tensors"]["w"]["m"]).astype(int) - opt.state["w"]["m"]).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["LAMB", "CAME", "SGD", "Muon"])
+@pytest.mark.parametrize("name", marked([(n,) for n in ("LAMB", "CAME", "SGD", "Muon")], lambda n: n == "LAMB"))
 @pytest.mark.filterwarnings("ignore::arrayopt.NotFusedWarning")
 def test_cuda_kernels_make_the_same_codes(cupy, name):
     rules = {

@@ -2,7 +2,6 @@
 
 import contextlib
 import heapq
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, memory
+from arrayopt.codecs import CODECS
 from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
@@ -23,7 +23,7 @@ from arrayopt.fusion.layout import GEOMETRY, extent, flops
 from arrayopt.fusion.lower import lowered
 from arrayopt.fusion.program import evaluated
 from arrayopt.fusion.windows import WINDOW
-from arrayopt.params.headers import locations_of
+from arrayopt.params.headers import LocatedGrads, Locations
 
 __all__ = ["Code", "Table", "divide"]
 
@@ -38,6 +38,8 @@ FLOPS = 32
 
 ALONE = 1 << 15
 """Up to so many elements in all, one thread is quicker than several."""
+
+_NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Table(Batch):
         super().__init__(kind, bucket, members)
         plan, split = kind.plan, kind.split
         windows, every = windows_of(self)
-        self.compiled = self.compile(kind)
+        self.compiled, self.multiplies = self.compile(kind), plan.multiplies
         names = columns(plan, self.where)
         self.column = {name: i for i, name in enumerate(names)}
         self.table: Ints = np.zeros((len(members), len(names)), np.int64)
@@ -88,7 +90,7 @@ class Table(Batch):
             self.offsets.append((self.column[name], room))
             self.put(name, self.room[room])
             self.room[room] += length
-        if plan.multiplies:
+        if self.multiplies:
             self.put("BLAS", blas_address(self.compiled.real.__name__))
         if plan.draws:
             self.put("START", self.firsts)
@@ -107,7 +109,9 @@ class Table(Batch):
         count = len(plan.passes if split is None else split.segments)
         self.stages = list(range(2 * count + 1))
         self.nothing = self._rooms(np.zeros(0, np.int64), 1)
-        self.alive: list[Array] = []  # the gradients that a step that is ready has the addresses of
+        self.grad_bytes = CODECS[kind.grad_dtype].itemsize
+        self.put_last: tuple[Ints, Locations] | None = None  # the rows and gradients whose addresses are in the table
+        self.alive: Sequence[Any] = []  # the gradients that a step that is ready has the addresses of
 
     @abstractmethod
     def compile(self, kind: Kind) -> Code:
@@ -144,9 +148,10 @@ class Table(Batch):
         """See `Batch.launch`."""
         if not len(rows.full):
             return
-        with one_thread() if self.plan.multiplies else contextlib.nullcontext():
+        with one_thread() if self.multiplies else _NOTHING:
             self._loop(rows, threads)
-        self.write_back()
+        if self.copies:
+            self.write_back()
         self.alive = []
 
     def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
@@ -159,12 +164,14 @@ class Table(Batch):
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
         if self.cut is None and len(rows.full):
-            shared, own, *_ = self._share(rows, threads)
+            shares = self._share(rows, threads)
             if self.plan.spilled:
-                self._scratch(shared, own)
+                self._scratch(*shares[:2])
         self.copies = []
+        if not self.staged:
+            return
         here = rows if self.cut is None else self.held(rows)
-        chosen = set(here.full.tolist()) if self.staged else set()
+        chosen = set(here.full.tolist())
         for row, name in self.staged:
             if row in chosen:
                 if name in self.widens:
@@ -196,13 +203,17 @@ class Table(Batch):
         if self.cut is not None:
             self.cut.shift()
 
-    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> list[Array]:
+    def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> Sequence[Any]:
         """Put the gradients' addresses into the table; what is returned must live until they have been used."""
-        column, given = self.column["AT_g"], list(chosen(grads, rows))
-        if all(hasattr(kind, "data_ptr") for kind in set(map(type, given))):
-            return self._bind_tensors(rows, given, locations_of(grads, len(given)))
-        if not all(issubclass(kind, np.ndarray) for kind in set(map(type, given))):  # a NumPy scalar has no such head
+        if self._put_known(rows, grads):
+            return grads
+        given = list(chosen(grads, rows))
+        kinds = set(map(type, given))
+        if all(hasattr(kind, "data_ptr") for kind in kinds):
+            return self._bind_tensors(rows, given)
+        if not all(issubclass(kind, np.ndarray) for kind in kinds):  # a NumPy scalar has no such head
             given = list(map(memory, given))
+        column = self.column["AT_g"]
         if len(given) <= FEW:
             given = [x if x.flags.carray else np.require(x, requirements=["C", "A"]) for x in given]
             self.table[rows, column] = [x.__array_interface__["data"][0] for x in given]
@@ -218,15 +229,28 @@ class Table(Batch):
             self.table[rows[i], column] = given[i].ctypes.data
         return given
 
-    def _bind_tensors(self, rows: Ints, given: list[Array], known: tuple[Ints, bool] | None) -> list[Array]:
+    def _put_known(self, rows: Ints, grads: Sequence[Array | None]) -> bool:
+        """Put the gradients' addresses into the table if they are known, and no gradient must be copied.
+
+        Those that the last step has put there are not put there again.
+        """
+        found = grads.locations if isinstance(grads, LocatedGrads) else None
+        last, self.put_last = self.put_last, None
+        if found is None or len(found.addresses) != len(rows):
+            return False
+        if last is None or last[0] is not rows or not _same(last[1], found):
+            in_order = np.asarray(found.contiguous) & 1
+            addresses = np.asarray(found.addresses)
+            if not in_order.all() or (addresses % self.grad_bytes).any():
+                return False
+            self.put("AT_g", addresses, rows)
+        if self.cut is None:  # which shifts them
+            self.put_last = rows, found
+        return True
+
+    def _bind_tensors(self, rows: Ints, given: list[Array]) -> list[Array]:
         """As `_bind_grads`, for tensors of PyTorch, which tell their addresses themselves."""
-        tensor = sys.modules["torch"].Tensor
-        if known is not None and known[1]:
-            at = known[0].copy()
-        elif all(map(tensor.is_contiguous, given)):
-            at = np.fromiter(map(tensor.data_ptr, given), np.int64, len(given))
-        else:
-            at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
+        at = np.array([x.data_ptr() if x.is_contiguous() else 0 for x in given], np.int64)
         at[at % given[0].element_size() != 0] = 0  # such lie in memory that NumPy gave
         for i in np.flatnonzero(at == 0).tolist():
             given[i] = np.require(memory(given[i]), requirements=["C", "A"])
@@ -242,7 +266,7 @@ class Table(Batch):
             total = int(sizes.sum())
             if total <= ALONE:
                 threads = 1
-            least = SHARED * (len(self.plan.passes) if self.plan.multiplies else 1)
+            least = SHARED * (len(self.plan.passes) if self.multiplies else 1)
             big = (threads > 1) & (sizes > max(least, total // (4 * threads)))
             own_rows = [x for x in divide(full[~big], sizes[~big] + 64, threads) if len(x)]
             rest, stages = (self.table, self.scalars, self.values), self.stages[-1] + 1
@@ -275,6 +299,15 @@ class Table(Batch):
                 run([partial(call, stage, stage + 1, i, n) for i in range(n)])
         if own:
             run(own)
+
+
+def _same(one: Locations, other: Locations) -> bool:
+    """Whether arrays, as many, lie in the same places, in the same order."""
+    if type(one.addresses) is not type(other.addresses):
+        return False
+    if isinstance(one.addresses, list):
+        return one == other
+    return bool((one.addresses == other.addresses).all() and (one.contiguous == other.contiguous).all())
 
 
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:

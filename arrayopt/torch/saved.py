@@ -1,0 +1,76 @@
+"""A state dict of PyTorch's form, checked against the groups that are to go on from it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from arrayopt.rules.base import Rule
+from arrayopt.torch.settings import RULE, defaults_of
+
+__all__ = ["loaded_of"]
+
+_OF_PYTORCH = {"exp_avg", "momentum_buffer", "square_avg"}
+"""Slots of PyTorch's optimizers."""
+
+
+def loaded_of(
+    who: str,
+    rule: type[Rule],
+    shared: Mapping[str, Any],
+    mine: list[dict[str, Any]],
+    slots: set[str],
+    saved: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A state dict with the parameters themselves in it, in place of their numbers.
+
+    Parameters
+    ----------
+    who : str
+        What errors begin with.
+    rule : type
+        The rule of groups that have none of their own.
+    shared : mapping
+        The values of its fields where a group says nothing.
+    mine : list of dict
+        The groups here.
+    slots : set of str
+        The names of all slots here.
+    saved : mapping
+        What `Optimizer.state_dict` returned.
+
+    Raises
+    ------
+    ValueError
+        If it is of other rules, or of other groups.
+    """
+    theirs, foreign = saved["param_groups"], _OF_PYTORCH - slots
+    if saved.get("rule", rule.__name__) != rule.__name__:
+        raise ValueError(f"{who}: the state is of {saved['rule']}; the rule here is {rule.__name__}")
+    entries = [entry for entry in saved["state"].values() if isinstance(entry, Mapping)]
+    if any(foreign & entry.keys() and not slots & entry.keys() for entry in entries):
+        raise ValueError(f"{who}: the state is of one of PyTorch's own optimizers: use arrayopt.load_torch(opt, state)")
+    sizes = [[len(group["params"]) for group in groups] for groups in (theirs, mine)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"{who}: the state is of groups of {sizes[0]} parameters; here they are of {sizes[1]}")
+    other = [f"group {i} is under {b[1]}, here {b[0]}" for i, b in enumerate(_rules(mine, theirs)) if b[0] != b[1]]
+    if other:
+        raise ValueError(f"{who}: the state is of other rules: {'; '.join(other)}")
+    groups, home = [], dict[Any, Tensor]()
+    for group, was in zip(mine, theirs, strict=True):
+        home |= zip(was["params"], group["params"], strict=True)
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        own = {RULE: group[RULE]} if RULE in group else {}
+        defaults = defaults_of(group[RULE], was) if own else shared
+        groups.append({**defaults, **names, **was, **own, "params": group["params"]})
+    strange = [key for key in saved["state"] if isinstance(key, int) and key not in home]
+    if strange:
+        raise ValueError(f"{who}: there is state of {strange}, which are in no group")
+    state = {home.get(key, key): entry for key, entry in saved["state"].items()}
+    return {"state": state, "param_groups": groups, "step_count": saved.get("step_count")}
+
+
+def _rules(mine: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Any, Any]]:
+    """The names of the rules that groups here, and those of a state, have of their own."""
+    for group, was in zip(mine, theirs, strict=True):
+        yield getattr(group.get(RULE), "__name__", None), getattr(was.get(RULE), "__name__", was.get(RULE))

@@ -1,0 +1,88 @@
+"""One optimizer for a model whose matrices are under one rule, and all other parameters under another."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+from torch.nn import Embedding, EmbeddingBag, Module
+
+from arrayopt.rules.base import Rule
+from arrayopt.torch.base import Optimizer
+from arrayopt.torch.make import optimizer
+
+__all__ = ["split"]
+
+
+def split(
+    model: Module,
+    *,
+    matrices: Rule,
+    rest: Rule,
+    exclude: Sequence[str] = (),
+    engine: str = "auto",
+    skip_nonfinite: bool = False,
+) -> Optimizer:
+    """An optimizer with two groups: the matrices of a model under one rule, and the rest under another.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its parameters that require gradients are taken, by name. Shard or wrap it before.
+    matrices : Rule
+        For tensors of two axes or more, such as ``Muon(lr=0.02)``.
+    rest : Rule
+        For vectors, embeddings (the weights of `torch.nn.Embedding` and `torch.nn.EmbeddingBag`) and what is excluded,
+        such as ``AdamW(lr=3e-4)``.
+    exclude : sequence of str, default ()
+        Patterns (``*``, ``?``) of what is no matrix: of a parameter's whole name, or of one part of it between dots.
+        Output layers belong here.
+    engine, skip_nonfinite
+        See `arrayopt.torch.optimizer`.
+
+    Returns
+    -------
+    Optimizer
+        Of the class of `rest`. The matrices are its first group.
+
+    Raises
+    ------
+    TypeError
+        If one of the arguments is of the wrong kind.
+    ValueError
+        If a pattern fits no parameter, or a group would be empty.
+
+    Examples
+    --------
+    >>> import torch, arrayopt as ao
+    >>> from arrayopt.torch import split
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+    >>> opt = split(model, matrices=ao.Muon(lr=0.02), rest=ao.AdamW(lr=3e-4), exclude=["1"])
+    >>> [group["param_names"] for group in opt.param_groups]
+    [['0.weight'], ['0.bias', '1.weight', '1.bias']]
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"split: `model` must be a torch.nn.Module; got {type(model).__name__}")
+    for name, rule in (("matrices", matrices), ("rest", rest)):
+        if not isinstance(rule, Rule):
+            raise TypeError(f"split: `{name}` must be a rule with its values, such as Muon(lr=0.02); got {rule!r}")
+    if isinstance(exclude, str):
+        raise TypeError(f"split: `exclude` must be a sequence of patterns, such as [{exclude!r}]; got {exclude!r}")
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    unused = [pattern for pattern in exclude if not any(_fits(name, pattern) for name, _ in named)]
+    if unused:
+        raise ValueError(f"split: `exclude` has {unused}, which fit none of {[name for name, _ in named]}")
+    tables = {module.weight for module in model.modules() if isinstance(module, Embedding | EmbeddingBag)}
+    of_matrices, others = list[tuple[str, Tensor]](), list[tuple[str, Tensor]]()
+    for name, p in named:
+        is_matrix = p.ndim >= 2 and p not in tables and not any(_fits(name, x) for x in exclude)
+        (of_matrices if is_matrix else others).append((name, p))
+    if not of_matrices or not others:
+        what = "no matrix" if not of_matrices else "nothing but matrices"
+        raise ValueError(f"split: there is {what} among {[name for name, _ in named]}; one rule is enough for these")
+    groups = [{"params": of_matrices, "rule": matrices}, {"params": others, "rule": rest}]
+    return optimizer(type(rest))(groups, engine=engine, skip_nonfinite=skip_nonfinite)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a pattern fits a parameter's name, or a part of it."""
+    return any(fnmatchcase(part, pattern) for part in (name, *name.split(".")))
