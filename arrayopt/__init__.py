@@ -22,6 +22,7 @@ from arrayopt.rules import (
     LARS,
     SGD,
     SOAP,
+    AdaBelief,
     Adafactor,
     Adam,
     AdamH,
@@ -37,6 +38,7 @@ from arrayopt.rules import (
     RMSprop,
     Rule,
     ScheduleFreeAdamW,
+    Sophia,
 )
 from arrayopt.rules.draws import random
 from arrayopt.state.loss_scale import LossScale
@@ -50,6 +52,7 @@ __all__ = [
     "SGD",
     "SOAP",
     "AdEMAMix",
+    "AdaBelief",
     "Adafactor",
     "Adam",
     "AdamH",
@@ -72,6 +75,7 @@ __all__ = [
     "Ranks",
     "Rule",
     "ScheduleFreeAdamW",
+    "Sophia",
     "flag",
     "init",
     "load_optax",

@@ -395,6 +395,8 @@ FIELDS = {
     "AdEMAMix": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "beta3": 0.9, "eps": 0.01, "alpha": 2.0, "beta3_warmup": 4.5},
     "ScheduleFreeAdamW": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "weight_decay": 0.1, "r": 0.5},
     "AdamH": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "radius": 2.0},
+    "AdaBelief": {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 0.01, "eps_root": 0.01, "weight_decay": 0.1},
+    "Sophia": {"lr": 0.1, "beta1": 0.8, "gamma": 0.5, "eps": 3.0, "clip_update": 0.1, "weight_decay": 0.1},
     "FISTA": {"lr": 0.1},
 }
 HYPERS = [(name, field) for name, fields in FIELDS.items() for field in fields]

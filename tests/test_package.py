@@ -154,7 +154,19 @@ def isort_key(name):
 def test_what_stands_at_the_top():
     expected = {"Optimizer", "Rule", "Hyper", "init", "update", "real", "flag", "schedules"}
     expected |= {"LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"}
-    expected |= {"Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA"}
+    expected |= {
+        "Lion",
+        "RMSprop",
+        "NAdam",
+        "RAdam",
+        "Adan",
+        "AdEMAMix",
+        "ScheduleFreeAdamW",
+        "AdamH",
+        "FISTA",
+        "AdaBelief",
+        "Sophia",
+    }
     expected |= {"Muon", "NorMuon", "MuonH", "SOAP"}
     assert expected <= set(arrayopt.__all__)
     assert set(dir(arrayopt)) >= set(arrayopt.__all__)

@@ -4,11 +4,25 @@ from typing import Any
 
 from arrayopt.fusion.graph import LETTERS
 
-__all__ = ["WAY_OUT", "NotFlat", "NotFolded", "NotMeasured", "NotOriented", "TraceError", "broadcast", "reduced_over"]
+__all__ = [
+    "WAY_OUT",
+    "NoAttributeError",
+    "NotFlat",
+    "NotFolded",
+    "NotMeasured",
+    "NotOriented",
+    "TraceError",
+    "broadcast",
+    "reduced_over",
+]
 
 
 class TraceError(TypeError):
     """A rule does something that cannot be traced; the array_api engine runs it as it is."""
+
+
+class NoAttributeError(TraceError, AttributeError):
+    """A rule asks a traced array for what it does not have."""
 
 
 class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the planner

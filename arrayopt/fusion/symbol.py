@@ -11,6 +11,7 @@ import numpy as np
 from arrayopt.arrays import NARROW, REAL, is_array
 from arrayopt.fusion.dims import (
     WAY_OUT,
+    NoAttributeError,
     NotFlat,
     NotFolded,
     NotMeasured,
@@ -78,11 +79,30 @@ class Symbol:
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         return NAMESPACE
 
+    def __getattr__(self, name: str) -> Any:
+        """What arrays have, and symbols do not."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        instead = {"T": "xp.matrix_transpose(x)", "size": "xp.sum(0.0 * x + 1.0)"}.get(name, "")
+        if not instead:
+            known = name in {*vars(NAMESPACE), *REDUCTIONS, *OPS}
+            instead = f"xp.{name}(x)" if known else "functions of `xp`"
+        raise NoAttributeError(f"a traced array has no attribute `{name}`; use {instead}{WAY_OUT}")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        instead = "use xp.where, and return what is new"
+        raise TraceError(f"a traced array cannot be written to; {instead}{WAY_OUT}")
+
+    def __len__(self) -> int:
+        raise TraceError(f"a traced array has no length; use xp.sum and xp.mean{WAY_OUT}")
+
     def __bool__(self) -> bool:
         raise TraceError(f"`if` and `and` cannot depend on an array's value; use xp.where or &{WAY_OUT}")
 
     def __float__(self) -> float:
-        raise TraceError(f"a traced array has no value{WAY_OUT}")
+        raise TraceError(
+            f"a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays and on `h`{WAY_OUT}"
+        )
 
     def __iter__(self) -> Any:
         raise TraceError(f"a traced array cannot be iterated over{WAY_OUT}")
@@ -322,7 +342,22 @@ class _Namespace(SimpleNamespace):
         for op, row in OPS.items():
             if name in row.api:
                 return partial(_elementwise, op)
-        raise TraceError(f"xp.{name} cannot be traced{WAY_OUT}")
+        raise TraceError(
+            f"xp.{name} cannot be traced; use functions element by element, sums, means, `min` and"
+            f" `max` over all elements, rows or columns, and products of matrices{WAY_OUT}"
+        )
+
+
+class _Linalg(SimpleNamespace):
+    """What `xp.linalg` has of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(
+            f"xp.linalg.{name} cannot be traced; use iterations of products, such as those of Newton"
+            f" and Schulz, or do it in some updates alone, by `branch` and `as_written`{WAY_OUT}"
+        )
 
 
 NAMESPACE = _Namespace(
@@ -336,7 +371,7 @@ NAMESPACE = _Namespace(
     matmul=_matmul,
     matrix_transpose=lambda x: x.mT,
     reshape=_reshape,
-    linalg=SimpleNamespace(vector_norm=_vector_norm, matmul=_matmul, matrix_transpose=lambda x: x.mT),
+    linalg=_Linalg(vector_norm=_vector_norm, matmul=_matmul, matrix_transpose=lambda x: x.mT),
     float32="float32",
     float64="float64",
     complex64="complex64",

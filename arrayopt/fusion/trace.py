@@ -1,5 +1,7 @@
 """Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as a graph."""
 
+import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,13 +66,34 @@ class _Draws:
 
 @contextmanager
 def _clear_errors(rule: Rule) -> Iterator[None]:
-    """Whatever a rule raises when it is traced says that it cannot be, and what to do."""
+    """Whatever a rule raises when it is traced says which of its lines cannot be."""
     try:
         yield
-    except (ReturnedError, TraceError, NotFlat, NotFolded, NotMeasured, NotOriented):
+    except (ReturnedError, NotFlat, NotFolded, NotMeasured, NotOriented):
         raise
+    except TraceError as error:
+        raise TraceError(f"{_line(rule, error)}{error}") from error
     except Exception as error:
-        raise TraceError(f"{type(rule).__name__} cannot be traced: {error!r}{WAY_OUT}") from error
+        who, said = type(rule).__name__, f"{type(error).__name__}: {_in_words(str(error))}"
+        raise TraceError(f"{_line(rule, error)}{who} cannot be traced: {said}{WAY_OUT}") from error
+
+
+def _line(rule: Rule, error: Exception) -> str:
+    """Which line of the rule raised an error."""
+    codes = [getattr(f, "__code__", None) for f in (rule.update, rule.slots, rule.project)]
+    own = {code.co_filename for code in codes if code is not None}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in own:
+            code = f", `{frame.line}`" if frame.line else ""
+            return f"{type(rule).__name__}.{frame.name}, line {frame.lineno}{code}: "
+    return ""
+
+
+def _in_words(said: str) -> str:
+    """What Python says of symbols, as who wrote the rule knows them."""
+    said = re.sub(r"'(Symbol|_Extent)'", "a traced array", said)
+    named = r"\b_?\w+\(\) (got an unexpected keyword)"
+    return re.sub(named, r"a function of `xp` that is traced \1", said)
 
 
 def trace(

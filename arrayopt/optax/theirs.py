@@ -189,6 +189,7 @@ SAME = {
         rest=("min_dim_size_to_factor", "factored"),
         form=_adafactor,
     ),
+    "adabelief": Same(rules.AdaBelief),
     "adam": Same(rules.Adam),
     "adamw": Same(rules.AdamW),
     "adan": Same(rules.Adan, always={"weak_differences": True, "no_prox": True}),

@@ -1,5 +1,6 @@
 """The update rules: mathematics and nothing else."""
 
+from arrayopt.rules.adabelief import AdaBelief
 from arrayopt.rules.adam import Adam, AdamW
 from arrayopt.rules.adamh import AdamH
 from arrayopt.rules.adan import Adan
@@ -17,6 +18,7 @@ from arrayopt.rules.rmsprop import RMSprop
 from arrayopt.rules.schedule_free import ScheduleFreeAdamW
 from arrayopt.rules.sgd import SGD
 from arrayopt.rules.soap import SOAP
+from arrayopt.rules.sophia import Sophia
 
 __all__ = [
     "CAME",
@@ -27,6 +29,7 @@ __all__ = [
     "SGD",
     "SOAP",
     "AdEMAMix",
+    "AdaBelief",
     "Adafactor",
     "Adam",
     "AdamH",
@@ -41,4 +44,5 @@ __all__ = [
     "RMSprop",
     "Rule",
     "ScheduleFreeAdamW",
+    "Sophia",
 ]

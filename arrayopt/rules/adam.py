@@ -6,7 +6,16 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import debias, ema, is_zero, moments, sqrt, zeros_abs2
+from arrayopt.rules.words import (
+    cautious,
+    corrected,
+    debias,
+    ema,
+    is_zero,
+    moments,
+    sqrt,
+    zeros_abs2,
+)
 
 __all__ = ["Adam", "AdamW"]
 
@@ -80,6 +89,13 @@ class AdamW(_Adam):
         Nesterov's momentum: β₁ m / (1 - β₁^(t+1)) + (1-β₁) g / c₁ replaces m / c₁ (optax's ``nesterov``).
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax's ``eps_root``).
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+    mars : number, schedule or sequence, optional
+        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the gradient before), with a
+        norm of 1 at most, in place of g (Yuan et al., arXiv:2411.10438). The slot ``previous``
+        keeps the gradient; it is 0 at first.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -105,8 +121,18 @@ class AdamW(_Adam):
     array([0.899, 1.099])
     """
 
+    caution: bool = flag(False)
+    mars: Hyper | None = real("[0, inf)", None)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        own = super().slots(xp, p)
+        return own if self.mars is None else {**own, "previous": xp.zeros_like(p)}
+
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        u, new = self._direction(xp, g, s, h)
+        c = g if self.mars is None else corrected(xp, g, s["previous"], h)
+        u, new = self._direction(xp, c, s, h)
+        u = cautious(xp, u, g, self.caution)
+        new = new if self.mars is None else {**new, "previous": g}
         return p - h.lr * (u + h.weight_decay * p), new
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import abs2, choose, debias, ema, is_zero, sqrt, zeros_abs2
+from arrayopt.rules.words import abs2, cautious, choose, debias, ema, is_zero, sqrt, zeros_abs2
 
 __all__ = ["Adan"]
 
@@ -41,6 +41,9 @@ class Adan(Rule):
         Added to v / c₃ inside the root, in [0, inf) (optax).
     weak_differences : bool, default False
         Multiply δ and d by 1 - β₂ instead of β₂ (optax).
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -75,6 +78,7 @@ class Adan(Rule):
     no_prox: bool = flag(False)
     eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
     weak_differences: bool = flag(False)
+    caution: bool = flag(False)
 
     complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v",)
@@ -88,7 +92,7 @@ class Adan(Rule):
         m, d = ema(s["m"], g, h.beta1), ema(s["d"], delta, h.beta2)
         share = 1.0 - h.beta2 if self.weak_differences else h.beta2
         v = ema(s["v"], abs2(xp, g + share * delta), h.beta3)
-        u = debias(m, h.beta1, h.t) + share * debias(d, h.beta2, h.t)
+        u = debias(cautious(xp, m, g, self.caution), h.beta1, h.t) + share * debias(d, h.beta2, h.t)
         v_hat = debias(v, h.beta3, h.t)
         v_hat = v_hat if is_zero(self.eps_root) else v_hat + h.eps_root
         u = u / (sqrt(xp, v_hat) + h.eps)

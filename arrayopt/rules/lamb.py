@@ -8,6 +8,7 @@ from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
 from arrayopt.rules.words import (
     abs2,
+    cautious,
     clip_by_value,
     debias,
     ema,
@@ -98,6 +99,9 @@ class LAMB(_LayerwiseAdam):
         Multiply the gradient by 1-β₁ in the first moment. With False, m ← β₁ m + g (apex, timm).
     eps_root : number, schedule or sequence, default 0
         Added to v / c₂ inside the root, in [0, inf) (optax).
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -127,13 +131,14 @@ class LAMB(_LayerwiseAdam):
 
     grad_averaging: bool = flag(True)
     eps_root: Hyper = real("[0, inf)", 0.0, zero_is_off=True)
+    caution: bool = flag(False)
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         m = ema(s["m"], g, h.beta1) if self.grad_averaging else h.beta1 * s["m"] + g
         v = ema(s["v"], abs2(xp, g), h.beta2)
         m_hat, v_hat = self._debiased(m, v, h)
         v_hat = v_hat if is_zero(self.eps_root) else v_hat + h.eps_root
-        u = m_hat / (sqrt(xp, v_hat) + h.eps) + h.weight_decay * p
+        u = cautious(xp, m_hat / (sqrt(xp, v_hat) + h.eps), g, self.caution) + h.weight_decay * p
         r = self._ratio(xp, p, u, h)
         return p - h.lr * r * u, {"m": m, "v": v, "trust_ratio": r}
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import clip_by_value, is_zero, nonzero, norm
+from arrayopt.rules.words import cautious, clip_by_value, is_zero, nonzero, norm
 
 __all__ = ["LARS"]
 
@@ -47,6 +47,9 @@ class LARS(Rule):
     clip_after_ratio : bool, default False
         Compute λ before `clip_value` limits the gradient, not after it (MXNet). Without `clip_value` this makes no
         difference.
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -83,6 +86,7 @@ class LARS(Rule):
     trust_clip: bool = flag(False)
     lr_in_momentum: bool = flag(False)
     clip_after_ratio: bool = flag(False)
+    caution: bool = flag(False)
 
     complex_ok: ClassVar[bool] = True
 
@@ -103,7 +107,7 @@ class LARS(Rule):
         d = ratio * (g + h.weight_decay * p)
         d = h.lr * d if self.lr_in_momentum else d
         buf = h.momentum * s["buf"] + d
-        step = d + h.momentum * buf if self.nesterov else buf
+        step = cautious(xp, d + h.momentum * buf if self.nesterov else buf, g, self.caution)
         return p - (step if self.lr_in_momentum else h.lr * step), {"buf": buf, "trust_ratio": ratio}
 
     def _ratio(self, xp: Any, p: Array, g: Array, h: Any) -> Array:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array, kind
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import ema, nonzero
+from arrayopt.rules.words import cautious, corrected, ema, nonzero
 
 __all__ = ["Lion"]
 
@@ -32,6 +32,13 @@ class Lion(Rule):
         λ, in [0, inf).
     decoupled : bool, default True
         Decay the parameter. With False, λp is added to the gradient instead (L2).
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
+    mars : number, schedule or sequence, optional
+        γ, in [0, inf), such as 0.025: average g + γ β₁/(1-β₁)·(g - the gradient before), with a
+        norm of 1 at most, in place of g (Yuan et al., arXiv:2411.10438). The slot ``previous``
+        keeps the gradient; it is 0 at first.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -60,17 +67,21 @@ class Lion(Rule):
     beta2: Hyper = real("[0, 1)", 0.99)
     weight_decay: Hyper = real("[0, inf)", 0.0)
     decoupled: bool = flag(True)
+    caution: bool = flag(False)
+    mars: Hyper | None = real("[0, inf)", None)
 
     complex_ok: ClassVar[bool] = True
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        return {"m": xp.zeros_like(p)}
+        return {name: xp.zeros_like(p) for name in ("m", "previous")[: 1 if self.mars is None else 2]}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         g = g if self.decoupled else g + h.weight_decay * p
-        u = _sign(xp, ema(s["m"], g, h.beta1))
+        c = g if self.mars is None else corrected(xp, g, s["previous"], h)
+        u = cautious(xp, _sign(xp, ema(s["m"], c, h.beta1)), g, self.caution)
         u = u + h.weight_decay * p if self.decoupled else u
-        return p - h.lr * u, {"m": ema(s["m"], g, h.beta2)}
+        new = {"m": ema(s["m"], c, h.beta2)}
+        return p - h.lr * u, new if self.mars is None else {**new, "previous": g}
 
 
 def _sign(xp: Any, x: Array) -> Array:

@@ -8,7 +8,7 @@ import array_api_compat
 from arrayopt.arrays import Array, dtype_of
 from arrayopt.hyper import is_number
 
-__all__ = ["Triple", "as_matrices", "as_tensor", "newton_schulz", "refused", "scale_of", "triples"]
+__all__ = ["Triple", "as_matrices", "as_tensor", "lying", "newton_schulz", "refused", "scale_of", "triples"]
 
 Triple = tuple[float, float, float]
 
@@ -50,6 +50,12 @@ def scale_of(x: Array, scale: str) -> Any:
     if scale == "match_rms_adamw":
         return 0.2 * max(rows, columns) ** 0.5
     return (rows / columns) ** 0.5 if scale == "original" and rows > columns else 1.0
+
+
+def lying(p: Array) -> float:
+    """√max(1, rows/columns) of the last two axes of a tensor; 1 where it is traced, and lengths are no numbers."""
+    rows, columns = p.shape[-2:]
+    return max(1.0, rows / columns) ** 0.5 if isinstance(columns, int) and columns else 1.0
 
 
 def refused(xp: Any, p: Array, dtype: str | None) -> str:

@@ -7,8 +7,8 @@ from typing import Any, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, choice, flag, real, structural, whole
 from arrayopt.rules.base import Rule
-from arrayopt.rules.matrices import as_matrices, as_tensor, newton_schulz, refused, scale_of, triples
-from arrayopt.rules.words import clamp, debias, ema, nonzero, norm
+from arrayopt.rules.matrices import as_matrices, as_tensor, lying, newton_schulz, refused, scale_of, triples
+from arrayopt.rules.words import cautious, clamp, debias, ema, nonzero, norm, number
 
 __all__ = ["Muon", "MuonH", "NorMuon"]
 
@@ -88,12 +88,16 @@ class Muon(_Muon):
         The least norm that d is divided by, in (0, inf).
     eps_added : bool, default False
         Divide d by ‖d‖ + ε instead (optax).
-    scale : {"original", "match_rms_adamw", "none"}
+    scale : {"original", "match_rms_adamw", "none", "last"}
         The factor k: √max(1, rows/columns); 0.2·√max(rows, columns), which makes steps as long as AdamW's (Liu et al.,
-        arXiv:2502.16982); or 1.
+        arXiv:2502.16982); 1; or √max(1, rows/columns) of the last two axes of the tensor as it lies, as Jordan's code
+        has it, for which the rows and columns of a convolution's kernel are its height and width.
     matrix : {"flatten", "last"}
         How tensors of rank ≥ 3 are seen: as one matrix of the first axis against all others, as for convolutions; or as
         a batch of matrices along the last two axes.
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -109,8 +113,7 @@ class Muon(_Muon):
     The result is near to the orthogonal factor of d, and not equal to it.
 
     As in PyTorch, the momentum is an average; the first version had m ← μ m + g. optax has kernels the other way round:
-    its k is √max(1, columns/rows). Jordan's code takes k of a convolution from the height and width of the kernel:
-    ``scale="none"`` is that for kernels as high as wide.
+    its k is √max(1, columns/rows).
 
     References
     ----------
@@ -126,12 +129,23 @@ class Muon(_Muon):
     """
 
     weight_decay: Hyper = real("[0, inf)", 0.1)
-    scale: str = choice("original", "match_rms_adamw", "none")
+    scale: str = choice("original", "match_rms_adamw", "none", "last")
+    caution: bool = flag(False)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        own = super().slots(xp, p)
+        return {**own, "k": number(xp, p) + lying(p)} if self._lies(p) else own
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         m, x = self._orthogonal(xp, g, s, h)
-        step = as_tensor(xp, scale_of(x, self.scale) * x, p)
-        return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m}
+        own = {"k": s["k"]} if self._lies(p) else {}
+        k = own.get("k", scale_of(x, "original" if self.scale == "last" else self.scale))
+        step = cautious(xp, as_tensor(xp, k * x, p), g, self.caution)
+        return p - h.lr * h.weight_decay * p - h.lr * step, {"m": m, **own}
+
+    def _lies(self, p: Array) -> bool:
+        """Whether k is that of other axes than those of the matrix."""
+        return self.scale == "last" and self.matrix == "flatten" and p.ndim > 2
 
 
 @final

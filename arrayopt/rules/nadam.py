@@ -6,7 +6,7 @@ from typing import Any, ClassVar, final
 from arrayopt.arrays import Array
 from arrayopt.hyper import Hyper, flag, real
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import debias, moments, number, sqrt, zeros_abs2
+from arrayopt.rules.words import cautious, debias, moments, number, sqrt, zeros_abs2
 
 __all__ = ["NAdam"]
 
@@ -37,6 +37,9 @@ class NAdam(Rule):
         ψ, in [0, inf): how fast the momentum grows from β₁ / 2 to β₁.
     decoupled : bool, default False
         Decay the parameter instead: p ← p - ηλp. The moments are then without decay.
+    caution : bool, default False
+        Set elements of the update to zero that go against the gradient, and divide the others by
+        the share that they are, at least 1e-3 (Liang et al., arXiv:2411.16085).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -68,6 +71,7 @@ class NAdam(Rule):
     weight_decay: Hyper = real("[0, inf)", 0.0)
     momentum_decay: Hyper = real("[0, inf)", 4e-3)
     decoupled: bool = flag(False)
+    caution: bool = flag(False)
 
     complex_ok: ClassVar[bool] = True
     squares: ClassVar[tuple[str, ...]] = ("v",)
@@ -82,6 +86,6 @@ class NAdam(Rule):
         mu, mu_next = (h.beta1 * (1.0 - 0.5 * 0.96 ** (t * h.momentum_decay)) for t in (h.t, h.t + 1))
         product = s["mu_product"] * mu
         m_hat = (mu_next / (1.0 - product * mu_next)) * m + ((1.0 - mu) / (1.0 - product)) * g
-        u = m_hat / (sqrt(xp, debias(v, h.beta2, h.t)) + h.eps)
+        u = cautious(xp, m_hat, g, self.caution) / (sqrt(xp, debias(v, h.beta2, h.t)) + h.eps)
         u = u + h.weight_decay * p if self.decoupled else u
         return p - h.lr * u, {"m": m, "v": v, "mu_product": product}

@@ -24,12 +24,14 @@ __all__ = [
     "at_first",
     "bias_correction",
     "branch",
+    "cautious",
     "centralize",
     "choose",
     "clamp",
     "clip_by_norm",
     "clip_by_value",
     "clip_unitwise",
+    "corrected",
     "debias",
     "decayed_beta",
     "dot",
@@ -217,6 +219,23 @@ def clamp(xp: Any, x: Array, low: Any, high: Any) -> Array:
     """x limited to [low, high]; None leaves an end open; NaN stays."""
     x = x if low is None else xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)
+
+
+def cautious(xp: Any, u: Array, g: Array, caution: bool) -> Array:
+    """An update without the elements that go against the gradient, divided by the share of those that are left.
+
+    The share counts as 1e-3 at least (arXiv:2411.16085, as timm has it). Without `caution`, u as it is; NaN stays.
+    """
+    if not caution:
+        return u
+    along = xp.sign(u) * xp.sign(g) if kind(g) != "complex" else xp.real(u) * xp.real(g) + xp.imag(u) * xp.imag(g)
+    share = xp.mean(xp.astype(along > 0, along.dtype))
+    return xp.where(along <= 0, 0.0, u) / xp.maximum(share, 1e-3)
+
+
+def corrected(xp: Any, g: Array, previous: Array, h: Any) -> Array:
+    """g + γ β₁/(1-β₁)·(g - the gradient before), of norm 1 at most (MARS, arXiv:2411.10438, algorithm 2)."""
+    return clip_by_norm(xp, g + h.mars * (h.beta1 / (1.0 - h.beta1)) * (g - previous), 1.0)
 
 
 def ema(average: Array, x: Array, beta: Any) -> Array:

@@ -24,8 +24,9 @@ __all__ = ["TensorState"]
 class TensorState(Mapping[str, Any]):
     """A tensor's state: its number of updates ``t`` and its slots, each asked for when looked at.
 
-    A slot can be given: ``opt.state["w"]["hess"] = x`` copies x into it. The array must be of the slot's library,
-    device, dtype and shape, and finite. Ranks give the part that they see here, or the whole slot.
+    A slot can be given: ``opt.state["w"]["hess"] = x`` copies x into it. The array must be of the
+    slot's library, device, dtype and shape, and finite. Ranks give the part that they see here, or
+    the whole slot.
     """
 
     def __init__(self, tensor: Tensor, changing: Callable[[str], AbstractContextManager[Any]]) -> None:
@@ -50,7 +51,7 @@ class TensorState(Mapping[str, Any]):
 
 
 def _checked(tensor: Tensor, slot: str, value: Any) -> Array:
-    """What a slot is to be, as an array of its own; TypeError or ValueError where it cannot be that."""
+    """What a slot is to be, as an array of its own, checked."""
     who = f"Optimizer.state: slot {slot!r} of {tensor.name!r}"
     given = [name for name in tensor.slots if not name.startswith(PROJECT)]
     if slot not in given:

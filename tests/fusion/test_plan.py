@@ -81,6 +81,22 @@ BYTES = {
     "AdamH-0": (40, 40),  # LAMB's
     "AdamH-1": (40, 40),
     "AdamH-2": (40, 40),
+    "LAMB-7": (44, 44),  # the share of elements is known before the norm of what is left of them
+    "LARS-6": (40, 40),
+    "AdamW-7": (36, 36),
+    "AdamW-8": (44, 44),
+    "AdamW-9": (52, 52),
+    "Adafactor-4": (40, 40),
+    "Lion-3": (28, 28),
+    "Lion-4": (36, 36),
+    "NAdam-3": (40, 40),
+    "Adan-3": (60, 60),
+    "AdaBelief-0": (28, 28),
+    "AdaBelief-1": (28, 28),
+    "AdaBelief-2": (28, 28),
+    "Sophia-0": (24, 24),  # what it does not change is not written
+    "Sophia-1": (24, 24),
+    "Sophia-2": (28, 28),
     "FISTA-0": (32, 32),
     "FISTA-1": (20, 24),
     "FISTA-2": (32, 32),

@@ -101,7 +101,11 @@ FREE_OF_GRADIENT_SCALE = [
     *(("LANS", options) for options in CASES["LANS"]),
     *(("LAMB", {**options, "eps": 1e-300, "eps_root": 0.0}) for options in CASES["LAMB"] if not CLIPS & set(options)),
     ("LAMB", {"eps": 1e-300, "weight_decay": 0.0}),
-    *(("AdamW", {**options, "eps": 1e-300, "eps_root": 0.0}) for options in CASES["AdamW"]),
+    *(
+        ("AdamW", {**options, "eps": 1e-300, "eps_root": 0.0})
+        for options in CASES["AdamW"]
+        if not {"mars", *CLIPS} & set(options)  # whose gradient has a norm of 1 at most
+    ),
     *(("Adam", {**options, "eps": 1e-300, "eps_root": 0.0, "weight_decay": 0.0}) for options in CASES["Adam"]),
     ("LARS", {"lr": 0.1}),
     ("LARS", {"lr": 0.1, "decayed_norm": True, "grad_centralization": True}),
@@ -381,11 +385,11 @@ EDGES = {
     "LANS": [{}, {"weight_decay": 0.0}, {"min_ratio": 0.0, "max_ratio": 0.0}, {"beta1": 0.0, "beta2": 0.0}],
     "CAME": [{}, {"eps1": 0.0}, {"eps2": 0.0}, {"eps1": 0.0, "eps2": 0.0, "eps_scale": 0.0, "decay_rate": 0.8}],
     "LARS": [{"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "momentum": 0.0}],
-    "AdamW": [{}, {"beta1": 0.0, "beta2": 0.0}],
+    "AdamW": [{}, {"beta1": 0.0, "beta2": 0.0}, {"mars": 0.025}],
     "Adam": [{}, {"weight_decay": 0.1}, {"beta1": 0.0, "beta2": 0.0}],
     "SGD": [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "dampening": 1.0, "weight_decay": 0.1}],
     "Adafactor": [{}, {"eps1": 0.0, "beta1": 0.9}, {"eps1": 0.0, "eps_scale": 0.0, "decay_rate": 0.0}],
-    "Lion": [{}, {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.1}],
+    "Lion": [{}, {"mars": 0.025}, {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.1}],
     "RMSprop": [
         {"momentum": 0.9},
         {"alpha": 0.0, "momentum": 0.5, "weight_decay": 0.1},
@@ -397,6 +401,8 @@ EDGES = {
     "AdEMAMix": [{}, {"beta1": 0.0, "beta3": 0.0, "beta3_warmup": 2.0, "alpha_warmup": 2.0}],
     "ScheduleFreeAdamW": [{}, {"lr": 0.0}, {"lr": 0.0, "weight_lr_power": 0.0, "warmup_steps": 2.0}],
     "AdamH": [{}, {"radius": 2.0}, {"beta1": 0.0, "beta2": 0.0}],
+    "AdaBelief": [{}, {"beta1": 0.0, "beta2": 0.0}, {"eps_root": 0.0, "weight_decay": 0.1}],
+    "Sophia": [{}, {"beta1": 0.0, "weight_decay": 0.1}],
     "FISTA": [{"lr": 0.1}],
 }
 

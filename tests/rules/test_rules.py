@@ -164,6 +164,7 @@ def own_slots(rule_name, h, shape):
         return {"buf": shape} if h.momentum or rule_name == "LARS" else {}
     if rule_name in ("LAMB", "LANS", "AdamW", "Adam"):
         names = ["m", "v", *(["v_max"] if getattr(h, "amsgrad", False) else [])]
+        names += ["previous"] if rule_name == "AdamW" and h.mars is not None else []
         return dict.fromkeys(names, shape)
     slots = {} if h.beta1 is None else {"m": shape}
     if len(shape) < 2 or not getattr(h, "factored", True):

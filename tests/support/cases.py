@@ -12,6 +12,7 @@ CASES = {
         {"adapt": False, "grad_centralization": True},
         {"clip_unit_ratio": 0.3, "lookahead_steps": 2, "lookahead_alpha": 0.8, "ema_decay": 0.9, "lr": 0.05},
         {"grad_averaging": False, "eps_root": 1e-3, "lr": 0.01},
+        {"caution": True, "lr": 0.05, "weight_decay": 0.1},
     ],
     "LANS": [
         {},
@@ -35,6 +36,7 @@ CASES = {
         {"lr": 0.1, "adapt": False, "grad_centralization": True},
         {"lr": 2e-3, "nesterov": True, "trust_clip": True, "weight_decay": 0.01},
         {"lr": 0.1, "clip_value": 0.5, "clip_after_ratio": True, "trust_coefficient": 0.05, "lr_in_momentum": True},
+        {"lr": 0.1, "caution": True, "nesterov": True, "weight_decay": 0.01},
     ],
     "AdamW": [
         {},
@@ -44,6 +46,9 @@ CASES = {
         {"beta2": 0.9999999, "beta1": 0.99},  # where 1 - beta2 ** t cancels
         {"nesterov": True, "eps_root": 1e-4, "lr": 0.01},
         {"nesterov": True, "bias_correction": False},
+        {"caution": True, "lr": 0.01},
+        {"mars": 0.1, "lr": 0.01, "beta1": 0.95},
+        {"mars": 0.025, "caution": True, "lr": 0.01, "clip_value": 0.5},
     ],
     "Adam": [
         {},
@@ -77,6 +82,8 @@ CASES = {
         {},
         {"lr": 0.01, "weight_decay": 0.1, "beta1": 0.5},
         {"lr": 0.01, "weight_decay": 0.1, "decoupled": False},
+        {"lr": 0.01, "caution": True, "weight_decay": 0.1},
+        {"lr": 0.01, "mars": 0.1, "beta1": 0.95, "beta2": 0.95},
     ],
     "RMSprop": [
         {},
@@ -89,6 +96,7 @@ CASES = {
         {},
         {"weight_decay": 0.1, "decoupled": True, "momentum_decay": 0.5},
         {"weight_decay": 0.1, "momentum_decay": 0.0},
+        {"caution": True, "decoupled": True, "weight_decay": 0.1},
     ],
     "RAdam": [
         {},
@@ -99,6 +107,7 @@ CASES = {
         {},
         {"lr": 0.01, "weight_decay": 0.1, "no_prox": True, "eps_root": 1e-3, "weak_differences": True},
         {"lr": 0.01, "weight_decay": 0.1, "beta3": 0.9, "grad_centralization": True},
+        {"lr": 0.01, "weight_decay": 0.1, "caution": True},
     ],
     "AdEMAMix": [
         {},
@@ -114,6 +123,16 @@ CASES = {
         {},
         {"lr": 0.1, "radius": 2.0, "bias_correction": False},
         {"lr": 0.5, "beta1": 0.5, "clip_value": 0.3},
+    ],
+    "AdaBelief": [
+        {"eps_root": 1e-8},
+        {"lr": 0.01, "weight_decay": 0.1, "decoupled": False, "eps_root": 1e-8},
+        {"lr": 0.01, "weight_decay": 0.1, "nesterov": True, "eps": 1e-8, "eps_root": 1e-6, "beta1": 0.5},
+    ],
+    "Sophia": [
+        {},
+        {"lr": 0.01, "weight_decay": 0.1, "gamma": 0.5, "eps": 0.3, "bias_correction": False},
+        {"clip_update": 0.5, "eps": 0.1, "clip_tensor_norm": 1.0},
     ],
     "FISTA": [
         {"lr": 0.1},
@@ -137,6 +156,8 @@ MATRICES = {
             "eps_added": True,
         },
         {"lr": 0.02, "lookahead_steps": 2, "ema_decay": 0.9, "clip_value": 0.5, "ns_coefficients": ((2.0, -1.5, 0.5),)},
+        {"lr": 0.02, "scale": "last", "ns_steps": 2},
+        {"lr": 0.02, "caution": True, "ns_steps": 2},
     ],
     "NorMuon": [
         {"lr": 0.02},

@@ -79,6 +79,8 @@ BASE = {
     "AdEMAMix": {"lr": 0.1, "beta2": 0.1, "beta3": 0.9, "decoupled": False},
     "ScheduleFreeAdamW": {"lr": 0.1},
     "AdamH": {"lr": 0.1},
+    "AdaBelief": {"lr": 0.1, "beta2": 0.1, "weight_decay": 0.1},
+    "Sophia": {"lr": 0.1, "gamma": 0.5, "eps": 0.5, "weight_decay": 0.1},
     "FISTA": {"lr": 0.1, "restart": False},
 }
 NOT_SEEN = {  # alone

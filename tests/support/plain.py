@@ -41,6 +41,24 @@ def clamp(x, low, high):
     return x if high is None else min(x, high)
 
 
+def cautious(h, u, g):
+    """The elements of u along g, over the share that they are; with `caution` alone."""
+    if not h.caution:
+        return u
+    along = [(a * complex(b).conjugate()).real > 0 for a, b in zip(u, g, strict=True)]
+    share = max(sum(along) / len(u), 1e-3)
+    return [a / share if yes else 0.0 * a for a, yes in zip(u, along, strict=True)]
+
+
+def corrected(h, g, previous):
+    """MARS's gradient; with `mars` alone."""
+    if h.mars is None:
+        return g
+    more = h.mars * h.beta1 / (1 - h.beta1)
+    c = [a + more * (a - b) for a, b in zip(g, previous, strict=True)]
+    return [x / max(norm(c), 1.0) for x in c]
+
+
 def in_a_box(p, low, high):
     return [min(max(x, low), high) for x in p]
 

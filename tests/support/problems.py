@@ -13,7 +13,19 @@ import arrayopt as ao
 from arrayopt.params.trees import flatten
 
 RULES = ("LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor")
-RULES += ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
+RULES += (
+    "Lion",
+    "RMSprop",
+    "NAdam",
+    "RAdam",
+    "Adan",
+    "AdEMAMix",
+    "ScheduleFreeAdamW",
+    "AdamH",
+    "FISTA",
+    "AdaBelief",
+    "Sophia",
+)
 COMPLEX = ("LAMB", "AdamW")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 SHAPES = ((), (1,), (7,), (30,), (3, 2), (1, 1), (5, 1), (1, 4), (9, 17), (2, 1, 3), (2, 3, 2, 2), (0,), (0, 3), (3, 0))

@@ -108,7 +108,20 @@ REQUIRED = {
     "Adafactor": {"lr": 0.1, "relative_step": False},
 }
 RULES = ["LAMB", "LANS", "CAME", "LARS", "AdamW", "Adam", "SGD", "Adafactor"]
-RULES += ["Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA", "SOAP"]
+RULES += [
+    "Lion",
+    "RMSprop",
+    "NAdam",
+    "RAdam",
+    "Adan",
+    "AdEMAMix",
+    "ScheduleFreeAdamW",
+    "AdamH",
+    "FISTA",
+    "AdaBelief",
+    "Sophia",
+    "SOAP",
+]
 
 
 def fields(rule, *, switches):

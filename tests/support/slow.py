@@ -12,7 +12,19 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
 """How long Hypothesis searches: ``quick`` in each run, ``all`` in `make test-all`, ``search`` for new examples."""
 
 
-LATER = ("Lion", "RMSprop", "NAdam", "RAdam", "Adan", "AdEMAMix", "ScheduleFreeAdamW", "AdamH", "FISTA")
+LATER = (
+    "Lion",
+    "RMSprop",
+    "NAdam",
+    "RAdam",
+    "Adan",
+    "AdEMAMix",
+    "ScheduleFreeAdamW",
+    "AdamH",
+    "FISTA",
+    "AdaBelief",
+    "Sophia",
+)
 """Rules that the others stand for in most tests: `make test` runs those of `OFTEN` for them, `make test-all` all."""
 
 OFTEN = {

@@ -7,7 +7,7 @@ clever: a line of code is a line of the rule's definition. `h` holds the options
 import math
 
 from tests.support import witness_more, witness_soap
-from tests.support.plain import clamp, corrections, ema, nonzero, norm, projected, rms, square
+from tests.support.plain import cautious, clamp, corrected, corrections, ema, nonzero, norm, projected, rms, square
 
 MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True}
 TRUST = {"adapt": True, "min_norm": None, "max_norm": None, "min_ratio": None, "max_ratio": None}
@@ -21,15 +21,17 @@ AROUND |= {"lookahead_steps": None, "lookahead_alpha": 0.5, "ema_decay": None, "
 AROUND |= {"rounding": "nearest", "seed": 0}  # of the one this is the witness, and the other changes nothing then
 MUON = {"momentum": 0.95, "nesterov": True, "bias_correction": False, "weight_decay": 0.1, "ns_steps": 5, "eps": 1e-7}
 MUON |= {"ns_coefficients": (3.4445, -4.775, 2.0315), "scale": "original", "matrix": "flatten", "eps_added": False}
+MUON |= {"caution": False}
 ADAM = {"eps": 1e-8, "amsgrad": False, "nesterov": False, "eps_root": 0.0}
 LARS = {"momentum": 0.9, "trust_coefficient": 1e-3, "eps": 0.0, "adapt": True, "decayed_norm": False}
 LARS |= {"nesterov": False, "trust_clip": False, "clip_after_ratio": False, "lr_in_momentum": False}
+LARS |= {"caution": False}
 DEFAULTS = {
-    "LAMB": MOMENTS | TRUST | {"grad_averaging": True, "eps_root": 0.0},
+    "LAMB": MOMENTS | TRUST | {"grad_averaging": True, "eps_root": 0.0, "caution": False},
     "LANS": MOMENTS | TRUST | {"sequential": False},
     "CAME": FACTORED | CAME | CONSTANT_LR,
     "LARS": BUFFER | LARS,
-    "AdamW": MOMENTS | ADAM,
+    "AdamW": MOMENTS | ADAM | {"caution": False, "mars": None},
     "Adam": MOMENTS | ADAM | {"weight_decay": 0.0},
     "SGD": BUFFER | {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
     "Muon": MUON,
@@ -125,7 +127,8 @@ def zero_slots(rule_name, h, shape, p):
     if rule_name in ("SGD", "LARS"):
         return {"buf": [0.0] * whole}
     if rule_name == "Muon":
-        return {"m": [0.0] * whole}
+        apart = h.scale == "last" and h.matrix == "flatten" and len(shape) > 2
+        return {"m": [0.0] * whole} | ({"k": [lying(shape)]} if apart else {})
     if rule_name == "MuonH":
         return {"m": [0.0] * whole} | ({"radius": [0.0] * matrices(h, shape)[0]} if h.radius is None else {})
     if rule_name == "NorMuon":
@@ -135,6 +138,8 @@ def zero_slots(rule_name, h, shape, p):
         slots = {"m": [0.0] * whole, "v": [0.0] * whole}
         if rule_name in ("AdamW", "Adam") and h.amsgrad:
             slots["v_max"] = [0.0] * whole
+        if rule_name == "AdamW" and h.mars is not None:
+            slots["previous"] = [0.0] * whole
         return slots
     slots = {} if h.beta1 is None else {"m": [0.0] * whole}
     if len(shape) < 2 or (rule_name == "Adafactor" and not h.factored):
@@ -175,7 +180,8 @@ def lamb(h, shape, p, g, s, t):
     c1, c2 = corrections(h, t)
     m = [h.beta1 * s["m"][i] + (1 - h.beta1 if h.grad_averaging else 1) * g[i] for i in n]
     v = ema(s["v"], [square(x) for x in g], h.beta2)
-    u = [(m[i] / c1) / (math.sqrt(v[i] / c2 + h.eps_root) + h.eps) + h.weight_decay * p[i] for i in n]
+    u = cautious(h, [(m[i] / c1) / (math.sqrt(v[i] / c2 + h.eps_root) + h.eps) for i in n], g)
+    u = [u[i] + h.weight_decay * p[i] for i in n]
     r = trust_ratio(h, norm(p), norm(u))
     return [p[i] - h.lr * r * u[i] for i in n], {"m": m, "v": v}
 
@@ -198,7 +204,8 @@ def lans(h, shape, p, g, s, t):
 
 
 def adamw(h, shape, p, g, s, t):
-    n = range(len(p))
+    n, given = range(len(p)), g
+    g = corrected(h, g, s.get("previous"))
     c1, c2 = corrections(h, t)
     m = ema(s["m"], g, h.beta1)
     v = ema(s["v"], [square(x) for x in g], h.beta2)
@@ -209,13 +216,14 @@ def adamw(h, shape, p, g, s, t):
     if h.nesterov:
         c1_next = corrections(h, t + 1)[0]
         m_hat = [h.beta1 * m[i] / c1_next + (1 - h.beta1) * g[i] / c1 for i in n]
-    u = [m_hat[i] / (math.sqrt(v[i] / c2 + h.eps_root) + h.eps) + h.weight_decay * p[i] for i in n]
-    return [p[i] - h.lr * u[i] for i in n], slots
+    u = cautious(h, [m_hat[i] / (math.sqrt(v[i] / c2 + h.eps_root) + h.eps) for i in n], given)
+    slots |= {} if h.mars is None else {"previous": list(given)}
+    return [p[i] - h.lr * (u[i] + h.weight_decay * p[i]) for i in n], slots
 
 
 def adam(h, shape, p, g, s, t):
     g = [g[i] + h.weight_decay * p[i] for i in range(len(p))]
-    h.weight_decay = 0.0
+    h.weight_decay, h.caution, h.mars = 0.0, False, None
     return adamw(h, shape, p, g, s, t)
 
 
@@ -243,6 +251,7 @@ def lars(h, shape, p, g, s, t):
     inside, outside = (h.lr, 1.0) if h.lr_in_momentum else (1.0, h.lr)
     buf = [h.momentum * s["buf"][i] + inside * trust * g_decayed[i] for i in n]
     d = [inside * trust * g_decayed[i] + h.momentum * buf[i] for i in n] if h.nesterov else buf
+    d = cautious(h, d, g)
     return [p[i] - outside * d[i] for i in n], {"buf": buf}
 
 
@@ -393,17 +402,24 @@ def orthogonal(h, shape, g, s, t):
     return m, [newton_schulz(h, every[b * rows : (b + 1) * rows]) for b in range(count)]
 
 
-def orthogonal_step(h, p, every):
+def lying(shape):
+    """Jordan's factor, of the last two axes."""
+    return math.sqrt(max(1, shape[-2] / shape[-1])) if shape[-1] else 1.0
+
+
+def orthogonal_step(h, p, every, shape=(), g=None):
     """The new parameter after a step along matrices."""
     rows, columns = len(every[0]), len(every[0][0])
     k = {"original": math.sqrt(max(1, rows / columns)), "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns))}
+    k |= {"last": lying(shape) if shape else 1.0}
     step = [h.lr * k.get(h.scale, 1.0) * v for x in every for row in x for v in row]
+    step = step if g is None else cautious(h, step, g)
     return [p[i] - h.lr * h.weight_decay * p[i] - step[i] for i in range(len(p))]
 
 
 def muon(h, shape, p, g, s, t):
     m, every = orthogonal(h, shape, g, s, t)
-    return orthogonal_step(h, p, every), {"m": m}
+    return orthogonal_step(h, p, every, shape, g), {"m": m} | {k: s[k] for k in s if k == "k"}
 
 
 def normuon(h, shape, p, g, s, t):

@@ -1,4 +1,5 @@
-"""Formulas of the witness, continued: Lion, RMSprop, NAdam, RAdam, Adan, AdEMAMix, ScheduleFreeAdamW, AdamH, FISTA.
+"""Formulas of the witness, continued: Lion, RMSprop, NAdam, RAdam, Adan, AdEMAMix, ScheduleFreeAdamW, AdamH, FISTA,
+AdaBelief, Sophia.
 
 As in `tests.support.witness`, whose `step` calls them: flat lists in, new lists and slots out. A slot of one number is
 a list of one.
@@ -6,7 +7,7 @@ a list of one.
 
 import math
 
-from tests.support.plain import corrections, ema, nonzero, norm, projected, square
+from tests.support.plain import cautious, corrected, corrections, ema, nonzero, norm, projected, square
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True}
 RMSPROP = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
@@ -15,22 +16,27 @@ RMSPROP |= {"lr_in_momentum": False}
 RADAM = {"lr": 1e-3, "decoupled": False, "threshold": 5.0, "degenerated_to_sgd": True, "nesterov": False}
 RADAM |= {"eps_root": 0.0}
 ADAN = {"lr": 1e-3, "beta1": 0.98, "beta2": 0.92, "beta3": 0.99, "eps": 1e-8, "weight_decay": 0.0, "no_prox": False}
-ADAN |= {"eps_root": 0.0, "weak_differences": False}
+ADAN |= {"eps_root": 0.0, "weak_differences": False, "caution": False}
 MIX = {"lr": 1e-3, "beta3": 0.9999, "alpha": 5.0, "alpha_warmup": None, "beta3_warmup": None, "decoupled": True}
 FREE = {"lr": 2.5e-3, "warmup_steps": 0.0, "r": 0.0, "weight_lr_power": 2.0}
 DEFAULTS = {
-    "Lion": {"lr": 1e-4, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "decoupled": True},
+    "Lion": {"lr": 1e-4, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "decoupled": True}
+    | {"caution": False, "mars": None},
     "RMSprop": RMSPROP,
-    "NAdam": ADAM | {"lr": 2e-3, "momentum_decay": 4e-3, "decoupled": False},
+    "NAdam": ADAM | {"lr": 2e-3, "momentum_decay": 4e-3, "decoupled": False, "caution": False},
     "RAdam": ADAM | RADAM,
     "Adan": ADAN,
     "AdEMAMix": ADAM | MIX | {"eps_root": 0.0},
     "ScheduleFreeAdamW": ADAM | FREE,
     "AdamH": ADAM | {"lr": 1e-2, "radius": None},
     "FISTA": {"restart": True},
+    "AdaBelief": ADAM | {"lr": 1e-3, "eps": 1e-16, "eps_root": 1e-16, "decoupled": True, "nesterov": False},
+    "Sophia": ADAM | {"lr": 1e-3, "beta1": 0.965, "gamma": 0.01, "clip_update": 1.0, "weight_decay": 1e-4},
 }
 SLOTS = {
-    "Lion": lambda h, p: zeros(p, "m"),
+    "Lion": lambda h, p: zeros(p, "m", *["previous"] * (h.mars is not None)),
+    "AdaBelief": lambda h, p: zeros(p, "m", "v"),
+    "Sophia": lambda h, p: zeros(p, "m", "hess"),
     "RMSprop": lambda h, p: zeros(p, "v", *["m"] * h.centered, *["buf"] * bool(h.momentum)),
     "NAdam": lambda h, p: zeros(p, "m", "v") | {"mu_product": [1.0]},
     "RAdam": lambda h, p: zeros(p, "m", "v"),
@@ -65,8 +71,10 @@ def moved(h, p, u):
 
 def lion(h, shape, p, g, s, t):
     g = with_l2(h, p, g)
-    mixed = ema(s["m"], g, h.beta1)
-    return moved(h, p, [x / nonzero(abs(x)) for x in mixed]), {"m": ema(s["m"], g, h.beta2)}
+    c = corrected(h, g, s.get("previous"))
+    u = [x / nonzero(abs(x)) for x in ema(s["m"], c, h.beta1)]
+    slots = {"m": ema(s["m"], c, h.beta2)} | ({} if h.mars is None else {"previous": list(g)})
+    return moved(h, p, cautious(h, u, g)), slots
 
 
 def rmsprop(h, shape, p, g, s, t):
@@ -95,10 +103,8 @@ def nadam(h, shape, p, g, s, t):
     mu, mu_next = (h.beta1 * (1 - 0.5 * 0.96 ** (k * h.momentum_decay)) for k in (t, t + 1))
     product = s["mu_product"][0] * mu
     c2 = corrections(h, t)[1]
-    u = [
-        (mu_next * a / (1 - product * mu_next) + (1 - mu) * b / (1 - product)) / (math.sqrt(c / c2) + h.eps)
-        for a, b, c in zip(m, g, v, strict=True)
-    ]
+    m_hat = [mu_next * a / (1 - product * mu_next) + (1 - mu) * b / (1 - product) for a, b in zip(m, g, strict=True)]
+    u = [a / (math.sqrt(c / c2) + h.eps) for a, c in zip(cautious(h, m_hat, g), v, strict=True)]
     return moved(h, p, u), {"m": m, "v": v, "mu_product": [product]}
 
 
@@ -129,7 +135,8 @@ def adan(h, shape, p, g, s, t):
     share = 1 - h.beta2 if h.weak_differences else h.beta2
     v = ema(s["v"], [square(g[i] + share * delta[i]) for i in n], h.beta3)
     c1, c2, c3 = (1 - beta**t for beta in (h.beta1, h.beta2, h.beta3))
-    u = [(m[i] / c1 + share * d[i] / c2) / (math.sqrt(v[i] / c3 + h.eps_root) + h.eps) for i in n]
+    along = cautious(h, m, g)
+    u = [(along[i] / c1 + share * d[i] / c2) / (math.sqrt(v[i] / c3 + h.eps_root) + h.eps) for i in n]
     decay = h.lr * h.weight_decay
     new = [p[i] * (1 - decay) - h.lr * u[i] if h.no_prox else (p[i] - h.lr * u[i]) / (1 + decay) for i in n]
     return new, {"m": m, "d": d, "v": v, "previous": list(g)}
@@ -192,5 +199,26 @@ def fista(h, shape, p, g, s, t):
     return [x[i] + (theta - 1) / later * (x[i] - old[i]) for i in n], {"x": x, "theta": [later]}
 
 
-RULES = {"Lion": lion, "RMSprop": rmsprop, "NAdam": nadam, "RAdam": radam, "Adan": adan, "AdEMAMix": ademamix}
+def adabelief(h, shape, p, g, s, t):
+    g = with_l2(h, p, g)
+    m = ema(s["m"], g, h.beta1)
+    v = [x + h.eps_root for x in ema(s["v"], squares([a - b for a, b in zip(g, m, strict=True)]), h.beta2)]
+    c1, c2 = corrections(h, t)
+    m_hat = [x / c1 for x in m]
+    if h.nesterov:
+        c1_next = corrections(h, t + 1)[0]
+        m_hat = [h.beta1 * a / c1_next + (1 - h.beta1) * b / c1 for a, b in zip(m, g, strict=True)]
+    return moved(h, p, [a / (math.sqrt(b / c2) + h.eps) for a, b in zip(m_hat, v, strict=True)]), {"m": m, "v": v}
+
+
+def sophia(h, shape, p, g, s, t):
+    m, c1 = ema(s["m"], g, h.beta1), 1 - h.beta1**t if h.bias_correction else 1.0
+    u = [(a / c1) / max(h.gamma * b, h.eps) for a, b in zip(m, s["hess"], strict=True)]
+    u = [min(max(x, -h.clip_update), h.clip_update) for x in u]
+    new = [a - h.lr * (b + h.weight_decay * a) for a, b in zip(p, u, strict=True)]
+    return new, {"m": m, "hess": s["hess"]}
+
+
+RULES = {"AdaBelief": adabelief, "Sophia": sophia}
+RULES |= {"Lion": lion, "RMSprop": rmsprop, "NAdam": nadam, "RAdam": radam, "Adan": adan, "AdEMAMix": ademamix}
 RULES |= {"ScheduleFreeAdamW": schedule_free_adamw, "AdamH": adamh, "FISTA": fista}
