@@ -197,6 +197,6 @@ def test_state_is_for_reading():
     opt = ao.Optimizer({"w": ones()}, ao.LAMB())
     with pytest.raises(TypeError):
         opt.state["w"] = {}
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="`t` counts updates, and is not given"):
         opt.state["w"]["t"] = 3
     assert set(opt.state["w"]) == {"t", "m", "v"}
