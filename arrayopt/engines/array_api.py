@@ -52,11 +52,14 @@ def apply(
     stats: bool = False,
     stacked: bool | None = None,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is reported.
+    """One update of one tensor, pure: the new parameter and slots in their dtypes, and what is
+    reported.
 
-    Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by itself, and what is
+    Under a rule with `stacked`, or where it is asked for here, each layer is updated as if by
+    itself, and what is
     reported is of each layer; `t` may have a number for each. All layers are updated at once where
-    `arrayopt.engines.abreast` knows all that the rule does. Random numbers follow from the tensor's `name`, and from
+    `arrayopt.engines.abreast` knows all that the rule does. Random numbers follow from the tensor's
+    `name`, and from
     the position of its `first` element.
 
     Arithmetic is in at least float32; what is stored in another dtype is rounded once, at the end.
@@ -77,7 +80,9 @@ def apply(
         h = numbers | arrays
         return _apply(rule, p, g, slots, h.pop("t"), h, clip=h.pop(""), **options)
 
-    updated: tuple[Array, dict[str, Array], Report] = sharded_like(lambda: (p, slots, None), made, p, g, slots, arrays)
+    updated: tuple[Array, dict[str, Array], Report] = sharded_like(
+        lambda: (p, slots, None), made, p, g, slots, arrays
+    )
     return updated
 
 
@@ -113,8 +118,11 @@ def _apply(
         return mapped
     if not differ:
         try:
-            return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True)
-        except Exception:  # whatever the rule does otherwise, it does of each layer by itself, and raises there
+            # whatever the rule does otherwise, it does of each layer by itself, and raises there
+            return apply_one(
+                rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True
+            )
+        except Exception:
             pass
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
@@ -130,7 +138,9 @@ def _apply(
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:
-    """What is reported of each layer: arrays, or numbers of Python, as a switched-off trust ratio is."""
+    """What is reported of each layer: arrays, or numbers of Python, as a switched-off trust ratio
+    is.
+    """
     xp, device = place(p)
     return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
 
@@ -148,7 +158,9 @@ def apply_one(
     stats: bool = False,
     together: bool = False,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """As `apply`, of a tensor that is not stacked, or of one layer; or all layers `together`. See `Tensor.origin`."""
+    """As `apply`, of a tensor that is not stacked, or of one layer; or all layers `together`. See
+    `Tensor.origin`.
+    """
     if size(p) == 0:
         return p, slots, {}
     xp = array_namespace(p)
@@ -163,8 +175,13 @@ def apply_one(
     if clip is not None:
         wide_g = wide_g * _scalar(xp, clip, scalar)
     codes = narrowed(slots)
-    stored, slots = slots, {name: x for name, x in slots.items() if name not in map(scale_of, codes)}
-    wide = {name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()}
+    stored, slots = (
+        slots,
+        {name: x for name, x in slots.items() if name not in map(scale_of, codes)},
+    )
+    wide = {
+        name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()
+    }
     wide |= {name: dequantized(slots[name], stored[scale_of(name)], scalar) for name in codes}
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         if "master" in wide:
@@ -179,7 +196,9 @@ def apply_one(
     held = {None, *map(holder, (p, g, *stored.values()))}
 
     def kept(new: Array, wide_old: Array, old: Array) -> Array:
-        """What the rule returned in the dtype of what it takes the place of: a copy where something else has it."""
+        """What the rule returned in the dtype of what it takes the place of: a copy where something
+        else has it.
+        """
         if new is wide_old:
             return old
         if is_number(new):
@@ -199,9 +218,15 @@ def apply_one(
             new_slots[name] = kept(out[name], wide[name], old)
     report = {name: x for name, x in out.items() if name not in slots}
     values = p.shape[0] if together else 1
-    many = [name for name, x in report.items() if not is_number(x) and not (is_array(x) and size(x) == values)]
+    many = [
+        name
+        for name, x in report.items()
+        if not is_number(x) and not (is_array(x) and size(x) == values)
+    ]
     if many:
-        raise ReturnedError(f"{who}.update: only values per tensor can be reported; got {', '.join(many)}")
+        raise ReturnedError(
+            f"{who}.update: only values per tensor can be reported; got {', '.join(many)}"
+        )
     if stats:
         report |= norms(space, wide.get("master", wide_p), wide_g, new_p)
     return kept(new_p, wide_p, p), new_slots, report
@@ -226,7 +251,9 @@ def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
 
 
 class ArrayAPI(Engine):
-    """Whole arrays, one operation after the other: slow, obvious, and what all else is compared with."""
+    """Whole arrays, one operation after the other: slow, obvious, and what all else is compared
+    with.
+    """
 
     name = "array_api"
 
@@ -234,19 +261,38 @@ class ArrayAPI(Engine):
         """Any bucket is for this engine."""
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
-        """Compute the whole step without writing; the returned function writes it. See `Engine.prepare`."""
+        """Compute the whole step without writing; the returned function writes it. See
+        `Engine.prepare`.
+        """
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, grads, groups, one = bucket.stacks.tensors, grads.stacks, bucket.group_of_stacks, _stack
+            tensors, grads, groups, one = (
+                bucket.stacks.tensors,
+                grads.stacks,
+                bucket.group_of_stacks,
+                _stack,
+            )
         elif isinstance(bucket, Layers):
             one = _layer
         elif bucket.rule.stacked:
             one = _stack
         took = layers_with(asked.grads)
-        slots = bucket.rule.stacked or not isinstance(bucket, Layers)  # what measures gradients has none
-        with np.errstate(all="ignore"):  # infinity and NaN are data: they reach the parameter, and are no warning
+        # what measures gradients has none
+        slots = bucket.rule.stacked or not isinstance(bucket, Layers)
+        # infinity and NaN are data: they reach the parameter, and are no warning
+        with np.errstate(all="ignore"):
             done = [
-                (x, *_update(partial(one, x, x.slots if slots else {}), bucket.groups[i].rule, x, g, asked, i))
+                (
+                    x,
+                    *_update(
+                        partial(one, x, x.slots if slots else {}),
+                        bucket.groups[i].rule,
+                        x,
+                        g,
+                        asked,
+                        i,
+                    ),
+                )
                 for x, g, i in zip(tensors, grads, groups, strict=True)
                 if g is not None
             ]
@@ -262,7 +308,9 @@ class ArrayAPI(Engine):
                 if one is _stack:
                     for i in range(p.shape[0] if report else 0):
                         if mask is None or not mask[i]:
-                            reports[layer_name(tensor.name, i)] = {name: x[i, ...] for name, x in report.items()}
+                            reports[layer_name(tensor.name, i)] = {
+                                name: x[i, ...] for name, x in report.items()
+                            }
                 else:
                     reports[tensor.name] = report
             bucket.count(took, asked.left)
@@ -308,12 +356,22 @@ def _update(
     i: int,
 ) -> tuple[Array, dict[str, Array], Report]:
     """One tensor's new parameter, slots and report."""
-    p, g, stats, left = detached(tensor.array), detached(g), asked.stats, (asked.left or {}).get(tensor.layers)
+    p, g, stats, left = (
+        detached(tensor.array),
+        detached(g),
+        asked.stats,
+        (asked.left or {}).get(tensor.layers),
+    )
     with on_its_device(p):
-        new, slots, report = one(rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats)
+        new, slots, report = one(
+            rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats
+        )
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)
-            report = {name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x for name, x in report.items()}
+            report = {
+                name: xp.astype(x, x.dtype, copy=True) if is_array(x) else x
+                for name, x in report.items()
+            }
         if left is not None:
             new = unless(left, new, p)
             slots = {name: unless(left, x, tensor.slots[name]) for name, x in slots.items()}

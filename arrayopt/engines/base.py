@@ -12,7 +12,17 @@ from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
 
-__all__ = ["Asked", "CompilationError", "Engine", "Judge", "NoRemedyError", "Partials", "Report", "Swap", "abreast"]
+__all__ = [
+    "Asked",
+    "CompilationError",
+    "Engine",
+    "Judge",
+    "NoRemedyError",
+    "Partials",
+    "Report",
+    "Swap",
+    "abreast",
+]
 
 Report = dict[str, Array]
 """What a step reports of one tensor."""
@@ -32,9 +42,11 @@ class Partials(NamedTuple):
     Attributes
     ----------
     pieces : tuple of array
-        For each rank, in this rank's memory, what that one fills in; on a device, together one stretch of it.
+        For each rank, in this rank's memory, what that one fills in; on a device, together one
+        stretch of it.
     where : callable
-        A section in which they may be worked on: on their device, in the stream that has filled them.
+        A section in which they may be worked on: on their device, in the stream that has filled
+        them.
     """
 
     pieces: tuple[Any, ...]
@@ -46,7 +58,9 @@ Swap = Callable[[list[Partials]], Callable[[], None]]
 
 
 def abreast(several: Iterable[Iterator[list[Partials]]]) -> Iterator[list[Partials]]:
-    """Run several through to where each wants partial results; yield those of all together, until all have ended."""
+    """Run several through to where each wants partial results; yield those of all together, until
+    all have ended.
+    """
     going = list(several)
     while going:
         wanted: list[Partials] = []
@@ -77,7 +91,8 @@ class Asked(NamedTuple):
     skip : 0-d array of bool, optional
         Whether to change nothing after all, which only the device knows: what `judge` has said.
     left : dict
-        Which layers of stacked tensors to leave as they are; those that are tensors of their own have no gradient then.
+        Which layers of stacked tensors to leave as they are; those that are tensors of their own
+        have no gradient then.
     """
 
     grads: Sequence[Array | None]
@@ -89,9 +104,11 @@ class Asked(NamedTuple):
 
 
 class Engine(ABC):
-    """Runs rules over tensors. It writes nothing before `launch`, so that a step that fails has changed nothing.
+    """Runs rules over tensors. It writes nothing before `launch`, so that a step that fails has
+    changed nothing.
 
-    A subclass must have what is abstract here: Python refuses to create an engine that lacks any of it.
+    A subclass must have what is abstract here: Python refuses to create an engine that lacks any of
+    it.
 
     Attributes
     ----------
@@ -104,7 +121,9 @@ class Engine(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the engine is called in ``explain()`` and in errors; ``name = "mine"`` in the class's body will do."""
+        """What the engine is called in ``explain()`` and in errors; ``name = "mine"`` in the
+        class's body will do.
+        """
 
     @abstractmethod
     def check(self, bucket: Bucket) -> None:
@@ -117,7 +136,8 @@ class Engine(ABC):
         Returns
         -------
         callable
-            Called once, it updates the tensors (arrays, slots and counts) and returns the reports by tensor name, as
+            Called once, it updates the tensors (arrays, slots and counts) and returns the reports
+            by tensor name, as
             arrays that later steps leave alone.
         """
 
@@ -138,7 +158,9 @@ class Engine(ABC):
 
 
 class Judge(Holder, Protocol):
-    """Decides on a device what becomes of each step, and holds the numbers of the loss scale; see `Run.give_to`."""
+    """Decides on a device what becomes of each step, and holds the numbers of the loss scale; see
+    `Run.give_to`.
+    """
 
     def send(self, scale: float | None, limit: float | None) -> None:
         """Have the host's numbers for the next step where a captured step will look for them."""
@@ -165,7 +187,8 @@ class Judge(Holder, Protocol):
         scaling, scale, limit, check
             As for `arrayopt.engines.cuda.emit_judge.emit_judge`.
         swap : callable, optional
-            Where there are several ranks: begins to fill in partial results of others, and returns what ends it.
+            Where there are several ranks: begins to fill in partial results of others, and returns
+            what ends it.
         alone : bool
             Whether a layer of a stacked tensor is skipped alone.
         """
@@ -174,4 +197,6 @@ class Judge(Holder, Protocol):
         """The norms of the last step's gradients by tensor name."""
 
     def commit(self) -> None:
-        """The step is made: what was decided of the loss scale and the joint norm holds from now on."""
+        """The step is made: what was decided of the loss scale and the joint norm holds from now
+        on.
+        """

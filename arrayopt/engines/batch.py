@@ -1,4 +1,6 @@
-"""Tensors of a bucket that have one plan: their scalars, which of them take part, and access to their memory."""
+"""Tensors of a bucket that have one plan: their scalars, which of them take part, and access to
+their memory.
+"""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -91,7 +93,8 @@ class Batch(ABC):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         self.plan, self.split, self.members = kind.plan, kind.split, members
-        self.bucket = weakref.proxy(bucket)  # which keeps this: a circle would wait for the garbage collector
+        # which keeps this: a circle would wait for the garbage collector
+        self.bucket = weakref.proxy(bucket)
         self.tensors = [bucket.tensors[i] for i in members]
         self.whole_bucket = len(members) == len(bucket.tensors)
         self.groups = np.array([bucket.group_of[i] for i in members])
@@ -102,7 +105,8 @@ class Batch(ABC):
         else:
             self.geo = lane_geometry(shapes, self.plan.element, self.lane_room)
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
-        self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0  # of whole tensors: the same on all ranks
+        # of whole tensors: the same on all ranks
+        self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0
         self.scalars = np.zeros((len(members), len(self.plan.scalars)))
         self.values = np.zeros((len(members), len(self.where.tensor)))
         self.whole = self._made_rows(np.arange(len(members)))
@@ -112,10 +116,14 @@ class Batch(ABC):
         self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
         self._located = -1
         slots = self.tensors[0].slots
-        self.widens = {x for x in self.plan.slots if scale_of(x) in slots and x not in self.plan.quantized}
-        self._versioned = array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
+        self.widens = {
+            x for x in self.plan.slots if scale_of(x) in slots and x not in self.plan.quantized
+        }
+        self._versioned = (
+            array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
+        )
 
-    # ---- which tensors ----------------------------------------------------------------------------------------------
+    # ---- which tensors ---------------------------------------------------------------------------
 
     def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
         """The tensors that have a gradient."""
@@ -132,22 +140,29 @@ class Batch(ABC):
     def _made_rows(self, rows: Ints) -> Rows:
         return Rows(rows, rows[self.filled[rows]])
 
-    # ---- a step -----------------------------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------------------
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
-        """Make a step over some of the tensors ready, raising whatever there is to raise; `grads` are the batch's."""
+        """Make a step over some of the tensors ready, raising whatever there is to raise; `grads`
+        are the batch's.
+        """
         self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
         self.locate()
 
     def allocate(self, rows: Rows, threads: int) -> None:  # noqa: B027
-        """Take the memory that a launch over these tensors will need, so that it cannot fail for the lack of it."""
+        """Take the memory that a launch over these tensors will need, so that it cannot fail for
+        the lack of it.
+        """
 
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """All passes over some of the tensors, which are ready."""
 
-    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
-        """Run the passes over this rank's units of tensors that ranks share; stop where partial results are wanted.
+    def passes(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
+        """Run the passes over this rank's units of tensors that ranks share; stop where partial
+        results are wanted.
 
         An engine with `cuts` must have this method.
         """
@@ -155,7 +170,11 @@ class Batch(ABC):
 
     def held(self, rows: Rows) -> Rows:
         """Those of the rows of which this rank has elements."""
-        mine = [i for i in rows.full.tolist() if self.tensors[i].share.last > self.tensors[i].share.first]
+        mine = [
+            i
+            for i in rows.full.tolist()
+            if self.tensors[i].share.last > self.tensors[i].share.first
+        ]
         return Rows(rows.all, np.array(mine, np.int64))
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
@@ -163,7 +182,10 @@ class Batch(ABC):
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers != self._numbers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
-            each = {name: x[0] if len(x) == 1 else np.array(x)[self.groups] for name, x in columns.items()}
+            each = {
+                name: x[0] if len(x) == 1 else np.array(x)[self.groups]
+                for name, x in columns.items()
+            }
             self._constants, self._numbers = self.code.constants(self.fixed | each), numbers
             self._uniform = np.ndarray not in map(type, self._constants)
         t: Any = self.bucket.updates()
@@ -181,7 +203,9 @@ class Batch(ABC):
         """The numbers of elements that means divide by."""
         names = [name for name in self.code.names if name.startswith(COUNT)]
         extents = {x: self.geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
-        return {name: np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0) for name in names}
+        return {
+            name: np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0) for name in names
+        }
 
     def _keys(self) -> dict[str, Any]:
         """The halves of keys of random numbers."""
@@ -193,7 +217,7 @@ class Batch(ABC):
                 made[name] = np.array([halves(words)[int(i)] for words in each], np.float64)
         return made
 
-    # ---- arrays -----------------------------------------------------------------------------------------------------
+    # ---- arrays ----------------------------------------------------------------------------------
 
     def locate(self) -> None:
         """Have `bind` called if parameters or slots may lie elsewhere than when it last was."""
@@ -203,7 +227,9 @@ class Batch(ABC):
             self._located = now
 
     def written(self, rows: Rows) -> None:
-        """Tell PyTorch that the parameters were written: what a graph has saved of them is no longer what it was."""
+        """Tell PyTorch that the parameters were written: what a graph has saved of them is no
+        longer what it was.
+        """
         if self._versioned:
             xp = array_namespace(self.tensors[0].array)
             xp.autograd.graph.increment_version([self.tensors[i].array for i in rows.full.tolist()])
@@ -236,12 +262,15 @@ class Batch(ABC):
         else:
             tensor.put(None if name == "p" else name, value)
 
-    # ---- reports ----------------------------------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
         columns = {name: self._column(node) for name, node in self.plan.reports.items()}
-        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.full.tolist()}
+        return {
+            self.tensors[i].name: {name: x[i] for name, x in columns.items()}
+            for i in rows.full.tolist()
+        }
 
     def _column(self, node: Node) -> Any:
         """A value of every tensor."""
@@ -253,12 +282,16 @@ class Batch(ABC):
 
 
 class Idle(Batch):
-    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step is reported."""
+    """Tensors whose step is only counted: nothing is written, and nothing but scalars of the step
+    is reported.
+    """
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
 
-    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+    def passes(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""
         yield from ()
 

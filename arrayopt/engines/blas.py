@@ -1,6 +1,8 @@
-"""The BLAS libraries of this process: kept to one thread each while an engine multiplies with threads of its own.
+"""The BLAS libraries of this process: kept to one thread each while an engine multiplies with
+threads of its own.
 
-A product that a library shares out to threads of its own may differ in its last bits with their number.
+A product that a library shares out to threads of its own may differ in its last bits with their
+number.
 """
 
 import ctypes
@@ -43,8 +45,14 @@ def _libraries() -> list[Any]:
 
 
 def lacking() -> str:
-    """What is not installed that compiled code needs to multiply matrices, in words; empty where all is."""
-    missing = [name for name, there in (("SciPy", find_spec("scipy")), ("threadpoolctl", controlled())) if not there]
+    """What is not installed that compiled code needs to multiply matrices, in words; empty where
+    all is.
+    """
+    missing = [
+        name
+        for name, there in (("SciPy", find_spec("scipy")), ("threadpoolctl", controlled()))
+        if not there
+    ]
     return " and ".join(missing)
 
 
@@ -71,7 +79,9 @@ def blas_address(real: str) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it, BLAS libraries use one thread for each call; after the last of several users, as many as before."""
+    """Within it, BLAS libraries use one thread for each call; after the last of several users, as
+    many as before.
+    """
     global _users
     with _lock:
         _users += 1

@@ -16,7 +16,9 @@ from arrayopt.state.tensors import Left, Tensor
 __all__ = ["Bucket", "beside", "chosen"]
 
 KEPT = 16
-"""So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is dropped."""
+"""So many ways to run a bucket are kept, one for each pattern of dtypes of gradients; the oldest is
+dropped.
+"""
 
 
 def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
@@ -26,9 +28,11 @@ def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Bucket:
-    """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups change.
+    """Tensors of one library, device and dtype, under rules of one structure; it lasts until groups
+    change.
 
-    Where ranks share the work, tensors that this rank has whole, cut or none of are in buckets of their own.
+    Where ranks share the work, tensors that this rank has whole, cut or none of are in buckets of
+    their own.
 
     Attributes
     ----------
@@ -60,15 +64,21 @@ class Bucket:
     companions: "dict[Any, Bucket]" = field(default_factory=dict)
     """Buckets of the same parameters under other rules; see `beside`."""
     counts: Any = None
-    """The array of the numbers of updates on the device, shared by all tables of the bucket; see `Run.give_to`."""
+    """The array of the numbers of updates on the device, shared by all tables of the bucket; see
+    `Run.give_to`.
+    """
     arrays: int = -1
     """The version of the arrays that a companion was last given."""
     same: tuple[int, int] | None = None
-    """The number of updates that all tensors have, and the version of the run's numbers that it is of."""
+    """The number of updates that all tensors have, and the version of the run's numbers that it is
+    of.
+    """
     ordered: bool | None = None
     """Whether the gradients of all tensors are those of the bucket's, in its order."""
     index: Any = None
-    """The tensors' places among the numbers of the run, a slice where they are all of them in order."""
+    """The tensors' places among the numbers of the run, a slice where they are all of them in
+    order.
+    """
 
     @property
     def whole(self) -> "Bucket":
@@ -88,11 +98,19 @@ class Bucket:
     def refresh(self) -> None:
         """Take note of where arrays lie now."""
 
-    def own(self, every: Sequence[Array | None], left: Left | None = None) -> Sequence[Array | None]:
-        """Those of all tensors' gradients that are of the bucket's tensors; None for layers that are left out."""
+    def own(
+        self, every: Sequence[Array | None], left: Left | None = None
+    ) -> Sequence[Array | None]:
+        """Those of all tensors' gradients that are of the bucket's tensors; None for layers that
+        are left out.
+        """
         if self.ordered is None:
             self.ordered = self.places == list(range(len(self.places)))
-        return chosen(every, self.places) if self.ordered else list(map(every.__getitem__, self.places))
+        return (
+            chosen(every, self.places)
+            if self.ordered
+            else list(map(every.__getitem__, self.places))
+        )
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> "Bucket":
         """A bucket of the same parameters, and so of the same gradients, with state of its own."""
@@ -108,7 +126,9 @@ class Bucket:
         return self.same[0]
 
     def count(self, took: Ints, left: Left | None = None) -> None:
-        """Some of the tensors, all as a rule, were updated once more, by the host; but for layers that it left out."""
+        """Some of the tensors, all as a rule, were updated once more, by the host; but for layers
+        that it left out.
+        """
         if self.tensors[0].layers:  # not in a bucket of its layers
             for i in took:
                 self.tensors[i].count(left or {})
@@ -136,8 +156,11 @@ class Bucket:
         return self.batches[key]
 
 
-def beside(bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], run: Run | None = None) -> Bucket:
-    """A bucket of the same parameters under another rule, with state of its own; made once, and kept with the first.
+def beside(
+    bucket: Bucket, rule: Rule, tensor_of: Callable[[Tensor], Tensor], run: Run | None = None
+) -> Bucket:
+    """A bucket of the same parameters under another rule, with state of its own; made once, and
+    kept with the first.
 
     Parameters
     ----------

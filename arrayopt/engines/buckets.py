@@ -31,9 +31,14 @@ class Buckets:
         self._advised = 0
 
     def now(self) -> list[Bucket]:
-        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a structure changes."""
+        """Tensors that share a structure of rule, a dtype, a library and a device; kept until a
+        structure changes.
+        """
         groups = self._parameters.groups
-        structures: list[Any] = [self._parameters.kinds, *(group.rule.structure for group in groups)]
+        structures: list[Any] = [
+            self._parameters.kinds,
+            *(group.rule.structure for group in groups),
+        ]
         if structures != self._structures:
             self._run.take_back()
             self._made, self._structures = bucketed(groups, self._run), structures
@@ -43,7 +48,9 @@ class Buckets:
         return self._made
 
     def chosen(self, engine: str) -> list[Bucket]:
-        """`now`, each with its engine; new ones with a warning where no fused engine runs them that might."""
+        """`now`, each with its engine; new ones with a warning where no fused engine runs them that
+        might.
+        """
         buckets = self.now()
         if self._advised != self.version:
             for bucket in buckets:
@@ -63,11 +70,21 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
         for tensor in group.tensors:
             xp, device = place(tensor.array)
             alone = group.rule.stacked and writable(tensor.array)
-            key = (group.rule.structure, dtype_name(tensor.array), xp, str(device), tensor.kind, alone)
+            key = (
+                group.rule.structure,
+                dtype_name(tensor.array),
+                xp,
+                str(device),
+                tensor.kind,
+                alone,
+            )
             bucket = buckets.setdefault(key, Bucket(run=run))
             if group not in bucket.groups:
                 bucket.groups.append(group)
             bucket.tensors.append(tensor)
             bucket.places.append(tensor.place)
             bucket.group_of.append(len(bucket.groups) - 1)
-    return [Layers.of(x) if x.rule.stacked and writable(x.tensors[0].array) else x for x in buckets.values()]
+    return [
+        Layers.of(x) if x.rule.stacked and writable(x.tensors[0].array) else x
+        for x in buckets.values()
+    ]

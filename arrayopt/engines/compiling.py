@@ -1,4 +1,6 @@
-"""A line in the log where something takes long to be compiled, also for those who wait without a terminal."""
+"""A line in the log where something takes long to be compiled, also for those who wait without a
+terminal.
+"""
 
 import logging
 import os
@@ -24,7 +26,8 @@ def quiet() -> bool:
 
 @contextmanager
 def compiling(what: Sequence[str], kept: str = "") -> Iterator[None]:
-    """A section in which something is compiled; if it lasts, the log gets a warning, once in a process for each thing.
+    """A section in which something is compiled; if it lasts, the log gets a warning, once in a
+    process for each thing.
 
     What is compiled in a section within it is part of it.
 
@@ -55,5 +58,7 @@ def _tell(what: Sequence[str], kept: str) -> None:
     """The line."""
     _told.update(what)
     more = f" and {len(what) - 1} more" if len(what) > 1 else ""
-    later = f"kept for later runs in {kept}" if kept else "it is not kept, and made again in each run"
+    later = (
+        f"kept for later runs in {kept}" if kept else "it is not kept, and made again in each run"
+    )
     LOG.warning("arrayopt: compiling %s%s, which takes some seconds; %s", what[0], more, later)

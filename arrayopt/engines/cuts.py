@@ -1,4 +1,6 @@
-"""What engines that run parts of tensors have in common: the units that are each rank's, and their partial results."""
+"""What engines that run parts of tensors have in common: the units that are each rank's, and their
+partial results.
+"""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ COUNTED = [GEOMETRY.index(name) for name in ("NR", "NC", "UNITS")]
 
 
 def unlike(tensor: Tensor) -> ValueError:
-    """What to raise where the fields of a rule have become others than those that a tensor was cut for."""
+    """What to raise where the fields of a rule have become others than those that a tensor was cut
+    for.
+    """
     return ValueError(
         f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has now, as after"
         " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new Optimizer"
@@ -28,14 +32,17 @@ def unlike(tensor: Tensor) -> ValueError:
 
 
 def check_slots(tensor: Tensor, plan: Plan) -> None:
-    """Raise ValueError where a slot has a value for each element now that had fewer when a tensor was cut."""
+    """Raise ValueError where a slot has a value for each element now that had fewer when a tensor
+    was cut.
+    """
     undivided = () if tensor.share is None else tensor.share.undivided
     if any(name in undivided for name, axes in plan.slots.items() if axes == plan.element):
         raise unlike(tensor)
 
 
 def part_start(tensor: Tensor) -> int:
-    """Where a part that the user gave begins, as units count: what positions of its elements are to be less by.
+    """Where a part that the user gave begins, as units count: what positions of its elements are to
+    be less by.
 
     Raises
     ------
@@ -66,14 +73,19 @@ def unit_ends(tensor: Tensor, plan: Plan, geo: Ints) -> list[int]:
     return [int(units[i]) for i in at]
 
 
-def stretches(room: Any, begin: int, geo: Ints, element: str, ends: Sequence[int], kind: str) -> tuple[Any, ...]:
-    """By rank the partial results, of those kept for a kind, that its units leave; the first is at `begin`."""
+def stretches(
+    room: Any, begin: int, geo: Ints, element: str, ends: Sequence[int], kind: str
+) -> tuple[Any, ...]:
+    """By rank the partial results, of those kept for a kind, that its units leave; the first is at
+    `begin`.
+    """
     at = starts(geo, element, np.array(ends), kind).tolist()
     return tuple(room[begin + i : begin + j] for i, j in pairwise(at))
 
 
 def windowed(tensor: Tensor, plan: Plan, geo: Ints) -> Ints:
-    """Each rank's window of a tensor that the user has cut, seen as matrices; its units are counted anew in `geo`.
+    """Each rank's window of a tensor that the user has cut, seen as matrices; its units are counted
+    anew in `geo`.
 
     Raises
     ------
@@ -89,7 +101,11 @@ def windowed(tensor: Tensor, plan: Plan, geo: Ints) -> Ints:
     return every
 
 
-def tiled(room: Any, begin: int, geo: Ints, every: Ints, share: Share, kind: str) -> tuple[Any, ...]:
+def tiled(
+    room: Any, begin: int, geo: Ints, every: Ints, share: Share, kind: str
+) -> tuple[Any, ...]:
     """As `stretches`, of windows; of ranks that have the same part, the first one speaks."""
     own = room[begin : begin + partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))]
-    return tuple(views(own, kind, geo, x) if r in share.holders else own[:0] for r, x in enumerate(every))
+    return tuple(
+        views(own, kind, geo, x) if r in share.holders else own[:0] for r, x in enumerate(every)
+    )

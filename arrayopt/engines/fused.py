@@ -48,16 +48,22 @@ class Fused(Engine):
     products: ClassVar[bool] = False
     """Whether plans with products of matrices can be run."""
     codes: ClassVar[bool] = False
-    """Whether slots of 8 bits are read and written as they are; else they are widened before a step."""
+    """Whether slots of 8 bits are read and written as they are; else they are widened before a
+    step.
+    """
     halves: ClassVar[bool] = True
     """Whether half of a symmetric product is computed."""
 
     def __init__(self) -> None:
         if self.cuts and self.batch.passes is Batch.passes:
-            raise TypeError(f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have `passes`")
+            raise TypeError(
+                f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have `passes`"
+            )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
-        """`arrayopt.fusion.layout.geometry` of tensors that ranks may share, with the engine's units."""
+        """`arrayopt.fusion.layout.geometry` of tensors that ranks may share, with the engine's
+        units.
+        """
         return geometry(shapes, element)
 
     @property
@@ -87,7 +93,9 @@ class Fused(Engine):
     def check_products(self, bucket: Bucket) -> None:
         """Raise ValueError, saying why, if the engine cannot multiply matrices."""
         if not self.products:
-            raise ValueError(f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not do")
+            raise ValueError(
+                f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not do"
+            )
         if bucket.kind == "cut":
             raise ValueError(
                 f"{type(bucket.rule).__name__} multiplies whole matrices, and of {bucket.tensors[0].name!r} each rank"
@@ -109,24 +117,34 @@ class Fused(Engine):
             if plan.multiplies:
                 every = [tuple(x.shape) for x in bucket.tensors if tuple(x.shape) in set(shapes)]
                 geo = geometry(every, plan.element)
-                total, passed = int(flops(plan, geo, halves=self.halves).sum()), int(moved(plan, geo).sum())
+                total, passed = (
+                    int(flops(plan, geo, halves=self.halves).sum()),
+                    int(moved(plan, geo).sum()),
+                )
                 full = "" if self.halves else ", symmetric ones in full"
                 lines.append(
                     f"{'  ' * (len(plans) > 1)}in all {total / 1e6:.6g} MFLOPs in products{full},"
                     f" {passed / 1e6:.6g} MB in passes"
                 )
-        branches = ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        branches = (
+            ["some updates of each tensor as they are written"] if bucket.rule.branches else []
+        )
         return "\n    ".join([self.describe(), *branches, *lines])
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
-        """Before the first steps of these buckets: what takes long may be begun for all of them together."""
+        """Before the first steps of these buckets: what takes long may be begun for all of them
+        together.
+        """
 
     def prepare(self, bucket: Bucket, asked: Asked) -> Callable[[], dict[str, Report]]:
         """See `Engine.prepare`."""
         return Launch(self, bucket, asked)
 
-    def prepare_cut(self, bucket: Bucket, asked: Asked, reports: dict[str, Report]) -> Iterator[list[Partials]]:
-        """Make a step over tensors that ranks share ready; what is returned runs it, and stops at each exchange.
+    def prepare_cut(
+        self, bucket: Bucket, asked: Asked, reports: dict[str, Report]
+    ) -> Iterator[list[Partials]]:
+        """Make a step over tensors that ranks share ready; what is returned runs it, and stops at
+        each exchange.
 
         Parameters
         ----------
@@ -157,16 +175,22 @@ class Fused(Engine):
         Slots of codes that the engine does not read as they are have been widened; see `widened`.
         """
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
-        if found.quantized and not (self.codes and in_rows(options.get("shape", ()), found.element)):
+        if found.quantized and not (
+            self.codes and in_rows(options.get("shape", ()), found.element)
+        ):
             return widened(found)
         return found
 
     def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""
         dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
-        every = [tuple(x.shape) for x in bucket.tensors if size(x.array)] or [tuple(x.shape) for x in bucket.tensors]
+        every = [tuple(x.shape) for x in bucket.tensors if size(x.array)] or [
+            tuple(x.shape) for x in bucket.tensors
+        ]
         for shape in sorted(set(every), key=lambda x: (len(x), x)):
-            found.setdefault(self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []).append(shape)
+            found.setdefault(
+                self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []
+            ).append(shape)
         return found
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
@@ -185,10 +209,16 @@ class Fused(Engine):
         """The plan in segments, where the engine takes the matrices of a tensor side by side."""
         apart = tensor.block is not None and tensor.kind == "cut"
         apart = apart or bool(plan.quantized)
-        return lanes(plan) if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart) else None
+        return (
+            lanes(plan)
+            if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart)
+            else None
+        )
 
     def batches(self, bucket: Bucket, asked: Asked) -> Prepared:
-        """The batches of a step, ready to make it; with `stats`, those that report of it and write nothing."""
+        """The batches of a step, ready to make it; with `stats`, those that report of it and write
+        nothing.
+        """
         grads, work = asked.grads, []
         found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
         for batch in self._sorted(bucket, asked, found):
@@ -206,18 +236,26 @@ class Fused(Engine):
 
         def made() -> list[Batch]:
             found = self._members(bucket, asked, common)
-            return [self._batch(kind.plan)(kind, bucket, members) for kind, members in found.items()]
+            return [
+                self._batch(kind.plan)(kind, bucket, members) for kind, members in found.items()
+            ]
 
-        return bucket.keep((clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made)
+        return bucket.keep(
+            (clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made
+        )
 
     def _members(self, bucket: Bucket, asked: Asked, common: Any) -> dict[Kind, list[int]]:
-        """For each kind of batch its tensors; `common` is the dtype of all gradients, where they have but one."""
+        """For each kind of batch its tensors; `common` is the dtype of all gradients, where they
+        have but one.
+        """
         found: dict[Kind, list[int]] = {}
         clip, stats = asked.clip is not None, asked.stats
         for i, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is not None or common is not None:
                 x = tensor.array
-                plan = self.plan(bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats)
+                plan = self.plan(
+                    bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats
+                )
                 split = self._split(plan, tensor)
                 grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
                 found.setdefault(Kind(plan, split, dtype_name(x), grad), []).append(i)
@@ -225,7 +263,9 @@ class Fused(Engine):
 
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
         """The kinds of batches that a step takes, with those that report of it."""
-        asks = [asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))]
+        asks = [
+            asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))
+        ]
         return [kind for one in asks for kind in self._members(bucket, one, None)]
 
     def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Batch]:
@@ -234,7 +274,8 @@ class Fused(Engine):
 
 
 class Launch:
-    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready `again`.
+    """A step over a bucket that is ready; called once, it makes it. Then it can be made ready
+    `again`.
 
     Attributes
     ----------
@@ -254,7 +295,9 @@ class Launch:
         self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
 
     def again(self, asked: Asked) -> bool:
-        """Make a step ready over gradients of the same dtypes, for the same tensors; False where that takes more."""
+        """Make a step ready over gradients of the same dtypes, for the same tensors; False where
+        that takes more.
+        """
         if not self.repeats or thread_count() != self._threads:
             return False
         self._work = []
@@ -281,9 +324,11 @@ class Launch:
 
 
 def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Report]], Asked]:
-    """The updates that are made as they are written, which are ready to be made, and what is asked of the others.
+    """The updates that are made as they are written, which are ready to be made, and what is asked
+    of the others.
 
-    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet than to work.
+    Over small tensors BLAS is held to one thread, as in products: others would take longer to meet
+    than to work.
     """
     if not bucket.rule.branches:
         return dict, asked
@@ -294,10 +339,15 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     due = [g is not None and numbers[n] for g, n in zip(asked.grads, t.tolist(), strict=True)]
     ready = []
     for small, held in ((True, one_thread), (False, nullcontext)):
-        mine = [x and (size(tensor.array) <= SMALL) is small for x, tensor in zip(due, bucket.tensors, strict=True)]
+        mine = [
+            x and (size(tensor.array) <= SMALL) is small
+            for x, tensor in zip(due, bucket.tensors, strict=True)
+        ]
         if any(mine):
             with held():
-                ready.append(ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine))))
+                ready.append(
+                    ArrayAPI().prepare(bucket, asked._replace(grads=_some(asked.grads, mine)))
+                )
     others = asked._replace(grads=_some(asked.grads, [not x for x in due]))
     return lambda: {name: report for launch in ready for name, report in launch().items()}, others
 

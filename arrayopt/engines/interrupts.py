@@ -33,7 +33,8 @@ def _hold(number: int, frame: FrameType | None) -> None:
 def _restore(number: int) -> Any:
     """Put the user's handler of a signal back, and return it."""
     handler = _replaced.pop(number, None)
-    if handler is not None and getsignal(number) is _hold:  # the section may have put another in its place
+    # the section may have put another in its place
+    if handler is not None and getsignal(number) is _hold:
         signal(number, handler)
     return handler
 
@@ -51,11 +52,12 @@ def _handle() -> None:
 
 
 class uninterrupted:  # noqa: N801 - a context manager, used as a function is
-    """A section of code in which signals wait: the handlers that were there are called when the section has ended.
+    """A section of code in which signals wait: the handlers that were there are called when the
+    section has ended.
 
-    This holds for each signal that has a handler written in Python, which may raise: SIGINT by default, and whatever
-    the user has set with `signal.signal`. Only the main thread runs such handlers, so in other threads nothing is done;
-    nor inside another such section.
+    This holds for each signal that has a handler written in Python, which may raise: SIGINT by
+    default, and whatever the user has set with `signal.signal`. Only the main thread runs such
+    handlers, so in other threads nothing is done; nor inside another such section.
 
     Examples
     --------
@@ -73,7 +75,9 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
         now = list(map(getsignal, SIGNALS))
         if now != _looked:
             _looked[:] = now
-            _python[:] = [(n, x) for n, x in zip(SIGNALS, now, strict=True) if callable(x) and x is not _hold]
+            _python[:] = [
+                (n, x) for n, x in zip(SIGNALS, now, strict=True) if callable(x) and x is not _hold
+            ]
         self._outermost = True
         while not _inside:
             _left = False
@@ -88,12 +92,17 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
                 _inside = True
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         global _inside
         if not self._outermost:
             return
-        _inside = False  # from here on `_hold` calls the handlers, wherever it is still in their place
+        _inside = (
+            False  # from here on `_hold` calls the handlers, wherever it is still in their place
+        )
         try:
             for number in list(_replaced):
                 _restore(number)

@@ -29,7 +29,9 @@ def stack_of(layer: str) -> str:
 
 
 def split(x: Array) -> list[Array]:
-    """The layers of a stacked array, as views; what has no elements is one layer, which has none, of a layer's rank."""
+    """The layers of a stacked array, as views; what has no elements is one layer, which has none,
+    of a layer's rank.
+    """
     if size(x):
         return [x[i, ...] for i in range(x.shape[0])]
     one = tuple(x.shape[1:])
@@ -102,7 +104,14 @@ class Layers(Bucket):
             count, share = _count(tensor), _share(tensor)
             made.tensors += [
                 Tensor(
-                    *(layer_name(tensor.name, i), tensor.array, {}, tensor.run, tensor.place, share),
+                    *(
+                        layer_name(tensor.name, i),
+                        tensor.array,
+                        {},
+                        tensor.run,
+                        tensor.place,
+                        share,
+                    ),
                     layer_of=(tensor.name, i * (size(tensor.array) // count)),
                     number=tensor.first + i,
                 )
@@ -123,13 +132,21 @@ class Layers(Bucket):
         ends = np.cumsum(list(map(_count, self.stacks.tensors)))
         return [self.group_of[end - 1] for end in ends.tolist()]
 
-    def own(self, every: Sequence[Array | None], left: Left | None = None) -> Sequence[Array | None]:
+    def own(
+        self, every: Sequence[Array | None], left: Left | None = None
+    ) -> Sequence[Array | None]:
         layers = Split(self.stacks.own(every), list(map(_count, self.stacks.tensors)))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
         if all(mask is None for mask in masks):
             return layers
-        out = [np.zeros(n, bool) if mask is None else mask for n, mask in zip(layers.counts, masks, strict=True)]
-        return [None if skipped else g for g, skipped in zip(layers, np.concatenate(out).tolist(), strict=True)]
+        out = [
+            np.zeros(n, bool) if mask is None else mask
+            for n, mask in zip(layers.counts, masks, strict=True)
+        ]
+        return [
+            None if skipped else g
+            for g, skipped in zip(layers, np.concatenate(out).tolist(), strict=True)
+        ]
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         return Layers([group], tensors, [0] * len(tensors), self.places, run, stacks=self.stacks)

@@ -12,7 +12,8 @@ MOST = 64
 
 
 def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: int = 2) -> str:
-    """The code that a fused engine runs for a rule; it needs neither parameters nor the engine's library.
+    """The code that a fused engine runs for a rule; it needs neither parameters nor the engine's
+    library.
 
     Parameters
     ----------
@@ -23,12 +24,14 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     dtype : str, default "float32"
         What parameters and gradients are stored in.
     rank : int, default 2
-        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and columns, as `CAME`.
+        The tensors' number of dimensions, in [0, 64]. It matters for rules that look at rows and
+        columns, as `CAME`.
 
     Returns
     -------
     str
-        A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the passes, what each
+        A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the
+        passes, what each
         loads, stores and reduces, and the bytes per parameter.
 
     Raises
@@ -51,10 +54,14 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
         ("dtype", dtype, WORKING),
     ):
         if not isinstance(value, str) or value not in known:
-            raise ValueError(f"source: `{name}` must be one of {', '.join(map(repr, known))}; got {value!r}")
+            raise ValueError(
+                f"source: `{name}` must be one of {', '.join(map(repr, known))}; got {value!r}"
+            )
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise TypeError(f"source: `rank` must be an integer; got {rank!r}")
     if not 0 <= rank <= MOST:
         raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
     plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
-    return ENGINES[engine].emitter()(plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}")
+    return ENGINES[engine].emitter()(
+        plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}"
+    )

@@ -16,14 +16,25 @@ from arrayopt.engines.layers import Layers
 from arrayopt.fusion.dims import TraceError
 from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["ENGINES", "FUSED", "EngineRow", "NotFusedWarning", "advise", "explain_buckets", "instead", "select"]
+__all__ = [
+    "ENGINES",
+    "FUSED",
+    "EngineRow",
+    "NotFusedWarning",
+    "advise",
+    "explain_buckets",
+    "instead",
+    "select",
+]
 
 
 class NotFusedWarning(UserWarning):
-    """No fused engine runs a rule, for a reason that can be changed: it is slower, and needs more memory, than it need.
+    """No fused engine runs a rule, for a reason that can be changed: it is slower, and needs more
+    memory, than it need.
 
-    An `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything. The message says the
-    reason and what to do. ``engine="array_api"`` runs the same without the warning.
+    An `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything.
+    The message says the reason and what to do. ``engine="array_api"`` runs the same without the
+    warning.
     """
 
 
@@ -44,7 +55,8 @@ class EngineRow:
     emits : str
         The module whose `emit` writes its code, where it has one.
     looks : bool
-        Whether the class itself looks for what it needs, as a compiler that works, and raises ValueError where it is
+        Whether the class itself looks for what it needs, as a compiler that works, and raises
+        ValueError where it is
         not there; it takes whether the user has asked for the engine.
     auto : bool
         Whether ``engine="auto"`` may choose it; else it serves who asks for it by name.
@@ -59,7 +71,9 @@ class EngineRow:
     auto: bool = True
 
     def open(self, *, asked: bool = False) -> Engine:
-        """The engine, which the user has asked for or not; ValueError where what it needs is not there."""
+        """The engine, which the user has asked for or not; ValueError where what it needs is not
+        there.
+        """
         if self.needs and not _installed(self.needs):
             raise ValueError(f"it needs {self.install}")
         try:
@@ -75,7 +89,9 @@ class EngineRow:
         return bool(getattr(import_module(self.emits), "LEAN", False))
 
     def emitter(self) -> Callable[..., str]:
-        """The function that writes the engine's code; it needs neither the engine's package nor a device."""
+        """The function that writes the engine's code; it needs neither the engine's package nor a
+        device.
+        """
         emit: Callable[..., str] = import_module(self.emits).emit
         return emit
 
@@ -99,7 +115,10 @@ ENGINES: dict[str, EngineRow] = {
         "arrayopt.engines.numba.emit",
     ),
     "cpp": EngineRow(
-        ("arrayopt.engines.cpp.engine", "Cpp"), ("numpy", "torch"), emits="arrayopt.engines.cpp.emit", looks=True
+        ("arrayopt.engines.cpp.engine", "Cpp"),
+        ("numpy", "torch"),
+        emits="arrayopt.engines.cpp.emit",
+        looks=True,
     ),
     "cupy": EngineRow(
         ("arrayopt.engines.cuda.engine", "CuPy"),
@@ -109,7 +128,9 @@ ENGINES: dict[str, EngineRow] = {
         "arrayopt.engines.cuda.emit",
     ),
 }
-"""The engines, the better ones last; PyTorch's tensors are worked on where they lie, without copying."""
+"""The engines, the better ones last; PyTorch's tensors are worked on where they lie, without
+copying.
+"""
 
 
 FUSED: dict[str, tuple[str, ...]] = {
@@ -132,7 +153,8 @@ def select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     Raises
     ------
     ValueError
-        If there is no engine of that name, or it cannot serve these arrays or this rule, with the reason.
+        If there is no engine of that name, or it cannot serve these arrays or this rule, with the
+        reason.
     """
     if bucket.engine is None or bucket.engine[0] != name:
         found = _select(name, bucket)
@@ -148,7 +170,8 @@ def instead(name: str, bucket: Bucket, error: CompilationError) -> Engine:
     Raises
     ------
     CompilationError
-        The same, if the user has asked for that engine, or if other ranks share the tensors with it.
+        The same, if the user has asked for that engine, or if other ranks share the tensors with
+        it.
     """
     if name != "auto" or bucket.kind == "cut":
         raise error
@@ -174,7 +197,9 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
         except ReturnedError:
             raise
         except ValueError as error:
-            raise ValueError(f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}") from error
+            raise ValueError(
+                f"Optimizer: engine {name!r} cannot run {type(bucket.rule).__name__}: {error}"
+            ) from error
     reasons: dict[str, list[str]] = {}
     remedies = True
     for fused in FUSED.get(arrays, ()):
@@ -189,7 +214,9 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
             reasons.setdefault(str(error), []).append(fused)
             remedies &= not isinstance(error, NoRemedyError)
     bucket.remedy = "; ".join(_shown(reasons)) if remedies else ""
-    return ENGINES["array_api"].open(), "; ".join(_shown(reasons)) or f"the only engine for {arrays} arrays"
+    return ENGINES["array_api"].open(), "; ".join(
+        _shown(reasons)
+    ) or f"the only engine for {arrays} arrays"
 
 
 def _shown(reasons: dict[str, list[str]]) -> list[str]:
@@ -198,7 +225,9 @@ def _shown(reasons: dict[str, list[str]]) -> list[str]:
 
 
 def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
-    """Warn of buckets that no fused engine runs where a user can change that; `told` has the reasons that were said."""
+    """Warn of buckets that no fused engine runs where a user can change that; `told` has the
+    reasons that were said.
+    """
     for bucket in buckets:
         if bucket.remedy and bucket.remedy not in told and bucket.kind != "none":
             names = [tensor.name for tensor in bucket.whole.tensors]
@@ -214,9 +243,14 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
 
 
 def _calls() -> int:
-    """How many calls lie between the caller and code of others, who are to see their own line in a warning."""
+    """How many calls lie between the caller and code of others, who are to see their own line in a
+    warning.
+    """
     frame, calls = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "arrayopt":
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == "arrayopt"
+    ):
         frame, calls = frame.f_back, calls + 1
     return calls
 
@@ -246,16 +280,25 @@ def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> 
 
 
 def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
-    """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and what it does."""
+    """Each group's rule, once; then for each bucket its tensors, its engine, why it was chosen and
+    what it does.
+    """
     groups = {id(group): group for bucket in buckets for group in bucket.groups}
-    lines = [f"{group.label}: {group.rule!r}" if len(groups) > 1 else repr(group.rule) for group in groups.values()]
+    lines = [
+        f"{group.label}: {group.rule!r}" if len(groups) > 1 else repr(group.rule)
+        for group in groups.values()
+    ]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
         whole = bucket.whole.tensors
         first, total = whole[0].array, sum(size(tensor.array) for tensor in whole)
         layers = f" of {len(bucket.tensors)} layers" if isinstance(bucket, Layers) else ""
         where = f"{library(first)} on {place(first)[1]}"
-        owners = f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
-        lines.append(f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)}, {where}{owners}")
+        owners = (
+            f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
+        )
+        lines.append(
+            f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)}, {where}{owners}"
+        )
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
     return "\n".join(lines)

@@ -37,7 +37,8 @@ def thread_source() -> tuple[int, str]:
 
 
 def process_count() -> int:
-    """How many processes may compile at once: ``ARRAYOPT_COMPILE_PROCESSES``, or as many as there are threads.
+    """How many processes may compile at once: ``ARRAYOPT_COMPILE_PROCESSES``, or as many as there
+    are threads.
 
     Raises
     ------
@@ -60,7 +61,9 @@ def _asked(variable: str) -> tuple[int, str] | None:
 @functools.cache
 def _granted() -> tuple[int, str]:
     """How many cores the process may use, and who says so."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = _quota()
     if quota < cores:
         return max(1, quota), "what the control group grants"
@@ -120,8 +123,8 @@ class _Job:
 class _Pool:
     """Threads that wait for jobs; there are as many as were ever wanted at once, up to `MOST`.
 
-    Each has a queue of its own, and jobs go to the first ones, so that the room that a thread keeps is not needed again
-    in others.
+    Each has a queue of its own, and jobs go to the first ones, so that the room that a thread keeps
+    is not needed again in others.
     """
 
     def __init__(self) -> None:
@@ -129,7 +132,9 @@ class _Pool:
         self.lock = threading.Lock()
 
     def help(self, job: _Job, count: int) -> None:
-        """Ask this many threads to help with a job. Nothing depends on their help: the caller works too."""
+        """Ask this many threads to help with a job. Nothing depends on their help: the caller works
+        too.
+        """
         count = min(count, MOST)
         if len(self.queues) < count:
             self._grow(count)
@@ -141,7 +146,9 @@ class _Pool:
             while len(self.queues) < count:
                 queue: SimpleQueue[_Job] = SimpleQueue()
                 try:
-                    threading.Thread(target=_serve, args=(queue,), name="arrayopt", daemon=True).start()
+                    threading.Thread(
+                        target=_serve, args=(queue,), name="arrayopt", daemon=True
+                    ).start()
                 except RuntimeError:  # the system has no more, or Python is ending
                     return
                 self.queues.append(queue)
@@ -154,7 +161,8 @@ def _serve(jobs: "SimpleQueue[_Job]") -> None:
 
 
 def run(tasks: Sequence[Callable[[], Any]]) -> None:
-    """Run functions at once, on this thread and others, and wait for all; then the first error is raised.
+    """Run functions at once, on this thread and others, and wait for all; then the first error is
+    raised.
 
     SIGINT waits until all have ended, for they write. The functions must not wait for each other.
     """

@@ -1,4 +1,6 @@
-"""What a text that runs a plan is made of in any language: its lines, and what a tensor's row of the table holds."""
+"""What a text that runs a plan is made of in any language: its lines, and what a tensor's row of
+the table holds.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -61,12 +63,15 @@ class Written(Lines):
     storage : dict of str to str
         The dtypes that arrays are stored in.
     columns : list of str
-        The names of a table's columns: `head`, addresses of arrays, offsets of vectors and of partial sums.
+        The names of a table's columns: `head`, addresses of arrays, offsets of vectors and of
+        partial sums.
     scalar, tensor, vector, partial : dict of Node to int
         The number of each scalar of the step, value per tensor, vector and reduction over elements.
     """
 
-    def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, head: Sequence[str]) -> None:
+    def __init__(
+        self, plan: Plan, dtype: str, grad_dtype: str, where: Layout, head: Sequence[str]
+    ) -> None:
         super().__init__()
         self.plan, self.where = plan, where
         self.real = REAL.get(WORKING[dtype], WORKING[dtype])

@@ -18,7 +18,8 @@ def scratch_of(p: Pass, plan: Plan) -> tuple[str, ...]:
 def described(p: Pass, plan: Plan, where: Layout) -> tuple[Any, ...]:
     """What a pass does, without the names of its values and of its scratch arrays.
 
-    Two passes of a plan with equal descriptions have the same code, if the code is told where the scratch arrays are.
+    Two passes of a plan with equal descriptions have the same code, if the code is told where the
+    scratch arrays are.
     """
     arrays: dict[str, Any] = {x: x for x in p.arrays}
     arrays |= {x: (i, plan.storage[x]) for i, x in enumerate(scratch_of(p, plan))}

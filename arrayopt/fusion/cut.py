@@ -13,25 +13,35 @@ TOP, BOTTOM = 0, 1
 def cheapest(
     roots: Iterable[Node], args: Callable[[Node], list[Node]], price: Callable[[Node], int | None]
 ) -> list[Node]:
-    """The values of least total price that the roots can be computed from; of equal ones those nearest to the roots.
+    """The values of least total price that the roots can be computed from; of equal ones those
+    nearest to the roots.
 
     Parameters
     ----------
     roots : iterable of Node
         What is to be computed.
     args : callable
-        What a value is computed from, as far as it has a price at all; nothing for one that is to be had for nothing.
+        What a value is computed from, as far as it has a price at all; nothing for one that is to
+        be had for nothing.
     price : callable
-        What a value costs to begin from, at least one; None where that is not possible. Inputs and products have one.
+        What a value costs to begin from, at least one; None where that is not possible. Inputs and
+        products have one.
 
     Notes
     -----
-    Each node is a pipe as wide as its price, from the roots down to the inputs; by the theorem of Ford and Fulkerson
-    (1956) the narrowest set of pipes that holds everything back is found by filling them (Edmonds and Karp, 1972).
+    Each node is a pipe as wide as its price, from the roots down to the inputs; by the theorem of
+    Ford and Fulkerson
+    (1956) the narrowest set of pipes that holds everything back is found by filling them (Edmonds
+    and Karp, 1972).
     """
     nodes = list(dict.fromkeys(roots))
-    ends = {n: 2 * i + 2 for i, n in enumerate(nodes)}  # where each begins; it ends at the next number
-    room: list[dict[int, float]] = [{ends[n]: inf for n in nodes}, {}]  # how much more can flow from one end to another
+    # where each begins; it ends at the next number
+    ends = {n: 2 * i + 2 for i, n in enumerate(nodes)}
+    # how much more can flow from one end to another
+    room: list[dict[int, float]] = [
+        {ends[n]: inf for n in nodes},
+        {},
+    ]
     for n in nodes:  # grows
         cost, below = price(n), args(n)
         for a in below:

@@ -1,4 +1,6 @@
-"""What the dimensions of symbolic arrays are, which of them a reduction is over, and what of them cannot be traced."""
+"""What the dimensions of symbolic arrays are, which of them a reduction is over, and what of them
+cannot be traced.
+"""
 
 from typing import Any
 
@@ -41,7 +43,9 @@ class NotMeasured(Exception):  # noqa: N818 - a signal between `trace` and the p
     """A rule compares the number of rows or of columns with a number."""
 
 
-WAY_OUT = "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
+WAY_OUT = (
+    "; rules must be plain array API to be fused, and engine='array_api' runs this one as it is"
+)
 
 
 def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
@@ -50,7 +54,9 @@ def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
     for k in range(-max(map(len, shapes)), 0):
         letters = {s[k] for s in shapes if len(s) >= -k} - {""}
         if len(letters) > 1:
-            raise TraceError(f"cannot broadcast arrays over {' and '.join(sorted(letters))}{WAY_OUT}")
+            raise TraceError(
+                f"cannot broadcast arrays over {' and '.join(sorted(letters))}{WAY_OUT}"
+            )
         out.append(letters.pop() if letters else "")
     return tuple(out)
 
@@ -63,7 +69,8 @@ def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
     NotFlat
         In a flat graph, if it is over some of an element's axes and not all.
     TraceError
-        If it is over some of the axes that are seen as one, and not all, or over one that there is not.
+        If it is over some of the axes that are seen as one, and not all, or over one that there is
+        not.
     """
     if axis is None:
         over = list(range(x.ndim))
@@ -71,7 +78,9 @@ def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
         several = axis if isinstance(axis, tuple) else (axis,)
         for a in several:
             if not -x.ndim <= a < x.ndim:
-                raise TraceError(f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not have it")
+                raise TraceError(
+                    f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not have it"
+                )
         over = sorted(a % x.ndim for a in several)
     labels = [x.dims[i] for i in over if x.dims[i]]
     if x.graph.flat:
@@ -81,6 +90,10 @@ def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
     parts = {d for d in x.dims if len(d) > 1}
     some = parts & set(labels)
     if some and some != parts:
-        what = "middle axes of a tensor of rank 5 or more" if "A" in x.dims else "axes that are seen as columns"
+        what = (
+            "middle axes of a tensor of rank 5 or more"
+            if "A" in x.dims
+            else "axes that are seen as columns"
+        )
         raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
     return over, "".join(a for a in LETTERS if any(d.startswith(a) for d in labels))

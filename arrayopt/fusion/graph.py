@@ -1,12 +1,16 @@
 """The graph that a traced rule becomes: operations on values that vary over some axes of a tensor.
 
-A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its columns; one of rank
-< 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element, ``"ABR"`` per row,
-``"ABC"`` per column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows from them and from
+A tensor of rank ≥ 2 is seen as ``(A, B, R, C)``: its first axis, those between, its rows and its
+columns; one of rank
+< 2 as columns only. A value's `axes` are those that it varies over: ``"ABRC"`` is per element,
+``"ABR"`` per row,
+``"ABC"`` per column, ``""`` per tensor. Scalars of the step (hyper-parameters, t, and what follows
+from them and from
 sizes alone) are `host` values: evaluated in float64 before any pass.
 
-The product of a matrix with its own transpose has rows, or columns, along both of its axes: the second time they are
-called r and c. Its values are elements too, of a space of their own: ``"Rr"`` or ``"Cc"``, after the batches.
+The product of a matrix with its own transpose has rows, or columns, along both of its axes: the
+second time they are called r and c. Its values are elements too, of a space of their own: ``"Rr"``
+or ``"Cc"``, after the batches.
 """
 
 from collections.abc import Iterable
@@ -42,31 +46,39 @@ ELEMENT = {1: "C", 2: "RC", 3: "ARC", 4: "ABRC"}
 
 
 UPDATES, CLIP, COUNT, KEY = ":t", ":clip", "count:", "key:"
-"""Scalars of the machine, which no field can be called: the number of updates, what gradients are multiplied by; with
-axes after it, the number of elements along these; with a stream and a number after it, a part of the key of random
-numbers, see `arrayopt.randomness`."""
+"""Scalars of the machine, which no field can be called: the number of updates, what gradients are
+multiplied by; with axes after it, the number of elements along these; with a stream and a number
+after it, a part of the key of random numbers, see `arrayopt.randomness`.
+"""
 
 POSITION = "position"
-"""The operation without operands that gives an element's position in the whole tensor, counted in the order of C."""
+"""The operation without operands that gives an element's position in the whole tensor, counted in
+the order of C.
+"""
 
 LETTERS = "ABRrCc"
 """All axes, in the order in which what varies over them lies in memory."""
 
 KEPT = 1024
-"""So many plans are remembered, and what is made of each: a rule may hold a function that is made anew each time."""
+"""So many plans are remembered, and what is made of each: a rule may hold a function that is made
+anew each time.
+"""
 
 PRODUCT = "matmul"
-"""The operation that a library makes, on whole matrices: its operands are stored before, and its result is."""
+"""The operation that a library makes, on whole matrices: its operands are stored before, and its
+result is.
+"""
 
 SCRATCH = "spill"
 """What the names of scratch arrays begin with."""
 
 
 class Spare(NamedTuple):
-    """Where a sum is looked at: nowhere, while sums of other values, `plain`, have all their parts in [low, high].
+    """Where a sum is looked at: nowhere, while sums of other values, `plain`, have all their parts
+    in [low, high].
 
-    What an engine puts in place of a part of it changes nothing, if it is finite and not negative, and the same part of
-    the sum of `plain` is in [low, high]. `plain` is the number of a node.
+    What an engine puts in place of a part of it changes nothing, if it is finite and not negative,
+    and the same part of the sum of `plain` is in [low, high]. `plain` is the number of a node.
     """
 
     plain: int
@@ -81,7 +93,8 @@ class Node:
     Attributes
     ----------
     op : str
-        ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an element-wise operation (of
+        ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
+        element-wise operation (of
         `OPS`).
     args : tuple of Node
         What it is computed from.
@@ -92,7 +105,8 @@ class Node:
     dtype : str
         ``real``, ``complex`` or ``bool``.
     data : object
-        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`. Of a product:
+        The name of an input or of a scalar, or the value of a constant; of a sum perhaps a `Spare`.
+        Of a product:
         whether each operand is turned, whether the result is symmetric, and `narrow`.
     """
 
@@ -107,7 +121,9 @@ class Node:
     """Whether the value follows from scalars of the step alone."""
 
     def __post_init__(self) -> None:
-        follows = self.op not in ("input", POSITION, "complex") and all(a.on_host for a in self.args)
+        follows = self.op not in ("input", POSITION, "complex") and all(
+            a.on_host for a in self.args
+        )
         object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
 
     @property
@@ -117,12 +133,16 @@ class Node:
 
     @property
     def narrow(self) -> str:
-        """The dtype of 16 bits that its values are rounded to, as in arithmetic in bfloat16; empty if there is none."""
+        """The dtype of 16 bits that its values are rounded to, as in arithmetic in bfloat16; empty
+        if there is none.
+        """
         return str(self.data[3]) if self.op == PRODUCT else self.op if self.op in NARROW else ""
 
     @property
     def symmetric(self) -> bool:
-        """Whether it is a matrix that is certain to equal its transpose, or the same for all of a matrix's elements."""
+        """Whether it is a matrix that is certain to equal its transpose, or the same for all of a
+        matrix's elements.
+        """
         if not any(x in self.axes for x in "RrCc"):
             return True
         if self.op == PRODUCT:
@@ -134,9 +154,12 @@ class Node:
 class Graph:
     """Makes nodes, each distinct one once, in simplest form.
 
-    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole tensors only. `tiny` is
-    the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and `sides` see
-    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of `arrayopt.rules.words.branch` holds.
+    In a flat graph, `element` is ``"C"`` whatever the tensor's rank, and sums are over whole
+    tensors only. `tiny` is
+    the smallest normal number of the dtype that arithmetic is done in; for `lean`, `tall` and
+    `sides` see
+    `arrayopt.fusion.trace.trace`. In an `ordinary` graph no condition of
+    `arrayopt.rules.words.branch` holds.
     """
 
     nodes: dict[Any, Node] = field(default_factory=dict)
@@ -150,10 +173,19 @@ class Graph:
 
     @property
     def real(self) -> str:
-        """The dtype that arithmetic on real numbers is done in; what is made of plain numbers alone is of it too."""
+        """The dtype that arithmetic on real numbers is done in; what is made of plain numbers alone
+        is of it too.
+        """
         return "float32" if self.tiny == float(np.finfo("float32").tiny) else "float64"
 
-    def make(self, op: str, *args: Node, axes: str | None = None, dtype: str | None = None, data: Any = None) -> Node:
+    def make(
+        self,
+        op: str,
+        *args: Node,
+        axes: str | None = None,
+        dtype: str | None = None,
+        data: Any = None,
+    ) -> Node:
         """The node of an operation, after what can be simplified without changing a result."""
         if op in OPS:
             simpler = self._simplify(op, args)
@@ -165,11 +197,21 @@ class Graph:
                 return parts
         key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
         if key not in self.nodes:
-            over = "".join(x for x in LETTERS if any(x in a.axes for a in args)) if axes is None else axes
+            over = (
+                "".join(x for x in LETTERS if any(x in a.axes for a in args))
+                if axes is None
+                else axes
+            )
             level = max((a.level for a in args), default=0)
             if op == PRODUCT or (op in REDUCTIONS and is_whole(args[0].axes, self.element)):
                 level += 1  # it takes a pass over the elements, or that they are stored
-            kind = dtype or (OPS[op].kind([a.dtype for a in args]) if op in OPS else args[0].dtype if args else "real")
+            kind = dtype or (
+                OPS[op].kind([a.dtype for a in args])
+                if op in OPS
+                else args[0].dtype
+                if args
+                else "real"
+            )
             self.nodes[key] = Node(op, args, over, level, kind, data, len(self.nodes))
         return self.nodes[key]
 
@@ -204,12 +246,18 @@ class Graph:
             return self._where(*args)
         return None
 
-    def _in_parts(self, op: str, args: tuple[Node, ...], axes: str | None, data: Any) -> Node | None:
-        """A sum, or an operation on values over fewer axes than the elements, by real and imaginary parts.
+    def _in_parts(
+        self, op: str, args: tuple[Node, ...], axes: str | None, data: Any
+    ) -> Node | None:
+        """A sum, or an operation on values over fewer axes than the elements, by real and imaginary
+        parts.
 
-        So what lies between the passes is real. None where the result is an element, or there is no such form.
+        So what lies between the passes is real. None where the result is an element, or there is no
+        such form.
         """
-        if op != "sum" and self.element == "".join(x for x in LETTERS if any(x in a.axes for a in args)):
+        if op != "sum" and self.element == "".join(
+            x for x in LETTERS if any(x in a.axes for a in args)
+        ):
             return None
         zero = self.const(0.0)
         re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
@@ -236,22 +284,29 @@ class Graph:
                 self.make("add", self.make(op, x, v), self.make(op, y, u)),
             ]
         elif op in ("abs", "abs2"):
-            square = self.make("add", self.make("mul", re[0], re[0]), self.make("mul", im[0], im[0]))
+            square = self.make(
+                "add", self.make("mul", re[0], re[0]), self.make("mul", im[0], im[0])
+            )
             return self.make("sqrt", square) if op == "abs" else square
         else:
             return None
         return self.make("complex", *parts)
 
     def _over(self, a: Node, b: Node) -> Node:
-        """a / b with one division for all elements that b is the same for: a · scale · (1 / (b · scale)).
+        """a / b with one division for all elements that b is the same for: a · scale · (1 / (b ·
+        scale)).
 
-        The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough, and not too much:
-        where a · 2¹⁰⁰ is infinite, so is a / b.
+        The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough,
+        and not too much: where a · 2¹⁰⁰ is infinite, so is a / b.
         """
         subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny))
         scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
         reciprocal = self.make("div", self.const(1.0), self.make("mul", b, scale))
-        return self.make("mul", a, reciprocal) if _is(scale, 1.0) else self.make("over", a, scale, reciprocal)
+        return (
+            self.make("mul", a, reciprocal)
+            if _is(scale, 1.0)
+            else self.make("over", a, scale, reciprocal)
+        )
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:
         """√x written so that its derivative at zero is zero is, run forward, just √x."""
@@ -263,7 +318,9 @@ class Graph:
 
 
 def is_whole(axes: str, element: str) -> bool:
-    """Whether axes are those of elements: of the tensor, or of the product of a matrix with its own transpose."""
+    """Whether axes are those of elements: of the tensor, or of the product of a matrix with its own
+    transpose.
+    """
     return axes == element or "r" in axes or "c" in axes
 
 
@@ -289,7 +346,8 @@ def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
 
 
 def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
-    """The values of nodes that follow from scalars of the step, in float64, over many tensors at once.
+    """The values of nodes that follow from scalars of the step, in float64, over many tensors at
+    once.
 
     Parameters
     ----------
@@ -304,5 +362,7 @@ def evaluate(nodes: Iterable[Node], given: dict[str, Any]) -> dict[Node, Any]:
             if n.op == "host":
                 known[n] = given[n.data]
             else:
-                known[n] = n.data if n.op == "const" else OPS[n.op].numpy(*(known[a] for a in n.args))
+                known[n] = (
+                    n.data if n.op == "const" else OPS[n.op].numpy(*(known[a] for a in n.args))
+                )
     return known

@@ -1,11 +1,14 @@
-"""Batches of small matrices: which passes can follow each other over a few whole matrices at a time.
+"""Batches of small matrices: which passes can follow each other over a few whole matrices at a
+time.
 
-The sums over rows and columns of a matrix are known as soon as that matrix has been seen, so passes that wait for no
-more than those run one after the other over matrices that stay in cache. Only sums over whole tensors end such a
+The sums over rows and columns of a matrix are known as soon as that matrix has been seen, so passes
+that wait for no
+more than those run one after the other over matrices that stay in cache. Only sums over whole
+tensors end such a
 *segment*. What lies between the passes then needs room for a few matrices, and none for the tensor.
 
-Engines lay the matrices side by side, as lanes: element (r, c) of all of them, then the next. So loops are over
-matrices, and as long for kernels of 1 × 1 as for any.
+Engines lay the matrices side by side, as lanes: element (r, c) of all of them, then the next. So
+loops are over matrices, and as long for kernels of 1 × 1 as for any.
 """
 
 import math
@@ -65,7 +68,8 @@ class Lanes:
     after : Between
         Values per tensor, computed once for the tensor at the end.
     where : Layout
-        Where the values per tensor lie, the sums that are carried from segment to segment, and partial sums.
+        Where the values per tensor lie, the sums that are carried from segment to segment, and
+        partial sums.
     """
 
     segments: tuple[Segment, ...]
@@ -78,23 +82,33 @@ FEW = 64
 
 
 def suits(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a batch of matrices so small, and so many, that they are better laid side by side."""
+    """Whether a tensor is a batch of matrices so small, and so many, that they are better laid side
+    by side.
+    """
     return len(shape) > 2 and shape[-2] * shape[-1] <= LANES and math.prod(shape[:-2]) >= FEW
 
 
-def lane_geometry(shapes: list[tuple[int, ...]], element: str, room: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of matrices that take room for about so many values."""
+def lane_geometry(
+    shapes: list[tuple[int, ...]], element: str, room: int
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """A row of `GEOMETRY` for each shape, with units of matrices that take room for about so many
+    values.
+    """
     rows = geometry(shapes, element, LANES)
     col = {name: rows[:, i] for i, name in enumerate(GEOMETRY)}
     batches, r, c = col["A"] * col["B"], col["R"], col["C"]
-    group = np.minimum(np.maximum(64, room // (r * c + 4 * (r + c)) // 16 * 16), np.maximum(batches, 1))
+    group = np.minimum(
+        np.maximum(64, room // (r * c + 4 * (r + c)) // 16 * 16), np.maximum(batches, 1)
+    )
     rows[:, GEOMETRY.index("G")], rows[:, GEOMETRY.index("UNITS")] = group, -(-batches // group)
     return rows
 
 
 @lru_cache(maxsize=KEPT)
 def lanes(plan: Plan) -> Lanes | None:
-    """A plan in segments, or None where a value is of other axes than matrices, their rows and their columns."""
+    """A plan in segments, or None where a value is of other axes than matrices, their rows and
+    their columns.
+    """
     if not plan.passes or not _local_throughout(plan):
         return None
     of = _segment_of_pass(plan)
@@ -102,20 +116,32 @@ def lanes(plan: Plan) -> Lanes | None:
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
     writes = {name: n for name, n in plan.small.items() if n.axes and name in plan.written}
     when = {
-        name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0) for name, n in writes.items()
+        name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0)
+        for name, n in writes.items()
     }
     if any(t > of[-1] for t in when.values()):
         return None
 
     def local(t: int) -> list[Node]:
-        """Values per row, column or matrix that segment t needs, arguments first, the ends of the search with them."""
-        roots = [a for k in range(len(of)) if of[k] == t for a in _read(plan.passes[k]) if _is_local(a, plan)]
+        """Values per row, column or matrix that segment t needs, arguments first, the ends of the
+        search with them.
+        """
+        roots = [
+            a
+            for k in range(len(of))
+            if of[k] == t
+            for a in _read(plan.passes[k])
+            if _is_local(a, plan)
+        ]
         roots += [n for name, n in writes.items() if when[name] == t]
         held = [n for name, n in writes.items() if when[name] < t]
         return [n for n in reachable(roots, stop=[*ready, *held]) if _is_local(n, plan)]
 
     while late := {
-        n.data: t for t in range(of[-1] + 1) for n in local(t) if n.op == "input" and when.get(n.data, t) < t
+        n.data: t
+        for t in range(of[-1] + 1)
+        for n in local(t)
+        if n.op == "input" and when.get(n.data, t) < t
     }:
         when.update(late)
     before = _per_tensor(plan, ready, of)
@@ -143,7 +169,9 @@ def lanes(plan: Plan) -> Lanes | None:
     whole = layout(plan)
     vectors = {n: n.axes for s in segments for n in s.carried}
     partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
-    return Lanes(tuple(segments), before[-1], Layout(whole.scalars, whole.tensor, vectors, partials))
+    return Lanes(
+        tuple(segments), before[-1], Layout(whole.scalars, whole.tensor, vectors, partials)
+    )
 
 
 def _is_local(n: Node, plan: Plan) -> bool:
@@ -152,15 +180,25 @@ def _is_local(n: Node, plan: Plan) -> bool:
 
 
 def _local_throughout(plan: Plan) -> bool:
-    """Whether all values between the passes are per tensor or local, and none per tensor is made of local ones."""
+    """Whether all values between the passes are per tensor or local, and none per tensor is made of
+    local ones.
+    """
     if plan.element not in (ELEMENT[3], ELEMENT[4]) or "complex" in plan.storage["p"]:
         return False
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}
     small = [n for b in plan.between for n in b.nodes]
-    axes = {*plan.slots.values(), *(s.axes for p in plan.passes for s in p.sums), *(n.axes for n in small)}
+    axes = {
+        *plan.slots.values(),
+        *(s.axes for p in plan.passes for s in p.sums),
+        *(n.axes for n in small),
+    }
     mixed = any(n.axes == "" and any(_is_local(a, plan) for a in n.args) for n in small)
-    return axes <= {*known, plan.element} and not mixed and all(n.axes == plan.slots[x] for x, n in plan.small.items())
+    return (
+        axes <= {*known, plan.element}
+        and not mixed
+        and all(n.axes == plan.slots[x] for x, n in plan.small.items())
+    )
 
 
 def _read(p: Pass) -> list[Node]:
@@ -169,7 +207,9 @@ def _read(p: Pass) -> list[Node]:
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
-    """The segment of each pass: a new one where a pass needs a sum over whole tensors that the segment makes."""
+    """The segment of each pass: a new one where a pass needs a sum over whole tensors that the
+    segment makes.
+    """
     of: list[int] = []
     made: dict[Node, int] = {}
     for p in plan.passes:
@@ -190,6 +230,9 @@ def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Betwe
     sums: list[list[Node]] = [[] for _ in parts]
     for p, t in zip(plan.passes, of, strict=True):
         sums[t + 1] += p.reducing("tensor")
-    made = [Between(tuple(some), loops(part, plan.element)) for some, part in zip(sums, parts, strict=True)]
+    made = [
+        Between(tuple(some), loops(part, plan.element))
+        for some, part in zip(sums, parts, strict=True)
+    ]
     stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
     return [*made[:-1], Between(made[-1].combine, made[-1].after, stores)]

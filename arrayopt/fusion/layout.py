@@ -1,8 +1,8 @@
 """How a plan's tensors are cut into units of work, and where the values between the passes lie.
 
-A unit is what one thread does of one pass at a time: a stretch of columns of a stretch of rows of one batch, or several
-whole batches where they are small. Units do not depend on the number of threads, and their partial sums are combined in
-their order: so results do not either.
+A unit is what one thread does of one pass at a time: a stretch of columns of a stretch of rows of
+one batch, or several whole batches where they are small. Units do not depend on the number of
+threads, and their partial sums are combined in their order: so results do not either.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,22 +37,32 @@ __all__ = [
 ]
 
 CHUNK = 8192
-"""Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another number."""
+"""Elements of a unit of a tensor that is seen as one row, where an engine does not ask for another
+number.
+"""
 
 BANDS = 64, 256
-"""Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these; so the number of
-threads changes no bit."""
+"""Threads share a product in bands of a fourth of its rows, but of no fewer and no more than these;
+so the number of threads changes no bit.
+"""
 
 TALL, MOST = 64, 1 << 19
-"""A unit of a wide matrix has so many rows, up to so many elements: each unit leaves sums for all of its columns."""
+"""A unit of a wide matrix has so many rows, up to so many elements: each unit leaves sums for all
+of its columns.
+"""
 
 GEOMETRY = ("SIZE", "A", "B", "R", "C", "TR", "TC", "G", "NR", "NC", "UNITS")
-"""What describes one tensor: its elements and extents, rows and columns of a unit, batches of a unit, units of a batch
-along rows and along columns, and units in all."""
+"""What describes one tensor: its elements and extents, rows and columns of a unit, batches of a
+unit, units of a batch along rows and along columns, and units in all.
+"""
 
 
-def geometry(shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """A row of `GEOMETRY` for each shape, with units of `chunk` elements; of a matrix four times that, or `TALL`."""
+def geometry(
+    shapes: list[tuple[int, ...]], element: str, chunk: int = CHUNK
+) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """A row of `GEOMETRY` for each shape, with units of `chunk` elements; of a matrix four times
+    that, or `TALL`.
+    """
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
         n = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
@@ -83,7 +93,9 @@ def _extents(shape: tuple[int, ...], element: str) -> tuple[int, int, int, int]:
 
 
 def in_rows(shape: Sequence[int], element: str) -> bool:
-    """Whether each row of a tensor is whole blocks of codes; where it is seen as one row, the last may be shorter."""
+    """Whether each row of a tensor is whole blocks of codes; where it is seen as one row, the last
+    may be shorter.
+    """
     return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
 
 
@@ -91,7 +103,15 @@ def axis_of(i: int, rank: int, element: str) -> str:
     """Which axis of an element an axis of a tensor is a part of."""
     if element in (ELEMENT[1], ELEMENT[2]):
         return element[min(i, len(element) - 1)]
-    return element[i] if element == ELEMENT[3] else "A" if i == 0 else "RC"[i - rank] if i >= rank - 2 else "B"
+    return (
+        element[i]
+        if element == ELEMENT[3]
+        else "A"
+        if i == 0
+        else "RC"[i - rank]
+        if i >= rank - 2
+        else "B"
+    )
 
 
 def extent(axes: str, geo: Any) -> Any:
@@ -100,19 +120,26 @@ def extent(axes: str, geo: Any) -> Any:
 
 
 def flops(plan: Plan, geo: Any, *, halves: bool = True) -> Any:
-    """The multiplications and additions of each tensor's products; those of a symmetric one may be half as many."""
+    """The multiplications and additions of each tensor's products; those of a symmetric one may be
+    half as many.
+    """
     products = [n for p in plan.passes if p.multiplies for n in p.nodes]
     made = [extent(multiplied(n), geo) * (1 if n.data[2] and halves else 2) for n in products]
     return np.sum(made, axis=0, dtype=np.int64) if made else np.zeros(len(geo), np.int64)
 
 
 def moved(plan: Plan, geo: Any) -> Any:
-    """The bytes of each tensor that passes read and write; what libraries read and write is not in it."""
-    return np.sum([extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0)
+    """The bytes of each tensor that passes read and write; what libraries read and write is not in
+    it.
+    """
+    return np.sum(
+        [extent(p.axes, geo) * plan.bytes_of(p) for p in plan.passes if not p.multiplies], axis=0
+    )
 
 
 def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
-    """Where a tensor may be cut: what lies on either side is contiguous, and so are the partial results of it.
+    """Where a tensor may be cut: what lies on either side is contiguous, and so are the partial
+    results of it.
 
     Parameters
     ----------
@@ -132,7 +159,9 @@ def boundaries(geo: Any, element: str) -> tuple[Any, Any]:
 
 
 def starts(geo: Any, element: str, units: Any, what: str) -> Any:
-    """Where units at `boundaries` begin among the elements, or among the partial results that are kept for a kind."""
+    """Where units at `boundaries` begin among the elements, or among the partial results that are
+    kept for a kind.
+    """
     g = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     if what == "tensor":
         return units
@@ -143,7 +172,12 @@ def starts(geo: Any, element: str, units: Any, what: str) -> Any:
     ab = np.where(end, g["A"] * g["B"], tiles // max(g["NR"], 1) * g["G"])
     rt = np.where(end, 0, tiles % max(g["NR"], 1))
     rows, blocks = ab * g["R"] + rt * g["TR"], ab * g["NR"] + rt
-    return {"element": rows * g["C"], "row": rows * g["NC"], "column": blocks * g["C"], "batch": blocks * g["NC"]}[what]
+    return {
+        "element": rows * g["C"],
+        "row": rows * g["NC"],
+        "column": blocks * g["C"],
+        "batch": blocks * g["NC"],
+    }[what]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +193,8 @@ class Layout:
     vectors : dict of Node to str
         Values over rows, columns or batches that outlive the loop that makes them, with their axes.
     partials : dict of Node to str
-        Reductions over elements, with what their partial results are kept for: each unit (``tensor``), ``row``,
+        Reductions over elements, with what their partial results are kept for: each unit
+        (``tensor``), ``row``,
         ``column`` or ``batch``.
     """
 
@@ -171,15 +206,28 @@ class Layout:
     def place(self, n: Node) -> str:
         """What a value is, as to where it lies.
 
-        ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables. ``stored``: a parameter, a
+        ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables.
+        ``stored``: a parameter, a
         gradient or a slot. ``local``: where it is made, and nowhere else.
         """
         if n.op in ("const", "input"):
             return {"const": "const", "input": "stored"}[n.op]
-        return "scalar" if n.on_host else "tensor" if n in self.tensor else "vector" if n in self.vectors else "local"
+        return (
+            "scalar"
+            if n.on_host
+            else "tensor"
+            if n in self.tensor
+            else "vector"
+            if n in self.vectors
+            else "local"
+        )
 
-    def lengths(self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """How many values each tensor needs for each vector, then for each reduction's partial results."""
+    def lengths(
+        self, plan: Plan, geo: "np.ndarray[Any, np.dtype[np.int64]]"
+    ) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """How many values each tensor needs for each vector, then for each reduction's partial
+        results.
+        """
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
         made = [np.prod([col[x] for x in axes], axis=0) for axes in self.vectors.values()]
         made += [partial_length(kind, col) for kind in self.partials.values()]
@@ -206,7 +254,9 @@ def layout(plan: Plan) -> Layout:
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
     for r, kind in partials.items():
         if kind == "batch" and r.axes not in (plan.element[:-2], "A"):
-            raise TraceError(f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused")
+            raise TraceError(
+                f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused"
+            )
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
     return Layout(
         {n: i for i, n in enumerate(plan.scalars)},

@@ -1,8 +1,8 @@
 """Lowering plans over small matrices side by side: see `arrayopt.fusion.lanes`.
 
-A segment copies some matrices into planes, one for each element of a matrix, in which the matrices lie side by side;
-runs its passes, each a loop over the lanes of a plane, for all planes; and copies back what has changed. Planes are in
-the part of ``work`` that is the thread's own.
+A segment copies some matrices into planes, one for each element of a matrix, in which the matrices
+lie side by side; runs its passes, each a loop over the lanes of a plane, for all planes; and copies
+back what has changed. Planes are in the part of ``work`` that is the thread's own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ class LoweredSegment:
         """How many numbers a matrix has in a stored array."""
         return product(_inside(self.m.plan.slots.get(array, self.m.plan.element)))
 
-    # ---- loops over lanes -------------------------------------------------------------------------------------------
+    # ---- loops over lanes ------------------------------------------------------------------------
 
     def _body(self, k: int) -> Iterator[Statement]:
         """All passes, and what is between them."""
@@ -115,7 +115,9 @@ class LoweredSegment:
         yield from (self._fill(x) for x in p.sums if x.axes)
         loads = {f"q_{x}": n for x, n in p.loads.items()}
         stores = {f"q_{x}": n for x, n in p.stores.items()}
-        yield from self._over(function, self.m.plan.element, loads, p.nodes, stores, {x: x.args[0] for x in p.sums})
+        yield from self._over(
+            function, self.m.plan.element, loads, p.nodes, stores, {x: x.args[0] for x in p.sums}
+        )
 
     def _over(
         self,
@@ -129,7 +131,9 @@ class LoweredSegment:
         """A loop over the lanes of a plane, for all planes."""
         used = [*(a for n in nodes for a in n.args), *stores.values(), *sums.values()]
         known = {*nodes, *loads.values()}
-        outer = [n for n in dict.fromkeys(used) if n not in known and n.op not in ("const", POSITION)]
+        outer = [
+            n for n in dict.fromkeys(used) if n not in known and n.op not in ("const", POSITION)
+        ]
         reads = loads | {self.where[n]: n for n in outer if n in self.where}
         scalars = tuple(n for n in outer if n not in self.where)
         self.scalars |= dict.fromkeys(scalars)
@@ -157,7 +161,7 @@ class LoweredSegment:
         takes = [Take(s, f"t{s.id}", Place("got", number(i))) for i, s in enumerate(totals)]
         return loops_over(_inside(axes), [each, *takes])
 
-    # ---- all of it --------------------------------------------------------------------------------------------------
+    # ---- all of it -------------------------------------------------------------------------------
 
     def units(self, k: int) -> Function:
         """The segment over units lo to hi of one tensor."""
@@ -171,7 +175,8 @@ class LoweredSegment:
         for n in self.scalars:
             body += m.scalars([n]) if n.on_host else [Read(n, m.place(n))]
         body.append(Let("own", column("OWN") + name("thread") * name("G") * self.planes))
-        # every other segment runs backwards, so that it begins with what the one before has left in the cache
+        # every other segment runs backwards, so that it begins with what the one before has left in
+        # the cache
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), k % 2 == 1))
         return Function(f"units_{k}", "units", tuple(body))
 
@@ -188,7 +193,9 @@ class LoweredSegment:
             yield View(planes, "work", first, name("n") * product(axes))
         for n in self.kept:
             each = product(_inside(n.axes))
-            yield View(f"c{n.id}", "work", column(f"VEC{m.vector[n]}") + ab * each, name("n") * each)
+            yield View(
+                f"c{n.id}", "work", column(f"VEC{m.vector[n]}") + ab * each, name("n") * each
+            )
         written: set[str] = set()
         for p in self.passes:
             yield from (self._spread(x, f"q_{x}") for x in p.loads if x not in written)

@@ -1,4 +1,6 @@
-"""Lowering a plan to a program: loops over units, rows and columns, in which every place is an explicit index."""
+"""Lowering a plan to a program: loops over units, rows and columns, in which every place is an
+explicit index.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -73,7 +75,7 @@ class Lowering:
         self.partial = {n: i for i, n in enumerate(where.partials)}
         self.seen: dict[Node, None] | None = None
 
-    # ---- places -----------------------------------------------------------------------------------------------------
+    # ---- places ----------------------------------------------------------------------------------
 
     def part(self, reduction: Node) -> Index:
         """Where the partial results of a reduction begin."""
@@ -97,7 +99,7 @@ class Lowering:
         found = [n for n in nodes if n.on_host and n.op != "const"]
         return [Read(n, Place("scalars", number(self.where.scalars[n])), wide) for n in found]
 
-    # ---- passes -----------------------------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def units(self, k: int, p: Pass) -> Function:
         """Pass k over units lo to hi of one tensor."""
@@ -122,8 +124,10 @@ class Lowering:
             for x in "RC":
                 tile = name(f"T{x}")
                 body.append(Let(f"M{x}", (name(f"{x}_1") - name(f"{x}_0") + tile - 1) // tile))
-        # every other pass runs backwards, so that it begins with what the one before has left in the cache
-        turned = k % 2 == 1 and not self.plan.multiplies  # in turns it would be one loop more to compile
+        # every other pass runs backwards, so that it begins with what the one before has left in
+        # the cache
+        # in turns it would be one loop more to compile
+        turned = k % 2 == 1 and not self.plan.multiplies
         inside = self._tile(k, p) if matrices else self._stretch(k, p)
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{k}", "units", tuple(body))
@@ -132,8 +136,12 @@ class Lowering:
         """The slots of a pass that are stored as codes."""
         return [x for x in p.arrays if x in self.plan.quantized]
 
-    def _stretch_of(self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index) -> list[Statement]:
-        """The loop over the elements of a stretch, with what reads and stores codes before and after it."""
+    def _stretch_of(
+        self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+    ) -> list[Statement]:
+        """The loop over the elements of a stretch, with what reads and stores codes before and
+        after it.
+        """
         before: list[Statement] = []
         after: list[Statement] = []
         for x in self._codes(p):
@@ -146,10 +154,14 @@ class Lowering:
                 after.append(Codes(True, x, scale_of(x), first, count, f"wide_{x}"))
         return [*before, self._elements(k, p, slices, at), *after]
 
-    def _elements(self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index) -> Elements:
+    def _elements(
+        self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+    ) -> Elements:
         """The loop over the elements of a stretch."""
         columns = {f"v{n.id}": n for n in p.using("column")}
-        sums = {s: s.args[0] for s in [*p.reducing("tensor", "row", "batch"), *p.reducing("column")]}
+        sums = {
+            s: s.args[0] for s in [*p.reducing("tensor", "row", "batch"), *p.reducing("column")]
+        }
         return Elements(
             f"pass_{k}",
             slices,
@@ -175,8 +187,13 @@ class Lowering:
                 yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
             return
         first, end, turn = name("first"), name("end"), name("turn")
-        inside: list[Statement] = [Let("first", o + turn * STRETCH), Let("end", least(e, first + STRETCH))]
-        inside += self._stretch_of(k, p, {f"at_{x}": (f"at_{x}", first, end) for x in p.arrays}, first)
+        inside: list[Statement] = [
+            Let("first", o + turn * STRETCH),
+            Let("end", least(e, first + STRETCH)),
+        ]
+        inside += self._stretch_of(
+            k, p, {f"at_{x}": (f"at_{x}", first, end) for x in p.arrays}, first
+        )
         for i, s in enumerate(p.sums):
             inside.append(Take(s, f"t{s.id}", Place("got", number(i))))
         yield from (Start(f"t{s.id}", s) for s in p.sums)
@@ -185,7 +202,9 @@ class Lowering:
             yield Write(Place("part", self.part(s) + name("unit")), f"t{s.id}")
 
     def _tile(self, k: int, p: Pass) -> Iterator[Statement]:
-        """A unit of a tensor that is seen as matrices: some rows and columns of one, or several whole ones."""
+        """A unit of a tensor that is seen as matrices: some rows and columns of one, or several
+        whole ones.
+        """
         unit, at, rt, ct = map(name, ("unit", "at", "rt", "ct"))
         rows, columns = name("MR"), name("MC")
         yield Let("ct", unit % columns)
@@ -218,7 +237,9 @@ class Lowering:
             first = first if n.op == "input" else column(f"VEC{self.vector[n]}") + first
             yield View(f"v{n.id}", room, first, c1 - c0)
         for s in p.reducing("column"):
-            yield View(f"s{s.id}", "work", self.part(s) + (ab * name("NR") + rt) * name("C") + c0, c1 - c0)
+            yield View(
+                f"s{s.id}", "work", self.part(s) + (ab * name("NR") + rt) * name("C") + c0, c1 - c0
+            )
             yield Fill(f"s{s.id}", c1 - c0, s)
         yield from (Start(f"y{s.id}", s) for s in p.reducing("batch"))
         yield Loop("r", name("r0"), name("r1"), tuple(self._row(k, p)))
@@ -234,17 +255,23 @@ class Lowering:
         yield Let("e", o + c1 - c0)
         yield from (Read(n, self.place(n)) for n in p.using("row"))
         slices = {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}
-        views = [*(f"v{n.id}" for n in p.using("column")), *(f"s{s.id}" for s in p.reducing("column"))]
+        views = [
+            *(f"v{n.id}" for n in p.using("column")),
+            *(f"s{s.id}" for s in p.reducing("column")),
+        ]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
         yield from self._stretch_of(k, p, slices, (ab * name("R") + r) * name("C") + c0)
         for i, s in enumerate(p.reducing("tensor", "row", "batch")):
             got, kind = Place("got", number(i)), p.reductions[s]
             if kind == "row":
-                yield Write(Place("work", self.part(s) + (ab * name("R") + r) * name("NC") + name("ct")), got)
+                yield Write(
+                    Place("work", self.part(s) + (ab * name("R") + r) * name("NC") + name("ct")),
+                    got,
+                )
             else:
                 yield Take(s, f"{'t' if kind == 'tensor' else 'y'}{s.id}", got)
 
-    # ---- products of matrices ---------------------------------------------------------------------------------------
+    # ---- products of matrices --------------------------------------------------------------------
 
     def _product(self, k: int, p: Pass) -> Function:
         """Product k: this thread's share of the bands, from outside in.
@@ -263,12 +290,22 @@ class Lowering:
         body.append(Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
         body.append(Let("bands", (name(rows) + name("high") - 1) // name("high")))
         body.append(Let("total", name("A") * name("B") * bands))
-        here: list[Statement] = [Let("ab", name("unit") // bands), Let("turn", name("unit") % bands)]
+        here: list[Statement] = [
+            Let("ab", name("unit") // bands),
+            Let("turn", name("unit") % bands),
+        ]
         half, odd = name("turn") // 2, name("turn") % 2
         here.append(Let("band", (ONE - odd) * half + odd * (bands - 1 - half)))
-        here += [Let("i0", band * name("high")), Let("i1", least(name(rows), name("i0") + name("high")))]
+        here += [
+            Let("i0", band * name("high")),
+            Let("i1", least(name(rows), name("i0") + name("high"))),
+        ]
         sides = name(rows), name(columns), name(length)
-        here.append(Multiply(a, b, out, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric))
+        here.append(
+            Multiply(
+                a, b, out, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric
+            )
+        )
         return Function(f"units_{k}", "threads", (*body, self._shared(here)))
 
     def _shared(self, body: Sequence[Statement]) -> Loop:
@@ -277,8 +314,12 @@ class Lowering:
         return Loop("unit", total * thread // threads, total * (thread + 1) // threads, tuple(body))
 
     def _square(self, k: int, p: Pass) -> Function:
-        """Pass k over the elements of products of matrices with their own transposes: this thread's share of them."""
-        side, size, units, unit, ab, o = map(name, (p.axes[-1].upper(), "size", "units", "unit", "ab", "o"))
+        """Pass k over the elements of products of matrices with their own transposes: this thread's
+        share of them.
+        """
+        side, size, units, unit, ab, o = map(
+            name, (p.axes[-1].upper(), "size", "units", "unit", "ab", "o")
+        )
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
         body += [Let("size", side * side), Let("units", (size + (CHUNK - 1)) // CHUNK)]
         body.append(Let("total", name("A") * name("B") * units))
@@ -287,17 +328,25 @@ class Lowering:
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
         body += self.scalars(p.using("host"))
         body += [Read(n, self.place(n)) for n in p.using("tensor")]
-        here: list[Statement] = [Let("ab", unit // units), Let("a", ab // name("B")), Let("b", ab % name("B"))]
+        here: list[Statement] = [
+            Let("ab", unit // units),
+            Let("a", ab // name("B")),
+            Let("b", ab % name("B")),
+        ]
         here += [Read(n, self.place(n)) for n in p.using("batch")]
         here.append(Let("o", ab * size + unit % units * CHUNK))
         here.append(Let("e", least((ab + 1) * size, o + CHUNK)))
-        here.append(self._elements(k, p, {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}, ZERO))
+        here.append(
+            self._elements(k, p, {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}, ZERO)
+        )
         return Function(f"units_{k}", "threads", (*body, self._shared(here)))
 
-    # ---- between passes ---------------------------------------------------------------------------------------------
+    # ---- between passes --------------------------------------------------------------------------
 
     def between(self, k: int, b: Between) -> Function:
-        """What comes before pass k: partial results are combined, then values computed and slots written."""
+        """What comes before pass k: partial results are combined, then values computed and slots
+        written.
+        """
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
         reads = list(dict.fromkeys([*(a for n in b.nodes for a in n.args), *b.stores.values()]))
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
@@ -328,7 +377,13 @@ class Lowering:
             taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
             return [Start("acc", s), taken, Write(self.place(s), "acc")]
         outer = "".join(x for x in "AB" if x not in s.axes and x in element)
-        ab = ZERO if element == "RC" else name("a") if element == "ARC" else name("a") * name("B") + name("b")
+        ab = (
+            ZERO
+            if element == "RC"
+            else name("a")
+            if element == "ARC"
+            else name("a") * name("B") + name("b")
+        )
         rows, columns = name("NR"), name("NC")
         if kind == "row":
             along, count = "ct", columns
@@ -365,7 +420,9 @@ class Lowering:
         """A reduction over some of the axes of a value that goes over few."""
         (n,) = loop.nodes
         (x,) = n.args
-        inside = loops_over("".join(a for a in x.axes if a not in n.axes), [Take(n, "acc", self.place(x))])
+        inside = loops_over(
+            "".join(a for a in x.axes if a not in n.axes), [Take(n, "acc", self.place(x))]
+        )
         return loops_over(n.axes, [Start("acc", n), *inside, Write(self.place(n), "acc")])
 
 

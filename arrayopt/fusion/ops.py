@@ -1,6 +1,8 @@
-"""The table of operations, and that of reductions: what each is called, computes, and is in every language.
+"""The table of operations, and that of reductions: what each is called, computes, and is in every
+language.
 
-Tracing, folding of constants, evaluation on the host and the engines all read these tables; a new operation is a row.
+Tracing, folding of constants, evaluation on the host and the engines all read these tables; a new
+operation is a row.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from arrayopt import randomness
-from arrayopt.randomness import current_bfloat16, current_float16, position_uniform, round_bfloat16, round_float16
+from arrayopt.randomness import (
+    current_bfloat16,
+    current_float16,
+    position_uniform,
+    round_bfloat16,
+    round_float16,
+)
 
 __all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
 
@@ -21,7 +29,8 @@ __all__ = ["OPS", "REDUCTIONS", "Op", "Reduction"]
 class Op:
     """An element-wise operation.
 
-    Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of real numbers.
+    Texts are formats: ``{0}``, ``{1}`` and ``{2}`` are the operands' names, ``{W}`` is the type of
+    real numbers.
 
     Attributes
     ----------
@@ -32,16 +41,19 @@ class Op:
     api : tuple of str
         Functions of the array API that are this operation.
     methods : tuple of str
-        Methods of Python's operators that are it; those that begin with ``__r`` have their operands swapped.
+        Methods of Python's operators that are it; those that begin with ``__r`` have their operands
+        swapped.
     result : str
-        What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an operand is. ``branch``:
+        What comes out: ``bool``, ``real``, ``complex``, or ``same``, which is complex where an
+        operand is. ``branch``:
         what the operands after the first are.
     real_only : bool
         Whether complex operands are refused.
     python : str
         What it is in Python, for floats and arrays of them; NumPy's function where it is empty.
     into : callable or None
-        As `numpy`, with where to write as one more argument; `numpy` itself where it is None and takes one.
+        As `numpy`, with where to write as one more argument; `numpy` itself where it is None and
+        takes one.
     numba_complex, cuda_complex : str
         What it is where an operand or the result is complex, if that is something else.
     """
@@ -61,7 +73,9 @@ class Op:
     @property
     def arity(self) -> int:
         """How many operands it takes."""
-        return len({field for _, field, _, _ in Formatter().parse(self.cuda) if field and field != "W"})
+        return len(
+            {field for _, field, _, _ in Formatter().parse(self.cuda) if field and field != "W"}
+        )
 
     def kind(self, operands: Sequence[str]) -> str:
         """What comes out of operands that are each ``bool``, ``real`` or ``complex``."""
@@ -73,11 +87,15 @@ class Op:
 
     @property
     def in_place(self) -> bool:
-        """Whether a result may be written over an operand: each element is read before it is written."""
+        """Whether a result may be written over an operand: each element is read before it is
+        written.
+        """
         return isinstance(self.numpy, np.ufunc)
 
     def text(self, language: str, args: Sequence[str], real: str, *, mixed: bool) -> str:
-        """What it is of operands of these names, in ``numba`` or ``cuda``; `mixed`: complex numbers take part."""
+        """What it is of operands of these names, in ``numba`` or ``cuda``; `mixed`: complex numbers
+        take part.
+        """
         form: str = (mixed and getattr(self, f"{language}_complex")) or getattr(self, language)
         return form.format(*args, W=real)
 
@@ -93,7 +111,8 @@ class Reduction:
     start : str
         What is kept before the first value, in Numba.
     take : str
-        The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and in CUDA.
+        The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and
+        in CUDA.
     cuda : str
         The type of ``kernels/sums.cuh`` that says both.
     """
@@ -131,7 +150,9 @@ def _copy(x: Any, out: Any) -> None:
 
 
 def _to_bfloat16(x: Any, out: Any = None) -> Any:
-    """Numbers rounded to the nearest of bfloat16, of two that are as near to the even one; by their bits in float32."""
+    """Numbers rounded to the nearest of bfloat16, of two that are as near to the even one; by their
+    bits in float32.
+    """
     x = np.asarray(x, np.float32)
     bits = x.view(np.uint32)
     made = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
@@ -141,7 +162,9 @@ def _to_bfloat16(x: Any, out: Any = None) -> Any:
 
 
 def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:
-    """A function of two arrays of float32, which is called the same everywhere; in CUDA it may be something else."""
+    """A function of two arrays of float32, which is called the same everywhere; in CUDA it may be
+    something else.
+    """
     name, made = function.__name__, partial(function, np)
     return Op(
         lambda x, y: made(np.asarray(x, np.float32), np.asarray(y, np.float32)),
@@ -150,7 +173,9 @@ def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})"
         (name,),
         result="real",
         real_only=True,
-        into=lambda x, y, out: np.copyto(out, made(np.asarray(x, np.float32), np.asarray(y, np.float32))),
+        into=lambda x, y, out: np.copyto(
+            out, made(np.asarray(x, np.float32), np.asarray(y, np.float32))
+        ),
     )
 
 
@@ -189,7 +214,9 @@ OPS = {
     "sub": _binary(np.subtract, "-", "subtract", "sub"),
     "mul": _binary(np.multiply, "*", "multiply", "mul"),
     "div": _binary(np.divide, "/", "divide", "truediv"),
-    "mod": Op(np.remainder, "{0} % {1}", "modulo({0}, {1})", ("remainder",), ("__mod__", "__rmod__")),
+    "mod": Op(
+        np.remainder, "{0} % {1}", "modulo({0}, {1})", ("remainder",), ("__mod__", "__rmod__")
+    ),
     "pow": Op(np.power, "{0} ** {1}", "pow({0}, {1})", ("pow",), ("__pow__", "__rpow__")),
     "neg": Op(np.negative, "-{0}", "-{0}", ("negative",), ("__neg__",), python="-{0}"),
     "lt": _compared(np.less, "<", "lt"),
@@ -198,8 +225,12 @@ OPS = {
     "ge": _compared(np.greater_equal, ">=", "ge"),
     "eq": _compared(np.equal, "==", "eq"),
     "ne": _compared(np.not_equal, "!=", "ne"),
-    "and": Op(np.logical_and, "{0} & {1}", "{0} & {1}", ("logical_and",), ("__and__", "__rand__"), "bool"),
-    "or": Op(np.logical_or, "{0} | {1}", "{0} | {1}", ("logical_or",), ("__or__", "__ror__"), "bool"),
+    "and": Op(
+        np.logical_and, "{0} & {1}", "{0} & {1}", ("logical_and",), ("__and__", "__rand__"), "bool"
+    ),
+    "or": Op(
+        np.logical_or, "{0} | {1}", "{0} | {1}", ("logical_or",), ("__or__", "__ror__"), "bool"
+    ),
     "not": Op(np.logical_not, "not {0}", "!{0}", ("logical_not",), ("__invert__",), "bool"),
     "where": Op(
         np.where,
@@ -225,8 +256,12 @@ OPS = {
     "hypot": _function(np.hypot, real_only=True),
     "floor": _whole(np.floor),
     "ceil": _whole(np.ceil),
-    "isnan": Op(np.isnan, "math.isnan({0})", "{0} != {0}", ("isnan",), result="bool", real_only=True),
-    "abs": Op(np.abs, "abs({0})", "magnitude({0})", ("abs",), ("__abs__",), "real", python="abs({0})"),
+    "isnan": Op(
+        np.isnan, "math.isnan({0})", "{0} != {0}", ("isnan",), result="bool", real_only=True
+    ),
+    "abs": Op(
+        np.abs, "abs({0})", "magnitude({0})", ("abs",), ("__abs__",), "real", python="abs({0})"
+    ),
     "sign": Op(np.sign, "sign({0})", "sign({0})", ("sign",)),
     "isfinite": Op(
         np.isfinite,
@@ -237,7 +272,13 @@ OPS = {
         numba_complex="math.isfinite({0}.real) & math.isfinite({0}.imag)",
     ),
     "real": Op(
-        np.real, "{0}", "real_part({0})", ("real",), result="real", into=lambda x, out: x.real, numba_complex="{0}.real"
+        np.real,
+        "{0}",
+        "real_part({0})",
+        ("real",),
+        result="real",
+        into=lambda x, out: x.real,
+        numba_complex="{0}.real",
     ),
     "imag": Op(
         np.imag,
@@ -294,7 +335,9 @@ OPS = {
     "joined_float16": _on_float32(randomness.joined_float16),
     "low_bfloat16": _on_float32(randomness.low_bfloat16),
     "low_float16": _on_float32(randomness.low_float16),
-    "current_bfloat16": _on_float32(current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"),
+    "current_bfloat16": _on_float32(
+        current_bfloat16, "(to_bfloat16({{0}}) == {{1}} ? {{0}} : {{1}})"
+    ),
     "current_float16": _on_float32(current_float16, "(to_float16({{0}}) == {{1}} ? {{0}} : {{1}})"),
 }
 """Every operation, by the name that nodes have it under."""

@@ -1,7 +1,8 @@
 """What a plan is made of: passes over the elements, and what is computed between them.
 
-Threads and blocks meet before each `Between`, which first combines the partial results of the pass before it, in their
-order, and then computes what follows from them. Processes that share a tensor meet between these two.
+Threads and blocks meet before each `Between`, which first combines the partial results of the pass
+before it, in their order, and then computes what follows from them. Processes that share a tensor
+meet between these two.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole
 __all__ = ["KINDS", "Between", "Loop", "Pass", "loops"]
 
 KINDS = ("tensor", "row", "column", "batch")
-"""What partial results of a reduction over elements are kept for; and what a value of fewer axes is the same for."""
+"""What partial results of a reduction over elements are kept for; and what a value of fewer axes is
+the same for.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +28,8 @@ class Pass:
     Attributes
     ----------
     loads : dict of str to Node
-        What is read: parameter, gradient, slots and spilled values by name, and the node that the value read is.
+        What is read: parameter, gradient, slots and spilled values by name, and the node that the
+        value read is.
     nodes : tuple of Node
         What is computed per element, in order; loads, scalars and smaller values left out.
     stores : dict of str to Node
@@ -33,11 +37,13 @@ class Pass:
     sums : tuple of Node
         What is reduced.
     axes : str
-        The axes of its elements: the tensor's, or those of the product of a matrix with its own transpose.
+        The axes of its elements: the tensor's, or those of the product of a matrix with its own
+        transpose.
     element : str
         The axes of the tensor's elements.
     summed : dict of Node to Node
-        What is reduced in place of a reduction's argument, where an engine has put something simpler in its place.
+        What is reduced in place of a reduction's argument, where an engine has put something
+        simpler in its place.
     """
 
     loads: dict[str, Node]
@@ -62,10 +68,14 @@ class Pass:
     def uses(self) -> dict[Node, str]:
         """Values of fewer axes that elements are computed from.
 
-        Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among them as
+        Each is a scalar of the step (``host``), or the same for one of `KINDS`. `POSITION` is among
+        them as
         ``position``, where random numbers are drawn.
         """
-        read = [a for n in self.nodes for a in n.args] + [*self.stores.values(), *(r.args[0] for r in self.sums)]
+        read = [a for n in self.nodes for a in n.args] + [
+            *self.stores.values(),
+            *(r.args[0] for r in self.sums),
+        ]
         found: dict[Node, str] = {}
         for n in read:
             if n.on_host and n.op != "const":
@@ -93,7 +103,9 @@ class Pass:
         return [n for n, kind in self.uses.items() if kind in kinds]
 
     def within(self, element: str, dtype: str) -> "Pass":
-        """The pass in a plan of such elements; if it is over random numbers alone, it reads the gradient, too."""
+        """The pass in a plan of such elements; if it is over random numbers alone, it reads the
+        gradient, too.
+        """
         loads = self.loads
         if not (self.loads or self.stores):
             loads = {"g": Node("input", (), self.axes, 0, dtype, "g", -1)}
@@ -102,7 +114,8 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Loop:
-    """What one loop computes between passes: operations over the same axes, in order, or one reduction.
+    """What one loop computes between passes: operations over the same axes, in order, or one
+    reduction.
 
     Attributes
     ----------

@@ -1,8 +1,9 @@
 """Planning: from a trace to passes over the elements, with what little is computed between them.
 
-A pass reads and writes elements. Between passes stands what varies over fewer axes (per row, per column, per tensor):
-it is computed from the sums of the passes before. Threads, blocks and ranks share a pass out by elements, and
-meet between the passes. A product of matrices stands among the passes: it reads what one has stored, and stores.
+A pass reads and writes elements. Between passes stands what varies over fewer axes (per row, per
+column, per tensor): it is computed from the sums of the passes before. Threads, blocks and ranks
+share a pass out by elements, and meet between the passes. A product of matrices stands among the
+passes: it reads what one has stored, and stores.
 """
 
 from collections.abc import Iterable
@@ -22,12 +23,15 @@ from arrayopt.state.quantized import scale_of
 __all__ = ["Plan", "plan"]
 
 COPIES = 1 << 30
-"""Copies of small slots have ids from here on, which are parts of names: no graph has so many nodes."""
+"""Copies of small slots have ids from here on, which are parts of names: no graph has so many
+nodes.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Plan:
-    """What it takes to update one tensor; or to report of an update, which is a plan of its own that writes nothing.
+    """What it takes to update one tensor; or to report of an update, which is a plan of its own
+    that writes nothing.
 
     Attributes
     ----------
@@ -42,14 +46,17 @@ class Plan:
     slots : dict of str to str
         Slots and their axes.
     small : dict of str to Node
-        Slots that vary over fewer axes than the elements, with what they are to hold after the last pass.
+        Slots that vary over fewer axes than the elements, with what they are to hold after the last
+        pass.
     reports : dict of str to Node
         Values per tensor to be reported.
     storage : dict of str to str
         The dtypes that the parameter, the slots and spilled values are stored in.
     spilled : dict of str to str
-        Scratch arrays of the tensor's size, each ``real`` or ``complex``: one pass stores a value there that a later
-        one loads. They are in the dtype of arithmetic, or in what a value is rounded to before; see `Node.narrow`.
+        Scratch arrays of the tensor's size, each ``real`` or ``complex``: one pass stores a value
+        there that a later
+        one loads. They are in the dtype of arithmetic, or in what a value is rounded to before; see
+        `Node.narrow`.
         Nothing is left in them for the next step.
     extents : dict of str to str
         The axes of scratch arrays: those of an element, where there are no products.
@@ -100,17 +107,29 @@ class Plan:
             [x for p in self.passes for x in (*p.stores.values(), *p.sums)]
             + [*self.small.values(), *self.reports.values()]
         )
-        graph = tuple((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes)
+        graph = tuple(
+            (n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes
+        )
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
         outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
-        return self.element, graph, tuple(outputs), tuple(self.slots.items()), tuple(self.storage.items())
+        return (
+            self.element,
+            graph,
+            tuple(outputs),
+            tuple(self.slots.items()),
+            tuple(self.storage.items()),
+        )
 
     @property
     def touched(self) -> tuple[str, ...]:
         """The stored arrays, other than gradients, that are read or written at all."""
         names = {name for p in self.passes for name in (*p.loads, *p.stores)}
         names |= {scale_of(name) for name in self.quantized}
-        slots = {"p": self.element, **self.slots, **{scale_of(name): self.element for name in self.quantized}}
+        slots = {
+            "p": self.element,
+            **self.slots,
+            **{scale_of(name): self.element for name in self.quantized},
+        }
         return tuple(name for name, axes in slots.items() if name in names or axes != self.element)
 
     @property
@@ -126,8 +145,14 @@ class Plan:
         return not (self.passes or any(self.between) or self.written)
 
     def bytes_per_parameter(self, grad_dtype: str | None = None) -> float:
-        """Bytes read and written per parameter; gradients are in the parameter's dtype where no other is given."""
-        return sum(self.bytes_of(p, grad_dtype) for p in self.passes if p.axes == self.element and not p.multiplies)
+        """Bytes read and written per parameter; gradients are in the parameter's dtype where no
+        other is given.
+        """
+        return sum(
+            self.bytes_of(p, grad_dtype)
+            for p in self.passes
+            if p.axes == self.element and not p.multiplies
+        )
 
     def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
         """Bytes of each element that a pass reads and writes."""
@@ -141,19 +166,29 @@ class Plan:
                 lines.append(f"pass {k}: {self._product(p)}")
                 continue
             over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
-            made = [f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.sums]
+            made = [
+                f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.sums
+            ]
             stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
             lines.append(
                 f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
                 f" {self.bytes_of(p):g} B{'' if p.axes == self.element else f' over {p.axes}'}"
             )
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
-        return "\n".join([*lines, f"{self.bytes_per_parameter():g} bytes per {self.storage['p']} parameter{scratch}"])
+        return "\n".join(
+            [
+                *lines,
+                f"{self.bytes_per_parameter():g} bytes per {self.storage['p']} parameter{scratch}",
+            ]
+        )
 
     def _product(self, p: Pass) -> str:
         """What a product multiplies, of which axes, and how many FLOPs that takes."""
         n, names = p.nodes[0], list(p.loads)
-        a, b = (f"{name}{'ᵀ' * turned}" for name, turned in zip((names[0], names[-1]), n.data, strict=False))
+        a, b = (
+            f"{name}{'ᵀ' * turned}"
+            for name, turned in zip((names[0], names[-1]), n.data, strict=False)
+        )
         how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
         how = f" in {n.narrow}{how}" if n.narrow else how
         stored = next(iter(p.stores))
@@ -163,21 +198,25 @@ class Plan:
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
     """Plan the passes of a trace.
 
-    Each value is computed in the first pass that it can be computed in, a sum possibly later, where a pass reads its
-    terms anyway. A slot is stored as soon as no later pass needs what it held before. What a later pass needs of an
-    earlier one it computes again from what is stored, or reads from scratch memory, where the earlier one has spilled
-    it: whichever moves fewer bytes, and if it is all the same, the former. With `calls` each operation is a call that
-    reads and writes memory, too, and costs as much.
+    Each value is computed in the first pass that it can be computed in, a sum possibly later, where
+    a pass reads its terms anyway. A slot is stored as soon as no later pass needs what it held
+    before. What a later pass needs of an earlier one it computes again from what is stored, or
+    reads from scratch memory, where the earlier one has spilled it: whichever moves fewer bytes,
+    and if it is all the same, the former. With `calls` each operation is a call that reads and
+    writes memory, too, and costs as much.
 
-    What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes, which are planned
-    for each space of elements by itself, and put in order by their levels.
+    What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes,
+    which are planned for each space of elements by itself, and put in order by their levels.
     """
     element = traced.element
-    whole = {n: x for n, x in traced.outputs.items() if n == "p" or is_whole(traced.slots[n], element)}
+    whole = {
+        n: x for n, x in traced.outputs.items() if n == "p" or is_whole(traced.slots[n], element)
+    }
     copies: dict[Node, Node] = {}
     small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
-    outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}  # the others stay as they are
+    # the others stay as they are
+    outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}
     roots = [*outputs.values(), *small.values(), *reports.values()]
     products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
     made = {n: f"product{i}" for i, n in enumerate(products)}
@@ -191,16 +230,23 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     scratch = {name: n for n, name in (made | given).items()}
     gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
     for space in spaces:
-        stored = {name: x for name, x in outputs.items() if traced.slots.get(name, element) == space}
+        stored = {
+            name: x for name, x in outputs.items() if traced.slots.get(name, element) == space
+        }
         stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(Work(space, stored, own, narrow, made, calls=calls))
-        order += [(k, p.within(element, gradient)) for k, p in enumerate(placed.passes) if p.stores or p.sums]
+        order += [
+            (k, p.within(element, gradient))
+            for k, p in enumerate(placed.passes)
+            if p.stores or p.sums
+        ]
         scratch |= placed.scratch
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}
         order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes, element)))
-    order.sort(key=lambda x: (x[0], x[1].multiplies))  # products after what is of a lower level than they are
+    # products after what is of a lower level than they are
+    order.sort(key=lambda x: (x[0], x[1].multiplies))
     passes = tuple(p for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
     if products:
@@ -212,7 +258,9 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     ready = {s: k + 1 for k, p in enumerate(passes) for s in p.sums}
     between = _between([*small.values(), *reports.values()], small, passes, ready, element)
     used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
-    used += [x for p in passes for x in p.stores.values()] + [n for b in between for x in b.nodes for n in x.args]
+    used += [x for p in passes for x in p.stores.values()] + [
+        n for b in between for x in b.nodes for n in x.args
+    ]
     used += [*small.values(), *reports.values()]
     scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
     working = WORKING[traced.storage["p"]]
@@ -235,21 +283,28 @@ def _placed(work: Work) -> Placement:
     """The passes over the elements of a space."""
     outputs, sums = work.outputs, work.sums
     placed = Placement(work, {s: s.args[0].level for s in sums}, {})
-    sinks = [(n, frozenset(reachable([n]))) for n in (*outputs.values(), *(s.args[0] for s in sums))]
+    sinks = [
+        (n, frozenset(reachable([n]))) for n in (*outputs.values(), *(s.args[0] for s in sums))
+    ]
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
-    return placed.with_spills() if outputs else placed  # to watch takes no memory of a tensor's size
+    # to watch takes no memory of a tensor's size
+    return placed.with_spills() if outputs else placed
 
 
 def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:
-    """What a small slot is to hold, or a report: a copy where it is what another slot held, for that is written too."""
+    """What a small slot is to hold, or a report: a copy where it is what another slot held, for
+    that is written too.
+    """
     if n.op != "input" or n.data == name:
         return n
     return copies.setdefault(n, Node("copy", (n,), n.axes, n.level, n.dtype, None, COPIES + n.id))
 
 
 def _alike(sums: Iterable[Node]) -> list[list[Node]]:
-    """The sums in groups that are made of the same inputs: what reads these for one sum has them for the others."""
+    """The sums in groups that are made of the same inputs: what reads these for one sum has them
+    for the others.
+    """
     groups: dict[Any, list[Node]] = {}
     for s in sums:
         inputs = frozenset(n for n in reachable(s.args) if n.op == "input")
@@ -258,15 +313,28 @@ def _alike(sums: Iterable[Node]) -> list[list[Node]]:
 
 
 def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: int) -> int:
-    """The last pass that a sum may be made in: the one before what depends on it; sinks come with what they need."""
-    return min((n.level - 1 for n, needed in sinks if n.level > s.args[0].level and s in needed), default=count - 1)
+    """The last pass that a sum may be made in: the one before what depends on it; sinks come with
+    what they need.
+    """
+    return min(
+        (n.level - 1 for n, needed in sinks if n.level > s.args[0].level and s in needed),
+        default=count - 1,
+    )
 
 
 def _between(
-    roots: list[Node], small: dict[str, Node], passes: tuple[Pass, ...], ready: dict[Node, int], element: str
+    roots: list[Node],
+    small: dict[str, Node],
+    passes: tuple[Pass, ...],
+    ready: dict[Node, int],
+    element: str,
 ) -> tuple[Between, ...]:
-    """Values over fewer axes than the elements, each before the first pass that it can be computed before."""
-    wanted = [a for p in passes for n in p.nodes for a in n.args] + [s.args[0] for p in passes for s in p.sums]
+    """Values over fewer axes than the elements, each before the first pass that it can be computed
+    before.
+    """
+    wanted = [a for p in passes for n in p.nodes for a in n.args] + [
+        s.args[0] for p in passes for s in p.sums
+    ]
     wanted += [*roots, *(x for p in passes for x in p.stores.values())]
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)
@@ -278,5 +346,7 @@ def _between(
             parts[when[node]].append(node)
     sums = [(), *(p.sums for p in passes)]
     stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
-    made = [Between(combine, loops(part, element)) for combine, part in zip(sums, parts, strict=True)]
+    made = [
+        Between(combine, loops(part, element)) for combine, part in zip(sums, parts, strict=True)
+    ]
     return (*made[:-1], Between(made[-1].combine, made[-1].after, stores))

@@ -1,4 +1,6 @@
-"""The plans of rules, each made once for all rules of a structure, and shared by all ranks that it suits."""
+"""The plans of rules, each made once for all rules of a structure, and shared by all ranks that it
+suits.
+"""
 
 import math
 import threading
@@ -40,7 +42,9 @@ _LOCK = threading.Lock()
 
 
 @lru_cache(maxsize=KEPT)
-def _made(key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options) -> Plan | type[Exception]:
+def _made(
+    key: _ByStructure, rank: int, dtype: str, calls: bool, options: _Options
+) -> Plan | type[Exception]:
     """The plan of a structure of rule; or what a trace raised that must know more of the shape.
 
     It is one plan for all that do the same, as for ranks where shape does not matter.
@@ -64,26 +68,38 @@ def plan_for(
     lean: bool = False,
     calls: bool = False,
 ) -> Plan:
-    """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see `trace` and `plan`.
+    """The plan of a rule for tensors of a rank and dtype, made once for each structure of rule; see
+    `trace` and `plan`.
 
-    With `stats` it is the plan of what a step reports. It writes nothing, and is run before the update, whose plan is
-    the same with and without reports. So watching changes no bit of what is watched, whatever a compiler makes of
-    either.
+    With `stats` it is the plan of what a step reports. It writes nothing, and is run before the
+    update, whose plan is the same with and without reports. So watching changes no bit of what is
+    watched, whatever a compiler makes of either.
 
-    Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of elements. Ranks for
-    which a rule does the same share a plan. The `shape` is looked at by rules alone that compare rows with columns, or
-    either with a number; where it is not given there are fewer rows.
+    Where no sum is over rows or columns, shape does not matter and the tensor is seen as one row of
+    elements. Ranks for which a rule does the same share a plan. The `shape` is looked at by rules
+    alone that compare rows with columns, or either with a number; where it is not given there are
+    fewer rows.
     """
     key, view = _ByStructure(rule), dict[str, Any](flat=True)
     while True:
-        made = _made(key, rank, dtype, calls, (("clip", clip), ("stats", stats), ("lean", lean), *view.items()))
+        made = _made(
+            key,
+            rank,
+            dtype,
+            calls,
+            (("clip", clip), ("stats", stats), ("lean", lean), *view.items()),
+        )
         if isinstance(made, Plan):
             return made
         view.pop("flat", None)
         if made is NotFolded:
             view = {"folded": True}
         elif made is not NotFlat:
-            rows, columns = (shape[0], math.prod(shape[1:])) if view.get("folded") and shape else shape[-2:] or (0, 1)
+            rows, columns = (
+                (shape[0], math.prod(shape[1:]))
+                if view.get("folded") and shape
+                else shape[-2:] or (0, 1)
+            )
             view["tall"] = (rows > columns) - (rows < columns)
             if made is NotMeasured:
                 view["sides"] = (rows, columns)
@@ -91,7 +107,9 @@ def plan_for(
 
 @lru_cache(maxsize=KEPT)
 def widened(plan: Plan) -> Plan:
-    """The same plan for slots of codes that have been widened before the step, and become codes after it."""
+    """The same plan for slots of codes that have been widened before the step, and become codes
+    after it.
+    """
     if not plan.quantized:
         return plan
     real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])

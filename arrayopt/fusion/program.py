@@ -1,7 +1,8 @@
 """A plan as a program: plain statements, in which every place is an explicit index.
 
-Printers for Numba and for C++ print the same program. A function of a program works on one tensor, which is a row of
-the table: see `arrayopt.engines.native.columns`. Values of the plan are called by their nodes; all else by names.
+Printers for Numba and for C++ print the same program. A function of a program works on one tensor,
+which is a row of the table: see `arrayopt.engines.native.columns`. Values of the plan are called by
+their nodes; all else by names.
 """
 
 import operator
@@ -54,7 +55,8 @@ class Index:
     Attributes
     ----------
     op : str
-        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``, ``//``, ``%``,
+        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``,
+        ``//``, ``%``,
         ``min`` or ``max``.
     args : tuple
         The number or the name; else what it is computed from.
@@ -146,7 +148,8 @@ class Place:
     Attributes
     ----------
     room : str
-        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`; ``got``, for what the last
+        ``work``, ``part``; ``values`` or ``scalars``, of the tensor; an `Array` or a `View`;
+        ``got``, for what the last
         `Elements` have been reduced to.
     index : Index
         Its number there.
@@ -255,14 +258,16 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A loop over elements that lie side by side, as many as the first slice has: in it no place is explicit.
+    """A loop over elements that lie side by side, as many as the first slice has: in it no place is
+    explicit.
 
     Attributes
     ----------
     function : str
         The name of the loop, where the language makes it a function.
     slices : dict of str to (str, Index, Index)
-        By the name that the loop has for it, a stretch of an array, or of a view or room: its first number and its end.
+        By the name that the loop has for it, a stretch of an array, or of a view or room: its first
+        number and its end.
     scalars : tuple of Node
         Values that are the same for all elements.
     loads, stores : dict of str to Node
@@ -307,7 +312,8 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Copy matrices into planes, in which the same element of all of them lies side by side; or back.
+    """Copy matrices into planes, in which the same element of all of them lies side by side; or
+    back.
 
     Attributes
     ----------
@@ -378,7 +384,8 @@ class Multiply:
     turned : tuple of bool
         Whether the operands are turned.
     symmetric : bool
-        Whether the product is symmetric: columns from `end` on are not made, and those before `first` are mirrored.
+        Whether the product is symmetric: columns from `end` on are not made, and those before
+        `first` are mirrored.
     """
 
     a: tuple[str, Index]
@@ -420,7 +427,8 @@ class Function:
     name : str
         What it is called.
     shared : str
-        How threads share it: each does ``units`` from ``lo`` to ``hi``; or finds its own by its number among
+        How threads share it: each does ``units`` from ``lo`` to ``hi``; or finds its own by its
+        number among
         ``threads``; or one does all.
     body : tuple of Statement
         What it does.

@@ -1,6 +1,8 @@
-"""The scalars of a step as one compiled Python function: what follows from hyper-parameters, and from t and `clip`.
+"""The scalars of a step as one compiled Python function: what follows from hyper-parameters, and
+from t and `clip`.
 
-Results are those of `arrayopt.fusion.graph.evaluate`, bit for bit, without its walk through the graph.
+Results are those of `arrayopt.fusion.graph.evaluate`, bit for bit, without its walk through the
+graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +19,15 @@ from arrayopt.fusion.plan import Plan
 __all__ = ["EACH_STEP", "ScalarCode", "scalar_code", "straight"]
 
 EACH_STEP = {UPDATES: "t", CLIP: "clip"}
-"""What may be another number at each step, while hyper-parameters stay; and what it is called in the text."""
+"""What may be another number at each step, while hyper-parameters stay; and what it is called in
+the text.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ScalarCode:
-    """What computes the scalars of a plan. All values are floats, or float64 arrays with one for each tensor.
+    """What computes the scalars of a plan. All values are floats, or float64 arrays with one for
+    each tensor.
 
     Attributes
     ----------
@@ -41,7 +46,8 @@ class ScalarCode:
     _scalars: Callable[..., tuple[Any, ...]]
 
     def constants(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What follows from hyper-parameters and extents alone: for `scalars`, as long as these stay what they are.
+        """What follows from hyper-parameters and extents alone: for `scalars`, as long as these
+        stay what they are.
 
         Parameters
         ----------
@@ -74,7 +80,9 @@ class ScalarCode:
                 except ZeroDivisionError:
                     pass
             leaves = constants[1 : len(self.names) + 1]
-        known = evaluate(self.nodes, dict(zip(self.names, leaves, strict=True)) | {UPDATES: t, CLIP: clip})
+        known = evaluate(
+            self.nodes, dict(zip(self.names, leaves, strict=True)) | {UPDATES: t, CLIP: clip}
+        )
         return tuple(known[n] for n in self.nodes)
 
 
@@ -93,18 +101,29 @@ def scalar_code(plan: Plan) -> ScalarCode:
     text = _function("constants", [f"x{n.id}" for n in leaves], early, ["True", *passed])
     names = {n: EACH_STEP.get(n.data, f"x{n.id}") for n in found if n.op == "host"}
     given = [*EACH_STEP.values(), "ready", *passed]
-    text += _function("scalars", given, [n for n in found if n in late], [_name(n, names) for n in plan.scalars], names)
+    text += _function(
+        "scalars",
+        given,
+        [n for n in found if n in late],
+        [_name(n, names) for n in plan.scalars],
+        names,
+    )
     made = _compiled(text)
-    return ScalarCode(tuple(n.data for n in leaves), plan.scalars, text, made["constants"], made["scalars"])
+    return ScalarCode(
+        tuple(n.data for n in leaves), plan.scalars, text, made["constants"], made["scalars"]
+    )
 
 
 @lru_cache(maxsize=KEPT)
 def straight(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Callable[..., tuple[Any, ...]]]:
-    """What some values per tensor are computed from, and a function that computes them of these, in floats.
+    """What some values per tensor are computed from, and a function that computes them of these, in
+    floats.
 
     It raises ZeroDivisionError where NumPy would not.
     """
-    outer = tuple(dict.fromkeys(a for n in nodes for a in n.args if a not in nodes and a.op != "const"))
+    outer = tuple(
+        dict.fromkeys(a for n in nodes for a in n.args if a not in nodes and a.op != "const")
+    )
     text = _function("made", [f"x{n.id}" for n in outer], list(nodes), [f"x{n.id}" for n in nodes])
     return outer, _compiled(text)["made"]
 
@@ -119,7 +138,13 @@ def _compiled(text: str) -> dict[str, Any]:
 
 def _where(condition: Any, yes: Any, no: Any) -> Any:
     """One of two values, without NumPy where there is one condition only."""
-    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else yes if condition else no
+    return (
+        np.where(condition, yes, no)
+        if isinstance(condition, np.ndarray)
+        else yes
+        if condition
+        else no
+    )
 
 
 def _name(n: Node, names: Mapping[Node, str]) -> str:
@@ -128,13 +153,19 @@ def _name(n: Node, names: Mapping[Node, str]) -> str:
 
 
 def _function(
-    name: str, given: list[str], nodes: list[Node], results: list[str], names: Mapping[Node, str] | None = None
+    name: str,
+    given: list[str],
+    nodes: list[Node],
+    results: list[str],
+    names: Mapping[Node, str] | None = None,
 ) -> str:
     """The text of a function that computes some nodes, arguments first."""
     lines = [f"def {name}({', '.join(given)}):"]
     for n in nodes:
         if n.op != "host":
             args = [_name(a, names or {}) for a in n.args]
-            form = OPS[n.op].python or f"np_{n.op}({', '.join(f'{{{i}}}' for i in range(len(args)))})"
+            form = (
+                OPS[n.op].python or f"np_{n.op}({', '.join(f'{{{i}}}' for i in range(len(args)))})"
+            )
             lines.append(f"    x{n.id} = {form.format(*args)}")
     return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])

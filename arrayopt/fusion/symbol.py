@@ -1,4 +1,6 @@
-"""Symbolic arrays, and their namespace: what a rule is called with so that its operations are recorded as a graph."""
+"""Symbolic arrays, and their namespace: what a rule is called with so that its operations are
+recorded as a graph.
+"""
 
 import math
 import operator
@@ -29,8 +31,10 @@ __all__ = ["NAMESPACE", "Symbol", "lift"]
 class Symbol:
     """A symbolic array: a node of a graph, and what each of its dimensions is.
 
-    `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where its length is one.
-    Several dimensions that are seen as one axis have its letter and a number. A transposed matrix has the same node.
+    `dims` has an entry for each dimension: the letter of the axis that it runs over, or "" where
+    its length is one.
+    Several dimensions that are seen as one axis have its letter and a number. A transposed matrix
+    has the same node.
     """
 
     spare: Spare | None = None
@@ -71,7 +75,11 @@ class Symbol:
         if self.ndim < 2:
             raise TraceError(f"only what has rows and columns can be transposed{WAY_OUT}")
         *batch, r, c = self.dims
-        return self if self.node.symmetric else Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
+        return (
+            self
+            if self.node.symmetric
+            else Symbol(self.graph, self.node, (*batch, c, r), self.dtype)
+        )
 
     def __matmul__(self, other: Any) -> "Symbol":
         return _matmul(self, other)
@@ -97,7 +105,9 @@ class Symbol:
         raise TraceError(f"a traced array has no length; use xp.sum and xp.mean{WAY_OUT}")
 
     def __bool__(self) -> bool:
-        raise TraceError(f"`if` and `and` cannot depend on an array's value; use xp.where or &{WAY_OUT}")
+        raise TraceError(
+            f"`if` and `and` cannot depend on an array's value; use xp.where or &{WAY_OUT}"
+        )
 
     def __float__(self) -> float:
         raise TraceError(
@@ -115,13 +125,17 @@ class Symbol:
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
         """What NumPy's arrays and numbers make of an operator; functions of NumPy are not `xp`'s."""
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
-        return self.__float__() if op is None or method != "__call__" else _elementwise(op, *operands)
+        return (
+            self.__float__() if op is None or method != "__call__" else _elementwise(op, *operands)
+        )
 
     __hash__ = object.__hash__
 
 
 class _Extent(Symbol):
-    """A length of a symbolic array: a scalar of the step. Rows and columns can be compared, which picks a plan."""
+    """A length of a symbolic array: a scalar of the step. Rows and columns can be compared, which
+    picks a plan.
+    """
 
     def __init__(self, graph: Graph, letter: str) -> None:
         self.graph, self.letter, self.dims, self.dtype = graph, letter, (), graph.real
@@ -129,18 +143,24 @@ class _Extent(Symbol):
     @property
     def node(self) -> Node:  # type: ignore[override]
         if len(self.letter) > 1:
-            raise TraceError(f"one of several dimensions that are seen as one has no length of its own{WAY_OUT}")
+            raise TraceError(
+                f"one of several dimensions that are seen as one has no length of its own{WAY_OUT}"
+            )
         return self.graph.make("host", data=f"{COUNT}{self.letter.upper()}")
 
 
 def _comparison(method: str) -> Any:
-    """How an extent compares: with another by the graph's orientation, with a number by its sides, else as a scalar."""
+    """How an extent compares: with another by the graph's orientation, with a number by its sides,
+    else as a scalar.
+    """
 
     def compare(self: _Extent, other: Any) -> Any:
         if isinstance(other, int) and self.letter.upper() in ("R", "C"):
             if self.graph.sides is None:
                 raise NotMeasured
-            return getattr(operator, method)(self.graph.sides["RC".index(self.letter.upper())], other)
+            return getattr(operator, method)(
+                self.graph.sides["RC".index(self.letter.upper())], other
+            )
         if not isinstance(other, _Extent):
             return getattr(Symbol, method)(self, other)
         pair = self.letter.upper(), other.letter.upper()
@@ -166,7 +186,11 @@ def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
         return graph.const(x if isinstance(x, bool) else float(x)), (), ""
     if isinstance(x, complex):
         parts = graph.const(x.real), graph.const(x.imag)
-        return graph.make("complex", *parts), (), {"float32": "complex64", "float64": "complex128"}[graph.real]
+        return (
+            graph.make("complex", *parts),
+            (),
+            {"float32": "complex64", "float64": "complex128"}[graph.real],
+        )
     if is_array(x):
         raise TraceError(
             f"it uses an array of shape {tuple(x.shape)} that it is not given; a projection takes arrays as"
@@ -182,8 +206,11 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
     if len(operands) != row.arity:
         raise TraceError(f"`{op}` is of {row.arity} operands; got {len(operands)}{WAY_OUT}")
     lifted = [lift(graph, x) for x in operands]
-    narrow = any(name in NARROW for _, _, name in lifted)  # which scalars of the step, numbers to the rule, leave so
-    names = [name for n, _, name in lifted if name not in ("", "bool") and not (narrow and n.on_host)]
+    # which scalars of the step, numbers to the rule, leave so
+    narrow = any(name in NARROW for _, _, name in lifted)
+    names = [
+        name for n, _, name in lifted if name not in ("", "bool") and not (narrow and n.on_host)
+    ]
     wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
@@ -196,7 +223,9 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
     dims = broadcast([d for _, d, _ in lifted])
     if len(dims) > 1 and dims[-1] and dims[-1] == dims[-2]:  # all rows beside all rows
         if dims[-1] in made.axes:
-            raise TraceError(f"what varies by {dims[-1]} along two dimensions is a product of matrices{WAY_OUT}")
+            raise TraceError(
+                f"what varies by {dims[-1]} along two dimensions is a product of matrices{WAY_OUT}"
+            )
         dims = (*dims[:-1], dims[-1].lower())
     return Symbol(graph, made, dims, wide)
 
@@ -215,21 +244,27 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
 
 
 def _matmul(a: Symbol, b: Symbol) -> Symbol:
-    """The product of two matrices, or of batches of them. It is kept in the order of `LETTERS`, as all values are.
+    """The product of two matrices, or of batches of them. It is kept in the order of `LETTERS`, as
+    all values are.
 
-    So transposition is a flag of an operand, and a product that would lie transposed is planned as bᵀ aᵀ.
+    So transposition is a flag of an operand, and a product that would lie transposed is planned as
+    bᵀ aᵀ.
     """
     if not (isinstance(a, Symbol) and isinstance(b, Symbol)):
         raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
     if a.graph.flat:
         raise NotFlat
     if a.ndim < 2 or b.ndim < 2 or a.dims[:-2] != b.dims[:-2] or "" in (*a.dims, *b.dims):
-        raise TraceError(f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}")
+        raise TraceError(
+            f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}"
+        )
     for x in (a, b):
         if x.dtype == "bool" or x.node.dtype == "complex":
             raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
         if sorted({d[0] for d in x.dims}) != sorted(x.node.axes):
-            raise TraceError(f"a product with values that are the same along an axis cannot be traced{WAY_OUT}")
+            raise TraceError(
+                f"a product with values that are the same along an axis cannot be traced{WAY_OUT}"
+            )
     narrow = next((x.dtype for x in (a, b) if x.dtype in NARROW), "")
     if narrow and a.dtype != b.dtype:
         raise TraceError(f"a product of {a.dtype} with {b.dtype} cannot be traced{WAY_OUT}")
@@ -237,7 +272,10 @@ def _matmul(a: Symbol, b: Symbol) -> Symbol:
     if k.upper() != k2.upper():
         raise TraceError(f"cannot multiply a matrix over {i}{k} with one over {k2}{j}{WAY_OUT}")
     i, j = i.upper(), j.upper() if j.upper() != i.upper() else j.lower()
-    (ta, tb), nodes = (LETTERS.index(x.dims[-2]) > LETTERS.index(x.dims[-1]) for x in (a, b)), (a.node, b.node)
+    (ta, tb), nodes = (
+        (LETTERS.index(x.dims[-2]) > LETTERS.index(x.dims[-1]) for x in (a, b)),
+        (a.node, b.node),
+    )
     if LETTERS.index(i) > LETTERS.index(j):
         nodes, ta, tb = nodes[::-1], not tb, not ta
     symmetric = nodes[0] is nodes[1] and (ta != tb or nodes[0].symmetric)
@@ -247,7 +285,9 @@ def _matmul(a: Symbol, b: Symbol) -> Symbol:
 
 
 def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
-    """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor again."""
+    """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor
+    again.
+    """
     if x.graph.flat:
         raise NotFlat
     shape = tuple(shape)
@@ -255,15 +295,22 @@ def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
         dims = tuple(d.letter for d in shape)
         if {d[0] for d in dims} == {d[:1] for d in x.dims}:
             return Symbol(x.graph, x.node, dims, x.dtype)
-    elif len(shape) == 2 and isinstance(shape[0], _Extent) and shape[1] == -1 and shape[0].letter == x.dims[0]:
+    elif (
+        len(shape) == 2
+        and isinstance(shape[0], _Extent)
+        and shape[1] == -1
+        and shape[0].letter == x.dims[0]
+    ):
         if {d[:1] for d in x.dims} == set("RC"):
             return Symbol(x.graph, x.node, ("R", "C"), x.dtype)
         if x.dims[0] == "A":
             raise NotFolded
-    raise TraceError(f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}")
+    raise TraceError(
+        f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
+    )
 
 
-# ---- the namespace --------------------------------------------------------------------------------------------------
+# ---- the namespace -------------------------------------------------------------------------------
 
 
 def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
@@ -271,12 +318,16 @@ def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) ->
     if x.dtype in NARROW:
         raise TraceError(f"`{op}` of values in {x.dtype} cannot be traced{WAY_OUT}")
     if x.dtype == "bool":
-        raise TraceError(f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}")
+        raise TraceError(
+            f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}"
+        )
     if x.dtype.startswith("complex") and op != "sum":
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
     over, gone = reduced_over(x, axis)
     left = "".join(a for a in x.node.axes if a not in gone)
-    node = x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=x.spare or gone)
+    node = (
+        x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=x.spare or gone)
+    )
     extra = "".join(a for a in gone if a not in x.node.axes)
     if extra and op == "sum":  # the value is the same along these axes: so many times itself
         node = x.graph.make("mul", node, x.graph.make("host", data=f"count:{extra}"))
@@ -320,13 +371,19 @@ def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: fl
         op = {1: "sum", math.inf: "max", -math.inf: "min"}[ord]
         return _reduced(op, _elementwise("abs", x), axis=axis, keepdims=keepdims)
     if ord != 2:
-        raise TraceError(f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}")
-    square = _elementwise("mul", x, x) if not x.dtype.startswith("complex") else _elementwise("abs2", x)
+        raise TraceError(
+            f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}"
+        )
+    square = (
+        _elementwise("mul", x, x) if not x.dtype.startswith("complex") else _elementwise("abs2", x)
+    )
     return _elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
 
 
 class _Namespace(SimpleNamespace):
-    """The array API as far as rules need it: what the tables have, and a few functions that are made of it."""
+    """The array API as far as rules need it: what the tables have, and a few functions that are
+    made of it.
+    """
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # array-api-compat before 1.15 puts namespaces into sets
 
@@ -335,7 +392,9 @@ class _Namespace(SimpleNamespace):
             raise AttributeError(name)
         if name in NARROW:
             if name not in OPS:
-                raise TraceError(f"arithmetic in {name} is not fused; engine='array_api' does it where the library can")
+                raise TraceError(
+                    f"arithmetic in {name} is not fused; engine='array_api' does it where the library can"
+                )
             return name
         if name in REDUCTIONS:
             return partial(_reduced, name)

@@ -1,4 +1,6 @@
-"""Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as a graph."""
+"""Tracing: a rule is called with symbolic arrays, and the operations that it makes are recorded as
+a graph.
+"""
 
 import re
 import traceback
@@ -120,11 +122,13 @@ def trace(
     dtype : str
         The dtype that the tensor is stored in.
     flat : bool
-        Whether to see the tensor as one row of elements, which no sum over rows or columns may contradict.
+        Whether to see the tensor as one row of elements, which no sum over rows or columns may
+        contradict.
     clip : bool
         Whether gradients are multiplied by the scalar `CLIP` first.
     stats : bool
-        Whether to trace what is reported, norms too, in place of what is stored. The two are traces apart, so that a
+        Whether to trace what is reported, norms too, in place of what is stored. The two are traces
+        apart, so that a
         report can change nothing of the update.
 
     lean : bool
@@ -155,7 +159,15 @@ def trace(
     working = WORKING[dtype]
     real = REAL.get(working, working)
     tiny = float(np.finfo(real).tiny)
-    graph = Graph(element=element, flat=flat, tiny=tiny, lean=lean, tall=tall, sides=sides, ordinary=rule.branches)
+    graph = Graph(
+        element=element,
+        flat=flat,
+        tiny=tiny,
+        lean=lean,
+        tall=tall,
+        sides=sides,
+        ordinary=rule.branches,
+    )
     if flat:
         dims = tuple(str(i) for i in range(rank))
     elif folded and rank > 2:
@@ -168,7 +180,9 @@ def trace(
         if flat:
             axes = element if shape == dims else ""
         node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
-        return Symbol(graph, graph.make("input", axes=axes, dtype=node_kind, data=name), shape, name_of_dtype)
+        return Symbol(
+            graph, graph.make("input", axes=axes, dtype=node_kind, data=name), shape, name_of_dtype
+        )
 
     def scalar(name: str) -> Symbol:
         return Symbol(graph, graph.make("host", data=name), (), real)
@@ -177,14 +191,18 @@ def trace(
     with _clear_errors(rule):
         fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank)
     if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
-        raise TraceError("slots of 16 bits, and of bools, are not fused; engine='array_api' may have them")
+        raise TraceError(
+            "slots of 16 bits, and of bools, are not fused; engine='array_api' may have them"
+        )
     if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
         raise NotFlat
     s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
     storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in s.items()}
     if "master" in s and rule.master_weights == "split":
         storage["master"] = SPLIT
-    values = {name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))}
+    values = {
+        name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))
+    }
     h = Values(**values, t=scalar(UPDATES), **{VALUE: scalar(VALUE), DRAWS: _Draws(p, dtype)})
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     now = dict(s)
@@ -198,7 +216,10 @@ def trace(
         node, shape, _ = lift(graph, x)
         return shape, node.dtype
 
-    for what, old, new in [("the parameter", p, new_p), *((f"slot {name!r}", s[name], out[name]) for name in s)]:
+    for what, old, new in [
+        ("the parameter", p, new_p),
+        *((f"slot {name!r}", s[name], out[name]) for name in s),
+    ]:
         check_value(type(rule).__name__, what, old, new, form)
     reports = {name: x for name, x in out.items() if name not in s}
     if stats:

@@ -1,7 +1,8 @@
-"""Parts of a tensor that is seen as matrices: each is a window, some batches, rows and columns of it.
+"""Parts of a tensor that is seen as matrices: each is a window, some batches, rows and columns of
+it.
 
-A window begins with a unit, so it has units of its own. What lies per row, column or batch has its place in the whole
-tensor; partial results have places in the order of windows.
+A window begins with a unit, so it has units of its own. What lies per row, column or batch has its
+place in the whole tensor; partial results have places in the order of windows.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from arrayopt.fusion.layout import GEOMETRY, axis_of
 __all__ = ["WINDOW", "axes_of", "views", "whole", "windows"]
 
 WINDOW = ("A_0", "A_1", "A_T", "R_0", "R_1", "R_T", "C_0", "C_1", "C_T")
-"""What describes a window: the first batch, the end, and the first unit among those along this axis; the same for rows
-and for columns."""
+"""What describes a window: the first batch, the end, and the first unit among those along this
+axis; the same for rows and for columns.
+"""
 
 Blocks = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """For each rank the offset and the shape of its part."""
@@ -35,13 +37,16 @@ def axes_of(shape: Sequence[int], element: str) -> list[str]:
     return [axis_of(i, len(shape), element) for i in range(len(shape))]
 
 
-def windows(blocks: Blocks, shape: Sequence[int], element: str, geo: Any) -> tuple[Ints, tuple[int, int, int]]:
+def windows(
+    blocks: Blocks, shape: Sequence[int], element: str, geo: Any
+) -> tuple[Ints, tuple[int, int, int]]:
     """Each rank's window of a tensor, and how many units there are along batches, rows and columns.
 
     Parameters
     ----------
     blocks : sequence
-        Each rank's part. Together they fill the tensor, each place once, but that ranks may have the same part.
+        Each rank's part. Together they fill the tensor, each place once, but that ranks may have
+        the same part.
     shape : sequence of int
         The tensor's.
     element : str
@@ -52,14 +57,17 @@ def windows(blocks: Blocks, shape: Sequence[int], element: str, geo: Any) -> tup
     Raises
     ------
     ValueError
-        If the parts are not cut along whole rows and columns, saying what they must be, to follow the tensor's name.
+        If the parts are not cut along whole rows and columns, saying what they must be, to follow
+        the tensor's name.
     """
     letters = axes_of(shape, element)
     sizes = [geo[GEOMETRY.index(x)] for x in ("G", "TR", "TC")]
     columns, counts = [], []
     for over, unit in zip(("AB", "R", "C"), sizes, strict=True):
         axes = [i for i, x in enumerate(letters) if x in over]
-        ranges = [_range([(o[i], n[i], shape[i]) for i in axes]) if prod(n) else (0, 0) for o, n in blocks]
+        ranges = [
+            _range([(o[i], n[i], shape[i]) for i in axes]) if prod(n) else (0, 0) for o, n in blocks
+        ]
         first: dict[tuple[int, int], int] = {}
         end = tiles = 0
         for one in sorted({x for x in ranges if x is not None and x[1]}):
@@ -69,15 +77,22 @@ def windows(blocks: Blocks, shape: Sequence[int], element: str, geo: Any) -> tup
         if any(x is None or (x[1] and x not in first) for x in ranges):
             raise ValueError(
                 "must be cut along whole rows and columns, in the same places on all ranks, for its rule has sums over"
-                " these; got parts " + ", ".join(f"{n} from {o} on" for o, n in dict.fromkeys(blocks) if prod(n))
+                " these; got parts "
+                + ", ".join(f"{n} from {o} on" for o, n in dict.fromkeys(blocks) if prod(n))
             )
-        columns += [[x[0] for x in ranges if x], [x[1] for x in ranges if x], [first.get(x, 0) for x in ranges if x]]
+        columns += [
+            [x[0] for x in ranges if x],
+            [x[1] for x in ranges if x],
+            [first.get(x, 0) for x in ranges if x],
+        ]
         counts.append(tiles)
     return np.array(columns, np.int64).T, (counts[0], counts[1], counts[2])
 
 
 def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
-    """The elements that a block of several axes is, seen as one axis: the first and the end; None if it has gaps."""
+    """The elements that a block of several axes is, seen as one axis: the first and the end; None
+    if it has gaps.
+    """
     inner = 1
     first, count, gaps = 0, 1, False
     for offset, n, size in reversed(extents):
@@ -92,7 +107,9 @@ def views(room: Any, kind: str, geo: Any, window: Any) -> Any:
     a0, a1, at, r0, r1, rt, c0, c1, ct = map(int, window)
     tiles = slice(rt, rt + -(-(r1 - r0) // g["TR"])), slice(ct, ct + -(-(c1 - c0) // g["TC"]))
     if kind == "tensor":
-        return room.reshape(-1, g["NR"], g["NC"])[at : at + -(-(a1 - a0) // g["G"]), tiles[0], tiles[1]]
+        return room.reshape(-1, g["NR"], g["NC"])[
+            at : at + -(-(a1 - a0) // g["G"]), tiles[0], tiles[1]
+        ]
     if kind == "row":
         return room.reshape(-1, g["R"], g["NC"])[a0:a1, r0:r1, tiles[1]]
     if kind == "column":

@@ -21,7 +21,9 @@ __all__ = ["Accumulator", "Adding", "room_for"]
 
 
 def room_for(p: Array) -> Array:
-    """An array for the sum of a parameter's gradients: in rows, as engines take gradients, however p lies."""
+    """An array for the sum of a parameter's gradients: in rows, as engines take gradients, however
+    p lies.
+    """
     xp, device = place(p)
     with on_its_device(p):
         return xp.zeros(tuple(p.shape), dtype=working_dtype(xp, p), device=device)
@@ -40,7 +42,8 @@ class Adding:
     scaled : bool
         Whether these are gradients of a scaled loss.
     means : list of array or None
-        In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None for tensors that had
+        In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None
+        for tensors that had
         no gradient in any micro-step.
     measures : Measures
         In the last micro-step, what measures the means before `ready` has run.
@@ -67,14 +70,17 @@ class Accumulator:
     tensors : dict of str to Tensor
         For each tensor, with `t` the number of gradients that are in its slot ``sum``, if any.
     begun : set of int
-        The places of the tensors that have had a gradient: what the host knows of `t` without asking a device.
+        The places of the tensors that have had a gradient: what the host knows of `t` without
+        asking a device.
     """
 
     def __init__(self, engine: str, every: Any) -> None:
         if not isinstance(every, int) or isinstance(every, bool):
             raise TypeError(f"Optimizer: `accumulate` must be an integer; got {every!r}")
         if not 1 <= every < LIMIT:
-            raise ValueError(f"Optimizer: `accumulate` must be at least 1, and below 2**53; got {every}")
+            raise ValueError(
+                f"Optimizer: `accumulate` must be at least 1, and below 2**53; got {every}"
+            )
         self.every, self.done, self.scaled = every, 0, False
         self.tensors: dict[str, Tensor] = {}
         self.begun: set[int] = set()
@@ -87,7 +93,13 @@ class Accumulator:
         return self.done + 1 == self.every
 
     def prepare(
-        self, buckets: Sequence[Bucket], grads: list[Array | None], factor: Any, *, early: bool, judged: bool
+        self,
+        buckets: Sequence[Bucket],
+        grads: list[Array | None],
+        factor: Any,
+        *,
+        early: bool,
+        judged: bool,
     ) -> Adding:
         """Make the additions of one micro-step ready, raising whatever there is to raise.
 
@@ -100,8 +112,10 @@ class Accumulator:
         factor : float or 0-d array, optional
             What they are multiplied by first.
         early : bool
-            Whether the means are needed before the step is written. They are made in new memory then, for the sums must
-            stay as they are until then. For some buckets they are always needed: where rules run as they are written.
+            Whether the means are needed before the step is written. They are made in new memory
+            then, for the sums must
+            stay as they are until then. For some buckets they are always needed: where rules run as
+            they are written.
         judged : bool
             Whether the means are to be measured.
         """
@@ -109,7 +123,8 @@ class Accumulator:
             asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]
             return Adding(grads, Ready(self._engine, asked), factor is not None)
         means: list[Array | None] = [None] * len(grads)
-        known: list[Array | None] = [None] * len(grads)  # the means that are there before the step is written
+        # the means that are there before the step is written
+        known: list[Array | None] = [None] * len(grads)
         later, waiting = [], []
         for bucket in buckets:
             at_once = early or bucket.whole is not bucket or self._runs_as_written(bucket)
@@ -143,7 +158,11 @@ class Accumulator:
 
     def sums(self) -> dict[str, Array]:
         """The sums so far, by tensor name."""
-        return {name: tensor.slots["sum"] for name, tensor in self.tensors.items() if tensor.place in self.begun}
+        return {
+            name: tensor.slots["sum"]
+            for name, tensor in self.tensors.items()
+            if tensor.place in self.begun
+        }
 
     def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
         """Bring the sums to saved ones."""
@@ -152,11 +171,13 @@ class Accumulator:
         for tensor in tensors:
             if tensor.name in sums:
                 slots = {"sum": sums[tensor.name]}
-                self.tensors[tensor.name] = Tensor(tensor.name, tensor.array, slots, self._run, tensor.place)
+                self.tensors[tensor.name] = Tensor(
+                    tensor.name, tensor.array, slots, self._run, tensor.place
+                )
                 self.tensors[tensor.name].t = 1
                 self.begun.add(tensor.place)
 
-    # ---- the tensors that hold the sums -----------------------------------------------------------------------------
+    # ---- the tensors that hold the sums ----------------------------------------------------------
 
     def _sums(self, bucket: Bucket) -> Bucket:
         """The sums of the gradients of a bucket's parameters, whole on each rank."""
@@ -167,11 +188,15 @@ class Accumulator:
         mine = self.tensors.get(tensor.name)
         if mine is None:
             self._run.extend(max(0, tensor.place + 1 - self._run.size))
-            mine = Tensor(tensor.name, tensor.array, {"sum": room_for(tensor.array)}, self._run, tensor.place)
+            mine = Tensor(
+                tensor.name, tensor.array, {"sum": room_for(tensor.array)}, self._run, tensor.place
+            )
             self.tensors[tensor.name] = mine
         return mine
 
-    def _asked(self, sums: Bucket, grads: Sequence[Array | None], factor: Any) -> tuple[Bucket, Asked]:
+    def _asked(
+        self, sums: Bucket, grads: Sequence[Array | None], factor: Any
+    ) -> tuple[Bucket, Asked]:
         """What an engine is asked for, to add gradients to sums."""
         return sums, Asked(sums.own(grads), [self._rule.at(0)], factor)
 

@@ -10,9 +10,11 @@ __all__ = ["Guard"]
 
 
 class Guard:
-    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again, as hooks do.
+    """Lets one thread in: ``with guard("Optimizer.step"): ...``. The same thread may enter again,
+    as hooks do.
 
-    Each call comes after the one before on devices too, on whatever streams they are made; see `Streams`.
+    Each call comes after the one before on devices too, on whatever streams they are made; see
+    `Streams`.
     """
 
     __slots__ = ("_lock", "_run", "_what")
@@ -47,7 +49,9 @@ class Guard:
 
 
 class _Call:
-    """What a thread does inside: nothing is held before it is entered, so whatever is raised until then."""
+    """What a thread does inside: nothing is held before it is entered, so whatever is raised until
+    then.
+    """
 
     __slots__ = ("_guard", "_what")
 
@@ -58,6 +62,9 @@ class _Call:
         self._guard.enter(self._what)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._guard.leave()

@@ -1,4 +1,6 @@
-"""What all gradients of a step mean for it: the loss scale, the check for finite gradients, the joint norm."""
+"""What all gradients of a step mean for it: the loss scale, the check for finite gradients, the
+joint norm.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -61,9 +63,13 @@ class Judging:
         Whether steps with a non-finite gradient are skipped without a loss scale too.
     """
 
-    def __init__(self, engine: str, run: Run, loss_scale: Any, skip_nonfinite: Any, team: Alone) -> None:
+    def __init__(
+        self, engine: str, run: Run, loss_scale: Any, skip_nonfinite: Any, team: Alone
+    ) -> None:
         if not isinstance(skip_nonfinite, bool):
-            raise TypeError(f"Optimizer: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}")
+            raise TypeError(
+                f"Optimizer: `skip_nonfinite` must be True or False; got {skip_nonfinite!r}"
+            )
         self._engine, self._run, self._team = engine, run, team
         self.skip_nonfinite, self.scaling = skip_nonfinite, as_loss_scale("Optimizer", loss_scale)
         if self.scaling is not None:
@@ -72,11 +78,15 @@ class Judging:
         self._judged: Callable[[], dict[str, Any]] | None = None  # of the step that is being made
         self._judge: tuple[int, Judge | None] = (-1, None)  # of which version of the buckets
 
-    def known(self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool) -> Known:
-        """What there is to know before the gradients; `scaled` says that some that were taken in were of a scaled loss.
+    def known(
+        self, buckets: list[Bucket], version: int, given: Any, limit: float | None, *, scaled: bool
+    ) -> Known:
+        """What there is to know before the gradients; `scaled` says that some that were taken in
+        were of a scaled loss.
 
-        A `Verdict` may be given in place of a loss scale, of 0-d arrays where the gradients are: a factor in float64,
-        and in int32 whether to skip. If no device decides, the host waits for their values.
+        A `Verdict` may be given in place of a loss scale, of 0-d arrays where the gradients are: a
+        factor in float64, and in int32 whether to skip. If no device decides, the host waits for
+        their values.
 
         Raises
         ------
@@ -90,7 +100,9 @@ class Judging:
             return known._replace(verdict=given)
         if given is not None:
             if self.scaling is not None:
-                raise ValueError("Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own")
+                raise ValueError(
+                    "Optimizer.step: `loss_scale` is given, but the Optimizer has one of its own"
+                )
             given = float(scalar("Optimizer.step: `loss_scale`", given, LOSS_SCALE))
         check = given is not None or self.scaling is not None or self.skip_nonfinite or scaled
         if not check and limit is None:
@@ -127,8 +139,12 @@ class Judging:
             known.judge.send(known.scale, known.limit)
             self._run.give_to(known.judge)
 
-    def judge(self, measures: Callable[[], Measures], known: Known, *, scaled: bool = True) -> Verdict:
-        """What the step is to do with the gradients that `measures` tells; `scaled` where the loss scale is in them."""
+    def judge(
+        self, measures: Callable[[], Measures], known: Known, *, scaled: bool = True
+    ) -> Verdict:
+        """What the step is to do with the gradients that `measures` tells; `scaled` where the loss
+        scale is in them.
+        """
         self._judged = None
         own = self.scaling is not None
         if known.verdict is not None:
@@ -138,7 +154,8 @@ class Judging:
         if known.judge is not None:
             scale = "scale" if own else None if known.scale is None else "given_scale"
             self.advance(known)
-            self._norms = self._norms and _overwritten  # they lie where those of this step are going to be
+            # they lie where those of this step are going to be
+            self._norms = self._norms and _overwritten
             found = known.judge(
                 measures(),
                 self.scaling,
@@ -159,7 +176,9 @@ class Judging:
             if known.stacks and not math.isfinite(float(total)):
                 left, rest = left_out(known.stacks, norms)
                 total = joint_norm(list(rest.values()))
-            found = judge(total, scale=held if scaled else None, limit=known.limit, check=known.check)
+            found = judge(
+                total, scale=held if scaled else None, limit=known.limit, check=known.check
+            )
         return found._replace(skip=bool(found.skip), left=left)
 
     def end(self, verdict: Verdict, known: Known) -> None:
@@ -176,7 +195,9 @@ class Judging:
     def nonfinite(self) -> list[str]:
         """See `Optimizer.nonfinite`."""
         if self._norms is None:
-            raise RuntimeError("Optimizer: the step did not look; give skip_nonfinite, loss_scale or clip_norm")
+            raise RuntimeError(
+                "Optimizer: the step did not look; give skip_nonfinite, loss_scale or clip_norm"
+            )
         return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,8 +16,9 @@ __all__ = ["left_out"]
 def left_out(stacks: Sequence[Bucket], norms: dict[str, Any]) -> tuple[Left, dict[str, Any]]:
     """Which layers a step leaves out, and the norms of all others.
 
-    Layers of one place belong together, in all stacked tensors with the same number of layers: they are one fit, or one
-    layer of a model. None is left out by itself if something else is not finite either, or if nothing would be left.
+    Layers of one place belong together, in all stacked tensors with the same number of layers: they
+    are one fit, or one layer of a model. None is left out by itself if something else is not finite
+    either, or if nothing would be left.
 
     Parameters
     ----------

@@ -15,18 +15,25 @@ from arrayopt.step.ready import Ready
 __all__ = ["Measures", "gradient_norms", "measured", "measures"]
 
 Measures = Sequence[tuple[Bucket, Asked]]
-"""What measures the gradients of a step: buckets whose engines report ``grad_norm``, and what is asked of them."""
+"""What measures the gradients of a step: buckets whose engines report ``grad_norm``, and what is
+asked of them.
+"""
 
 
 def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
-    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all of them."""
+    """The norm of each tensor's gradient by name, in the order of the tensors, in one pass over all
+    of them.
+    """
     reports = Ready(engine, asked).run(team)
     found = {name: report["grad_norm"] for name, report in reports.items() if report}
     took: list[tuple[int, Tensor, Array]] = []
     for bucket, wanted in asked:
         for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
             if g is not None and 0 not in tensor.shape:
-                took += [(place, *x) for x in (_layers(tensor, g) if bucket.rule.stacked else [(tensor, g)])]
+                took += [
+                    (place, *x)
+                    for x in (_layers(tensor, g) if bucket.rule.stacked else [(tensor, g)])
+                ]
     took.sort(key=lambda each: each[0])  # what is of one bucket here may be of two on another rank
     tensors, grads = [tensor for _, tensor, _ in took], [g for *_, g in took]
     return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)
@@ -44,7 +51,9 @@ def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 def _measured(tensor: Tensor) -> Tensor:
     """The tensor that stands for a parameter where its gradient is measured."""
-    return Tensor(tensor.name, tensor.array, share=tensor.share, block=tensor.block, layer_of=tensor.layer_of)
+    return Tensor(
+        tensor.name, tensor.array, share=tensor.share, block=tensor.block, layer_of=tensor.layer_of
+    )
 
 
 def _layers(tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:

@@ -30,12 +30,18 @@ class Ready:
         The same; None where the launches can make just one step.
     """
 
-    def __init__(self, engine: str, asked: Iterable[tuple[Bucket, Asked]] = (), form: Any = None) -> None:
+    def __init__(
+        self, engine: str, asked: Iterable[tuple[Bucket, Asked]] = (), form: Any = None
+    ) -> None:
         self._reports: dict[str, Report] = {}
         self._launches: list[Callable[[], dict[str, Report]]] = []
         self._cut: list[Iterator[list[Partials]]] = []
         work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
-        begins = [(chosen, x, wanted) for chosen, x, wanted in work if not x.batches and isinstance(chosen, Fused)]
+        begins = [
+            (chosen, x, wanted)
+            for chosen, x, wanted in work
+            if not x.batches and isinstance(chosen, Fused)
+        ]
         for kind, one in {type(chosen): chosen for chosen, _, _ in begins}.items():
             one.foresee((x, wanted) for chosen, x, wanted in begins if type(chosen) is kind)
         for chosen, bucket, wanted in work:
@@ -49,7 +55,9 @@ class Ready:
         self.form = form if len(self._repeated) == len(work) else None
 
     def again(self, asked: Sequence[Asked]) -> bool:
-        """After it has run, make it ready for another step of its form; False where that takes another `Ready`."""
+        """After it has run, make it ready for another step of its form; False where that takes
+        another `Ready`.
+        """
         return all(map(Launch.again, self._repeated, asked))
 
     def _add(self, chosen: Engine, bucket: Bucket, wanted: Asked) -> None:
@@ -60,7 +68,9 @@ class Ready:
             self._launches.append(chosen.prepare(bucket, wanted))
 
     def run(self, team: Alone) -> dict[str, Report]:
-        """Run everything, once: what ranks share, and what is whole while they wait for each other; the reports."""
+        """Run everything, once: what ranks share, and what is whole while they wait for each other;
+        the reports.
+        """
         rounds = abreast(self._cut)
         wanted = next(rounds, None) if self._cut else None
         ended = None if wanted is None else team.swap(wanted)

@@ -9,18 +9,23 @@ __all__ = ["Stats"]
 
 
 class Stats(Mapping[str, Mapping[str, Array]]):
-    """Reports of the last step by tensor name: ``opt.stats["w"]["trust_ratio"]``, as 0-d arrays on their device.
+    """Reports of the last step by tensor name: ``opt.stats["w"]["trust_ratio"]``, as 0-d arrays on
+    their device.
 
     Looking up an array does not wait for the device; `read` does.
 
-    The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was given it, before
-    centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what the rule reports: ``trust_ratio`` of
-    LAMB, LANS and LARS (the number 1.0 without `adapt`), ``trust_ratio_grad`` of LANS. Tensors that the step left out,
-    and empty ones, are absent; where a device skipped the step by itself, values are NaN.
+    The keys of a report: ``param_norm`` (‖p‖ before the step), ``grad_norm`` (‖g‖ as the rule was
+    given it, before centralization and clipping by value), ``update_norm`` (‖p_new - p‖), and what
+    the rule reports: ``trust_ratio`` of LAMB, LANS and LARS (the number 1.0 without `adapt`),
+    ``trust_ratio_grad`` of LANS. Tensors that the step left out, and empty ones, are absent; where
+    a device skipped the step by itself, values are NaN.
 
-    ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and before clipping, with
-    `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is how many steps were skipped. Both are
-    there without ``stats=True`` too. Layers that were skipped alone are in neither: see `Optimizer.skipped_layers`.
+    ``stats.global_norm`` is the joint norm of the last step's gradients, unscaled and before
+    clipping, with
+    `clip_norm`, a loss scale or `skip_nonfinite`, else None; ``stats.skipped`` is how many steps
+    were skipped. Both are
+    there without ``stats=True`` too. Layers that were skipped alone are in neither: see
+    `Optimizer.skipped_layers`.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -47,7 +52,9 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         return {**self.__dict__, "_norm": self.global_norm}
 
     def request(self, receive: Callable[[dict[str, dict[str, Array]]], object]) -> None:
-        """Have `receive` called once, with the reports of the next step that is made, also where stats are off."""
+        """Have `receive` called once, with the reports of the next step that is made, also where
+        stats are off.
+        """
         if receive not in self._requests:  # as when a step has failed and is tried again
             self._requests.append(receive)
 
@@ -59,7 +66,9 @@ class Stats(Mapping[str, Mapping[str, Array]]):
     def skipped(self) -> Any:
         return self._skipped()
 
-    def replace(self, skipped: Callable[[], Any], reports: dict[str, dict[str, Array]], norm: Any) -> None:
+    def replace(
+        self, skipped: Callable[[], Any], reports: dict[str, dict[str, Array]], norm: Any
+    ) -> None:
         """Put a new step's reports in the place of the last one's.
 
         What only a device knows is asked for by functions, when somebody looks.
@@ -83,7 +92,10 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         RuntimeError
             If the Optimizer was made without ``stats=True``.
         """
-        return {name: {key: float(x) for key, x in report.items()} for name, report in self._all().items()}
+        return {
+            name: {key: float(x) for key, x in report.items()}
+            for name, report in self._all().items()
+        }
 
     def _all(self) -> dict[str, dict[str, Array]]:
         if not self.enabled:
@@ -101,5 +113,7 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     def __repr__(self) -> str:
         return (
-            f"Stats({len(self._reports)} tensors)" if self.enabled else "Stats(off; make the Optimizer with stats=True)"
+            f"Stats({len(self._reports)} tensors)"
+            if self.enabled
+            else "Stats(off; make the Optimizer with stats=True)"
         )

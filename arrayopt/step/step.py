@@ -34,7 +34,9 @@ _NOTHING = nullcontext()
 
 
 class Coming(NamedTuple):
-    """What the host knows of a step before its gradients, such as the hyper-parameters of each bucket's groups."""
+    """What the host knows of a step before its gradients, such as the hyper-parameters of each
+    bucket's groups.
+    """
 
     version: int
     step: int
@@ -46,7 +48,13 @@ class Coming(NamedTuple):
     def form(self) -> tuple[Any, ...]:
         """What no number can change, and so no replay of a captured step."""
         known = self.known
-        return self.version, known.scale is None, known.limit is None, known.check, known.verdict is None
+        return (
+            self.version,
+            known.scale is None,
+            known.limit is None,
+            known.check,
+            known.verdict is None,
+        )
 
 
 @dataclass(slots=True)
@@ -75,7 +83,9 @@ class Begun:
 
 
 class _Commit(uninterrupted):
-    """The section of a step that writes. No signal interrupts it; if it breaks off all the same, that is remembered."""
+    """The section of a step that writes. No signal interrupts it; if it breaks off all the same,
+    that is remembered.
+    """
 
     __slots__ = ("_team",)
 
@@ -83,7 +93,10 @@ class _Commit(uninterrupted):
         self._team = team
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if error is not None:
             self._team.tear("a step", error)
@@ -91,7 +104,8 @@ class _Commit(uninterrupted):
 
 
 class Step:
-    """Runs the steps of an optimizer: gathers gradients, judges them, has the engines prepare all buckets, launches.
+    """Runs the steps of an optimizer: gathers gradients, judges them, has the engines prepare all
+    buckets, launches.
 
     Attributes
     ----------
@@ -148,7 +162,9 @@ class Step:
         if self.accumulator.every > 1:
             early = team.size > 1 and (judged or team.sums)
             factor = self.judging.inverse(known)
-            adding = self.accumulator.prepare(coming.buckets, grads, factor, early=early, judged=judged)
+            adding = self.accumulator.prepare(
+                coming.buckets, grads, factor, early=early, judged=judged
+            )
             grads = adding.means
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
@@ -162,7 +178,9 @@ class Step:
         final = adding is None and not judged and not team.sums
         return Begun(given, grads, rooms, adding, ready if final else None)
 
-    def make(self, coming: Coming, begun: Begun, *, stats: bool, record: Record, counted: bool = False) -> bool:
+    def make(
+        self, coming: Coming, begun: Begun, *, stats: bool, record: Record, counted: bool = False
+    ) -> bool:
         """Make a step that has begun; whether it was a whole step, and no micro-step.
 
         Parameters
@@ -170,17 +188,21 @@ class Step:
         stats : bool
             Whether reports are wanted.
         record : callable
-            Gets what is reported, by tensor name, and the joint norm of all gradients, as part of the step.
+            Gets what is reported, by tensor name, and the joint norm of all gradients, as part of
+            the step.
         counted : bool
             Whether `advance` has counted the step.
         """
-        with _NOTHING if self._team.size == 1 else uninterrupted():  # after a vote the others take it to be made
+        # after a vote the others take it to be made
+        with _NOTHING if self._team.size == 1 else uninterrupted():
             made = self._make(coming, begun, stats, record, counted)
         if self._run.captured:
             self._forms.add(coming.form)
         return made
 
-    def _make(self, coming: Coming, begun: Begun, stats: bool, record: Record, counted: bool) -> bool:
+    def _make(
+        self, coming: Coming, begun: Begun, stats: bool, record: Record, counted: bool
+    ) -> bool:
         """See `make`: all that may fail, then one section that writes."""
         team, known, adding = self._team, coming.known, begun.adding
         wanted = stats
@@ -227,7 +249,9 @@ class Step:
 
     @property
     def capturing(self) -> bool:
-        """Whether a step over ranks is being captured in a CUDA graph; RuntimeError if that cannot be."""
+        """Whether a step over ranks is being captured in a CUDA graph; RuntimeError if that cannot
+        be.
+        """
         buckets = self._buckets.now() if self._team.size > 1 else []
         if not any(select(self._engine, bucket)[0].capturing(bucket) for bucket in buckets):
             return False
@@ -245,14 +269,23 @@ class Step:
             for bucket, own in zip(coming.buckets, coming.hypers, strict=True)
             for g, h in zip(bucket.groups, own, strict=True)
         }
-        lacking = [x.name for x, kind in zip(self._parameters.all, dtypes, strict=bool(grads)) if kind is None]
-        on_device = known.judge is not None and known.scale is None  # the same everywhere, and not waited for
+        lacking = [
+            x.name
+            for x, kind in zip(self._parameters.all, dtypes, strict=bool(grads))
+            if kind is None
+        ]
+        # the same everywhere, and not waited for
+        on_device = known.judge is not None and known.scale is None
         return {
             "the number of steps": (self._run.steps, self.accumulator.done),
             "the list of tensors without a gradient": lacking,
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
-            "the loss scale": None if on_device else self._run.peek("scale") if known.scale is None else known.scale,
+            "the loss scale": None
+            if on_device
+            else self._run.peek("scale")
+            if known.scale is None
+            else known.scale,
             **{
                 f"`{name}` of group {label}": value
                 for label, group in labelled(self._parameters.groups)
@@ -260,8 +293,12 @@ class Step:
             },
         }
 
-    def _prepare(self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool) -> Ready:
-        """Make all buckets ready, raising what there is to raise; none for a step that the host skips."""
+    def _prepare(
+        self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
+    ) -> Ready:
+        """Make all buckets ready, raising what there is to raise; none for a step that the host
+        skips.
+        """
         if verdict.skip is True:
             return Ready(self._engine)
         last, self._last = self._last, None  # until the step is made
@@ -274,12 +311,14 @@ class Step:
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form)
 
-    # ---- in two halves, so that the second can be captured ----------------------------------------------------------
+    # ---- in two halves, so that the second can be captured ---------------------------------------
 
     def advance(self, loss_scale: Any, limit: float | None, value: Any = None) -> None:
         """See `Optimizer.advance`."""
         if self.accumulator.every != 1:
-            raise RuntimeError("Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`")
+            raise RuntimeError(
+                "Optimizer.advance: `accumulate` keeps gradients for later steps; use `step`"
+            )
         coming = self.coming(loss_scale, limit, value)
         if self._run.captured and coming.form not in self._forms:
             raise RuntimeError(
@@ -299,17 +338,21 @@ class Step:
         """See `Optimizer.launch`; what is returned does it."""
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
-            raise RuntimeError("Optimizer.launch: call `advance` first, and again where groups have changed")
+            raise RuntimeError(
+                "Optimizer.launch: call `advance` first, and again where groups have changed"
+            )
         begun = self.begin(self._coming, grads, stats=False)
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)
 
-    # ---- around -----------------------------------------------------------------------------------------------------
+    # ---- around ----------------------------------------------------------------------------------
 
     def explain(self, *, clips: bool) -> str:
         """See `Optimizer.explain`."""
         lines, every = [], self.accumulator.every
         if every > 1:
-            lines.append(f"the mean gradient of {every} calls; each adds to it: load g sum; store sum")
+            lines.append(
+                f"the mean gradient of {every} calls; each adds to it: load g sum; store sum"
+            )
         if clips or self.judging.skip_nonfinite or self.judging.scaling is not None:
             lines.append("the joint norm of all gradients: load g; reduce per tensor")
         return "\n".join([*lines, explain_buckets(self._buckets.now(), self._engine)])
@@ -318,7 +361,9 @@ class Step:
         return {**self.__dict__, "_coming": None, "_last": None, "_forms": set()}
 
 
-def _form(coming: Coming, grads: Sequence[Array | None], verdict: Verdict) -> tuple[Any, ...] | None:
+def _form(
+    coming: Coming, grads: Sequence[Array | None], verdict: Verdict
+) -> tuple[Any, ...] | None:
     """What steps have in common that one `Ready` can make; None where it makes just one."""
     if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
         return None

@@ -42,7 +42,9 @@ def bound(text: str, what: str) -> Callable[..., Callable[[int, int, int, int], 
 
 
 def ahead(texts: Iterable[tuple[str, str]]) -> None:
-    """Compile several sources at once, as many as there are processors; whatever fails is left to `bound`."""
+    """Compile several sources at once, as many as there are processors; whatever fails is left to
+    `bound`.
+    """
     try:
         found = compiler()
     except CompilationError:
@@ -51,7 +53,10 @@ def ahead(texts: Iterable[tuple[str, str]]) -> None:
     workers = min(process_count(), len(left))
     if workers < 2:
         return
-    with compiling([what for _, what in left], kept_in()), ThreadPoolExecutor(workers, "arrayopt") as pool:
+    with (
+        compiling([what for _, what in left], kept_in()),
+        ThreadPoolExecutor(workers, "arrayopt") as pool,
+    ):
         tasks = [pool.submit(_function, found, text, wait=False) for text, _ in left]
         try:
             wait(tasks)
@@ -64,9 +69,11 @@ def ahead(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def _function(found: Compiler, text: str, *, wait: bool = True) -> Any:
-    """The function of a source. Only one process at a time compiles it, and the others read what that has kept.
+    """The function of a source. Only one process at a time compiles it, and the others read what
+    that has kept.
 
-    Where another process is about it, this one waits or, without `wait`, leaves it for later and returns None.
+    Where another process is about it, this one waits or, without `wait`, leaves it for later and
+    returns None.
     """
     key = found.identity, text
     if key in _loaded:
@@ -98,7 +105,8 @@ def _kept(name: str, identity: str) -> Any:
     code = read(name, identity)
     try:
         return None if code is None else library(code).run
-    except CompilationError as error:  # it is as we wrote it; still, what cannot be used must not be missed
+    except CompilationError as error:
+        # it is as we wrote it; still, what cannot be used must not be missed
         LOG.warning("arrayopt: what was kept as %s is compiled again: %s", name, error)
         return None
 

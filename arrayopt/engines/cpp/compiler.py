@@ -78,7 +78,8 @@ class Compiler:
     target : tuple of str
         Those of `TARGETS` that it takes.
     identity : str
-        All that compiled code depends on, but for the source: the compiler, flags and the processor.
+        All that compiled code depends on, but for the source: the compiler, flags and the
+        processor.
     """
 
     command: tuple[str, ...]
@@ -100,12 +101,14 @@ class Compiler:
 def compiler(*, asked: bool = False) -> Compiler:
     """The first of ``CXX``, ``c++``, ``g++`` and ``clang++`` that works.
 
-    Which it is depends on the machine and on the environment alone, never on what is kept in the cache.
+    Which it is depends on the machine and on the environment alone, never on what is kept in the
+    cache.
 
     Parameters
     ----------
     asked : bool
-        Whether the one that ``CXX`` names must work, where it names one; otherwise the log says why another is taken.
+        Whether the one that ``CXX`` names must work, where it names one; otherwise the log says why
+        another is taken.
 
     Raises
     ------
@@ -121,7 +124,9 @@ def compiler(*, asked: bool = False) -> Compiler:
 
 @lru_cache(maxsize=8)
 def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
-    """The compiler, if there is one; and why it is not the one that ``CXX`` names, or why there is none."""
+    """The compiler, if there is one; and why it is not the one that ``CXX`` names, or why there is
+    none.
+    """
     commands, reasons = [(name,) for name in NAMES], list[str]()
     named: tuple[str, ...] = ()
     try:
@@ -146,20 +151,31 @@ def _found(chosen: str, path: str) -> tuple[Compiler | None, str]:
             continue
         if command is named or not chosen:
             return found, ""
-        LOG.warning("arrayopt: %s compiles instead of CXX=%s: %s", program, chosen, "; ".join(reasons))
+        LOG.warning(
+            "arrayopt: %s compiles instead of CXX=%s: %s", program, chosen, "; ".join(reasons)
+        )
         return found, "; ".join(reasons)
     return None, "; ".join(reasons)
 
 
 def _probed(command: tuple[str, ...]) -> Compiler:
-    """A compiler that has compiled the probe. What it made is kept for later processes, which try that."""
+    """A compiler that has compiled the probe. What it made is kept for later processes, which try
+    that.
+    """
     source = header("cpu.h") + PROBE
     try:
         about = os.stat(command[0])
     except OSError as error:
         raise CompilationError(f"{command[0]} cannot be read: {error}") from error
     version = said((*command, "--version"))
-    depends = [__version__, *command, os.path.realpath(command[0]), str(about.st_size), str(about.st_mtime_ns), version]
+    depends = [
+        __version__,
+        *command,
+        os.path.realpath(command[0]),
+        str(about.st_size),
+        str(about.st_mtime_ns),
+        version,
+    ]
     identity = "\n".join([*depends, *FLAGS, *map(str, TARGETS), *processor(), source])
     name = f"compiler-{sha256(identity.encode()).hexdigest()[:24]}.so"
     kept = read(name, identity)
@@ -176,7 +192,9 @@ def _probed(command: tuple[str, ...]) -> Compiler:
 
 
 def _first_right(command: tuple[str, ...], source: str) -> bytes:
-    """The number of the first flags for this processor with which a compiler makes the probe, as a byte; and that."""
+    """The number of the first flags for this processor with which a compiler makes the probe, as a
+    byte; and that.
+    """
     why: CompilationError | None = None
     for i, target in enumerate(TARGETS):
         try:
@@ -204,14 +222,21 @@ def _check(program: str, code: bytes) -> None:
 
 @cache
 def processor() -> tuple[str, ...]:
-    """What machine code depends on: the architecture, the C library, and the processor's model and features."""
+    """What machine code depends on: the architecture, the C library, and the processor's model and
+    features.
+    """
     found = [platform.machine(), platform.processor(), *platform.libc_ver()]
     try:
-        with open("/proc/cpuinfo", "rb") as file:  # the first processor stands for all, which may be hundreds
+        # the first processor stands for all, which may be hundreds
+        with open("/proc/cpuinfo", "rb") as file:
             lines = file.read(1 << 14).decode(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         with suppress(OSError, subprocess.SubprocessError):  # as on macOS
             asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            found.append(subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout)
+            found.append(
+                subprocess.run(
+                    asked, capture_output=True, text=True, timeout=10, check=False
+                ).stdout
+            )
         return tuple(found)
     return (*found, *(line for line in lines if line.partition(":")[0].strip() in PROCESSOR))

@@ -27,14 +27,27 @@ def emit(
     m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
     m.put(0, *(f"// {line}".rstrip() for line in f"Fused loops{about}".splitlines()), "")
     m.put(0, *header("cpu.h").splitlines(), "", f"typedef {CODECS[m.real].cuda} W;", "")
-    for name in ("storage.cuh", "arithmetic.cuh", *(["random.cuh"] if plan.draws else []), "quantized.cuh", "loops.h"):
+    for name in (
+        "storage.cuh",
+        "arithmetic.cuh",
+        *(["random.cuh"] if plan.draws else []),
+        "quantized.cuh",
+        "loops.h",
+    ):
         m.put(0, *header(name).splitlines(), "")
     m.put(0, f"enum {{ {', '.join(m.columns)}, kColumns }};")
     program = lowered(plan, split)
     for function in program.functions:
         print_function(m, function)
-    m.put(0, "", "// The words of a call are the addresses of its arrays, the rows last, and how many rows there are.")
-    m.put(0, 'extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread, int64_t threads) {')
+    m.put(
+        0,
+        "",
+        "// The words of a call are the addresses of its arrays, the rows last, and how many rows there are.",
+    )
+    m.put(
+        0,
+        'extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread, int64_t threads) {',
+    )
     m.put(1, "const double* const scalars = (const double*)call[1];")
     m.put(1, "double *const values = (double*)call[2], *const part = (double*)call[4];")
     m.put(1, "W* const work = (W*)call[3];")

@@ -49,7 +49,9 @@ class Cpp(Native):
 
     def describe(self) -> str:
         """See `Fused.describe`."""
-        return f"{super().describe()}, compiled by {self.compiler.version or self.compiler.command[0]}"
+        return (
+            f"{super().describe()}, compiled by {self.compiler.version or self.compiler.command[0]}"
+        )
 
     def foresee(self, coming: Iterable[tuple[Bucket, Asked]]) -> None:
         """See `Fused.foresee`."""

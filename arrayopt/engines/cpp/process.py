@@ -68,7 +68,9 @@ def _room() -> Iterator[Path]:
         if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= ROOM:
             place = SHARED_MEMORY
     try:
-        folder = tempfile.TemporaryDirectory(prefix="arrayopt-", dir=place, ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(
+            prefix="arrayopt-", dir=place, ignore_cleanup_errors=True
+        )
     except OSError as error:
         raise CompilationError(f"a compiler has no folder to work in: {error}") from error
     with folder as name:
@@ -76,13 +78,16 @@ def _room() -> Iterator[Path]:
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
-    """What a command prints; it and all that it starts are ended if it takes too long, or if this is interrupted."""
+    """What a command prints; it and all that it starts are ended if it takes too long, or if this
+    is interrupted.
+    """
     process, timer, late = None, None, list[int]()
     try:
         with _output(folder) as output:
             with uninterrupted():  # else it might run on and nobody know of it
                 process = _started(command, folder, output)
-            timer = Timer(PATIENCE, _expire, [process, late])  # a wait with a limit looks only now and then
+            # a wait with a limit looks only now and then
+            timer = Timer(PATIENCE, _expire, [process, late])
             timer.daemon = True
             with suppress(RuntimeError):  # the system has no more threads
                 timer.start()
@@ -102,12 +107,16 @@ def _run(command: Sequence[str], folder: Path) -> str:
         name = signal.Signals(-process.returncode).name
         raise CompilationError(f"{command[0]} was ended by {name}{_first(text)}")
     if process.returncode:
-        raise CompilationError(f"{command[0]} failed with status {process.returncode}{_first(text)}")
+        raise CompilationError(
+            f"{command[0]} failed with status {process.returncode}{_first(text)}"
+        )
     return text
 
 
 def _output(folder: Path) -> BinaryIO:
-    """A file for what a compiler says: in memory, if that can be, for where the folder is full it could say nothing."""
+    """A file for what a compiler says: in memory, if that can be, for where the folder is full it
+    could say nothing.
+    """
     try:
         return open(os.memfd_create("arrayopt", os.MFD_CLOEXEC), "w+b")
     except (AttributeError, OSError):

@@ -134,7 +134,10 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 m.put(depth, f"{'' if name in known else 'double '}{name} = {START[reduction.op]};")
                 known.add(name)
             case Fill(view, size, reduction):
-                m.put(depth, f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] = {START[reduction.op]};")
+                m.put(
+                    depth,
+                    f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] = {START[reduction.op]};",
+                )
             case Take(reduction, into, value):
                 m.put(depth, f"{m.take(reduction, into, _place(value))};")
             case Write(place, value):
@@ -155,19 +158,31 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 m.put(depth, "}")
             case Multiply(a, b, out, first, end, sides, turned, symmetric):
                 arrays = [f"(W*)t[AT_{array}] + {index(start)}" for array, start in (a, b, out)]
-                numbers = [*map(index, (first, end, *sides)), *(str(int(flag)) for flag in (*turned, symmetric))]
+                numbers = [
+                    *map(index, (first, end, *sides)),
+                    *(str(int(flag)) for flag in (*turned, symmetric)),
+                ]
                 m.put(depth, f"multiply((void*)t[BLAS], {', '.join([*arrays, *numbers])});")
             case Spread(back, array, first, end, planes, each):
                 way, source = "give" if back else "take", f"at_{array} + {index(first)}"
-                m.put(depth, f"{way}({source}, {planes}, {index((end - first) // each)}, {index(each)});")
+                m.put(
+                    depth,
+                    f"{way}({source}, {planes}, {index((end - first) // each)}, {index(each)});",
+                )
             case Buffer(name, size):
                 m.put(depth, f"W {name}[{size}];")
             case Codes(store, array, scale, first, count, buffer):
-                codes, scales = f"at_{array} + {index(first)}", f"at_{scale} + {index(first // BLOCK)}"
+                codes, scales = (
+                    f"at_{array} + {index(first)}",
+                    f"at_{scale} + {index(first // BLOCK)}",
+                )
                 way = "quantize" if store else "dequantize"
                 m.put(depth, f"{way}({codes}, {scales}, {buffer}, {index(count)});")
             case Elements():
-                given = [index(x.count), *(f"{array} + {index(first)}" for array, first, _ in x.slices.values())]
+                given = [
+                    index(x.count),
+                    *(f"{array} + {index(first)}" for array, first, _ in x.slices.values()),
+                ]
                 given += [_bare(m, n) for n in x.scalars]
                 if x.position is not None and x.stride is not None:
                     given += [index(x.position), index(x.stride)]
@@ -181,7 +196,13 @@ def _place(place: Place) -> str:
 
 
 def _write(m: Text, depth: int, place: Place, value: "Node | str | Place") -> None:
-    text = _place(value) if isinstance(value, Place) else value if isinstance(value, str) else m.name(value)
+    text = (
+        _place(value)
+        if isinstance(value, Place)
+        else value
+        if isinstance(value, str)
+        else m.name(value)
+    )
     m.put(depth, f"{_place(place)} = {text};")
 
 
@@ -216,7 +237,13 @@ def _elements(m: Text, x: Elements) -> None:
         m.put(2, "const int64_t position = start + i * each;")
     for name, node in x.loads.items():
         here = f"{name}[i]"
-        text = f"widen({here})" if name in x.storage else f"{here} != 0" if node.dtype == "bool" else here
+        text = (
+            f"widen({here})"
+            if name in x.storage
+            else f"{here} != 0"
+            if node.dtype == "bool"
+            else here
+        )
         m.put(2, f"const {m.kind(node)} {m.name(node)} = {text};")
     for node in x.nodes:
         m.put(2, f"const {m.kind(node)} {m.name(node)} = {m.expression(node)};")

@@ -32,7 +32,9 @@ def between(m: CudaText, j: int, stage: Stage) -> None:
 
 def _read(m: CudaText, depth: int, nodes: tuple[Node, ...], made: set[Node]) -> None:
     """Read what operations need that is neither computed here nor read, and say that it is."""
-    wanted = dict.fromkeys(a for n in nodes if not n.reduces for a in n.args if a not in made and a.op != "const")
+    wanted = dict.fromkeys(
+        a for n in nodes if not n.reduces for a in n.args if a not in made and a.op != "const"
+    )
     m.put(depth, *(m.declare(n, m.value(n)) for n in wanted))
     made.update(wanted)
 
@@ -46,10 +48,15 @@ def _indices(m: CudaText, depth: int, axes: str, source: str) -> None:
 
 
 def _each(m: CudaText, stage: Stage) -> None:
-    """A loop over some axes: partial sums are put together, operations follow; or slots are written."""
+    """A loop over some axes: partial sums are put together, operations follow; or slots are
+    written.
+    """
     count = " * ".join(stage.axes)
     m.put(1, "const long long begin = (long long)piece * kOutputs;")
-    m.put(1, f"const long long count = {count}, end = begin + kOutputs < count ? begin + kOutputs : count;")
+    m.put(
+        1,
+        f"const long long count = {count}, end = begin + kOutputs < count ? begin + kOutputs : count;",
+    )
     m.put(0, "#pragma unroll 1")
     m.put(1, "for (long long i = begin + threadIdx.x; i < end; i += kThreads) {")
     _indices(m, 2, stage.axes, "i")
@@ -77,7 +84,8 @@ def _put_together(m: CudaText, s: Node) -> None:
     elif kind == "column":
         m.put(2, "for (long long k = 0; k < t[IN_NR]; ++k)")
         at = f"(({batch}) * t[IN_NR] + k) * C + c"
-    else:  # the tiles of a matrix; if only the first axis is left, of B matrices that follow each other
+    # the tiles of a matrix; if only the first axis is left, of B matrices that follow each other
+    else:
         several = "B * " if s.axes == "A" else ""
         m.put(2, f"for (long long k = 0, tiles = {several}t[IN_NR] * t[IN_NC]; k < tiles; ++k)")
         at = f"({batch}) * tiles + k"
@@ -86,9 +94,11 @@ def _put_together(m: CudaText, s: Node) -> None:
 
 
 def _whole(m: CudaText, stage: Stage) -> None:
-    """Values of the tensor as a whole: partial sums are put together by all threads, operations are one thread's.
+    """Values of the tensor as a whole: partial sums are put together by all threads, operations are
+    one thread's.
 
-    Each is read just before it is needed, and kept as soon as it is there: some rules have too many for the registers.
+    Each is read just before it is needed, and kept as soon as it is there: some rules have too many
+    for the registers.
     """
     sums = [n for n in stage.nodes if n.reduces]
     if sums:
@@ -102,7 +112,11 @@ def _whole(m: CudaText, stage: Stage) -> None:
     made = set(stage.nodes)
     for n in [*sums, *(n for n in stage.nodes if not n.reduces)]:
         _read(m, 1, (n,), made)
-        m.put(1, m.declare(n, f"sum[{sums.index(n)}]" if n.reduces else m.expression(n)), _keep(m, n, m.name(n)))
+        m.put(
+            1,
+            m.declare(n, f"sum[{sums.index(n)}]" if n.reduces else m.expression(n)),
+            _keep(m, n, m.name(n)),
+        )
     _store(m, 1, stage, "0")
 
 
@@ -129,18 +143,25 @@ def _reduce(m: CudaText, n: Node) -> None:
     m.put(1, "const long long begin = (long long)piece * kResults;")
     m.put(1, f"const long long count = {' * '.join(n.axes) or '1'};")
     m.put(1, "const long long end = begin + kResults < count ? begin + kResults : count;")
-    m.put(1, f"fold_over<{REDUCTIONS[n.op].cuda}>(begin, end, {' * '.join(gone)}, [&](long long i, long long j) {{")
+    m.put(
+        1,
+        f"fold_over<{REDUCTIONS[n.op].cuda}>(begin, end, {' * '.join(gone)}, [&](long long i, long long j) {{",
+    )
     _indices(m, 2, n.axes, "i")
     _indices(m, 2, gone, "j")
     m.put(2, "(void)i;", f"return (double)({m.value(of)});")
     m.put(1, "}, [&](long long i, double sum) {")
-    m.put(2, _keep(m, n, "sum") if n.axes == "" else f"step.work[t[VEC{m.vector[n]}] + i] = (W)sum;")
+    m.put(
+        2, _keep(m, n, "sum") if n.axes == "" else f"step.work[t[VEC{m.vector[n]}] + i] = (W)sum;"
+    )
     m.put(2, "(void)i;")
     m.put(1, "});")
 
 
 def hypers(plan: Plan) -> list[str]:
-    """The hyper-parameters that the scalars of a step are computed from, in the order of their table."""
+    """The hyper-parameters that the scalars of a step are computed from, in the order of their
+    table.
+    """
     names = [n.data for n in reachable(plan.scalars) if n.op == "host"]
     return [x for x in names if x not in (UPDATES, CLIP) and not x.startswith((COUNT, KEY))]
 
@@ -148,10 +169,15 @@ def hypers(plan: Plan) -> list[str]:
 def scalars(m: CudaText) -> None:
     """The scalars of a step, from hyper-parameters, the tensor's count and its extents."""
     m.type = "double"
-    m.put(0, "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,")
+    m.put(
+        0,
+        "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,",
+    )
     m.put(0, "                           double* scalar, W* working) {")
     m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar, (void)working;")
-    table = {UPDATES: "count", CLIP: "factor"} | {name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))}
+    table = {UPDATES: "count", CLIP: "factor"} | {
+        name: f"hyper[{i}]" for i, name in enumerate(hypers(m.plan))
+    }
     table |= {name: f"(double)t[KEY{i}]" for i, name in enumerate(m.keys)}
 
     def given(name: str) -> str:

@@ -1,7 +1,8 @@
-"""cuBLAS by its own functions, with a handle, a stream and a workspace that are set before each step.
+"""cuBLAS by its own functions, with a handle, a stream and a workspace that are set before each
+step.
 
-CuPy's calls raise while a stream is being captured, and the workspace of a handle that is left to cuBLAS is not ours to
-keep for a graph. CuPy finds the library and loads it.
+CuPy's calls raise while a stream is being captured, and the workspace of a handle that is left to
+cuBLAS is not ours to keep for a graph. CuPy finds the library and loads it.
 """
 
 import ctypes
@@ -27,14 +28,46 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasSetStream_v2": (POINTER, POINTER),
     "cublasSetWorkspace_v2": (POINTER, POINTER, ctypes.c_size_t),
     "cublasSetMathMode": (POINTER, INT),
-    # handle; whether a and b are turned; m, n, k; alpha; a, b, c, each with type, leading dimension and stride; count
+    # handle; whether a and b are turned; m, n, k; alpha; a, b, c, each with type, leading dimension
+    # and stride; count
     STRIDED: (
-        *(POINTER, INT, INT, INT, INT, INT, POINTER, POINTER, INT, INT, LONG, POINTER, INT, INT, LONG),
+        *(
+            POINTER,
+            INT,
+            INT,
+            INT,
+            INT,
+            INT,
+            POINTER,
+            POINTER,
+            INT,
+            INT,
+            LONG,
+            POINTER,
+            INT,
+            INT,
+            LONG,
+        ),
         *(POINTER, POINTER, INT, INT, LONG, INT, INT, INT),
     ),
-    # the same, but all that is a group's is an array, and a, b and c are arrays of addresses on the device
+    # the same, but all that is a group's is an array, and a, b and c are arrays of addresses on the
+    # device
     GROUPED: (
-        *(POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER),
+        *(
+            POINTER,
+            POINTER,
+            POINTER,
+            POINTER,
+            POINTER,
+            POINTER,
+            POINTER,
+            POINTER,
+            INT,
+            POINTER,
+            POINTER,
+            INT,
+            POINTER,
+        ),
         *(POINTER, POINTER, INT, POINTER, INT, POINTER, INT),
     ),
 }
@@ -45,16 +78,21 @@ TYPES = {
     "float64": (1, 70, ctypes.c_double),
     "bfloat16": (14, 68, ctypes.c_float),
 }
-"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever others ask for. What
-is multiplied in bfloat16 is added up in float32."""
+"""`cudaDataType`, `cublasComputeType_t` and the type of the factors: no TensorFloat-32, whatever
+others ask for. What is multiplied in bfloat16 is added up in float32.
+"""
 
 MATH = 16
-"""The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than arithmetic has."""
+"""The default mode, which rounds no operand; sums of parts are not rounded to fewer bits than
+arithmetic has.
+"""
 
 DEFAULT_ALGORITHM = -1
 
 Call = tuple[str, tuple[Any, ...]]
-"""A function of cuBLAS, and what it is given beside its handle. Arrays of the host must live as long as a graph."""
+"""A function of cuBLAS, and what it is given beside its handle. Arrays of the host must live as
+long as a graph.
+"""
 
 
 class Alike(NamedTuple):
@@ -101,11 +139,17 @@ def library() -> Any:
         If CuPy finds no cuBLAS.
     """
     try:
-        from cupy_backends.cuda.libs import cublas  # by its package, which loads the library where pip has put it
+        # by its package, which loads the library where pip has put it
+        from cupy_backends.cuda.libs import (
+            cublas,
+        )
     except ImportError as error:
-        raise ValueError(f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}") from error
+        raise ValueError(
+            f"to multiply matrices it needs cuBLAS, which CuPy does not find: {error}"
+        ) from error
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is loaded by now
+    # CuPy's module leads to what it is linked with; where it is linked with nothing, the library is
+    # loaded by now
     for name in (cublas.__file__, f"libcublas.so.{major}", f"cublas64_{major}.dll"):
         try:
             found = ctypes.CDLL(name)
@@ -115,7 +159,9 @@ def library() -> Any:
         except (OSError, AttributeError):
             continue
         return found
-    raise ValueError(f"to multiply matrices it needs cuBLAS of CUDA {major}, which cannot be loaded")
+    raise ValueError(
+        f"to multiply matrices it needs cuBLAS of CUDA {major}, which cannot be loaded"
+    )
 
 
 def has_groups() -> bool:
@@ -154,7 +200,9 @@ class Blas:
         self.rooms: dict[tuple[str, int], Any] = {}
 
     def room(self, name: str, size: int, dtype: Any) -> Any:
-        """Memory for so many numbers, which all tables of the optimizer share: nothing is left in it after a step."""
+        """Memory for so many numbers, which all tables of the optimizer share: nothing is left in
+        it after a step.
+        """
         key = name, np.dtype(dtype).itemsize
         if key not in self.rooms or self.rooms[key].size < size:
             self.rooms[key] = cupy.empty(size, dtype)  # who has a smaller one keeps it
@@ -162,7 +210,8 @@ class Blas:
 
     def use(self) -> None:
         """Have what follows done in the current stream."""
-        _call("cublasSetStream_v2", self.handle, cupy.cuda.get_current_stream().ptr)  # which takes the workspace away
+        # which takes the workspace away
+        _call("cublasSetStream_v2", self.handle, cupy.cuda.get_current_stream().ptr)
         _call("cublasSetWorkspace_v2", self.handle, self.workspace.data.ptr, self.workspace.nbytes)
 
     def multiply(self, calls: Sequence[Call]) -> None:
@@ -174,19 +223,37 @@ class Blas:
 def strided(dtype: str, of: Alike) -> Call:
     """The call that makes products of one shape.
 
-    cuBLAS has matrices column by column: each is the transpose of ours. So it is asked for BᵀAᵀ, which is (AB)ᵀ.
+    cuBLAS has matrices column by column: each is the transpose of ours. So it is asked for BᵀAᵀ,
+    which is (AB)ᵀ.
     """
     kind, compute, real = TYPES[dtype]
     rows, columns, length = of.extents
     size = CODECS[dtype].itemsize
-    a, b, c = ((x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True))
+    a, b, c = (
+        (x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True)
+    )
     turned = (int(of.turned[1]), int(of.turned[0]))
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
-    return STRIDED, (*turned, columns, rows, length, one, *b, *a, zero, *c, of.number, compute, DEFAULT_ALGORITHM)
+    return STRIDED, (
+        *turned,
+        columns,
+        rows,
+        length,
+        one,
+        *b,
+        *a,
+        zero,
+        *c,
+        of.number,
+        compute,
+        DEFAULT_ALGORITHM,
+    )
 
 
 def grouped(dtype: str, groups: Sequence[Alike], addresses: tuple[int, int, int]) -> Call:
-    """The call that makes products of several shapes; the addresses of all A, B and C are on the device."""
+    """The call that makes products of several shapes; the addresses of all A, B and C are on the
+    device.
+    """
     kind, compute, real = TYPES[dtype]
 
     def each(values: Iterable[Any], kind: Any = INT) -> Any:
@@ -196,7 +263,18 @@ def grouped(dtype: str, groups: Sequence[Alike], addresses: tuple[int, int, int]
     turned = (each(x.turned[i] for x in groups) for i in (1, 0))
     extents = (each(x.extents[i] for x in groups) for i in (1, 0, 2))
     ones, zeros = (each([x] * len(groups), real) for x in (1.0, 0.0))
-    return GROUPED, (*turned, *extents, ones, *b, *a, zeros, *c, len(groups), each(x.number for x in groups), compute)
+    return GROUPED, (
+        *turned,
+        *extents,
+        ones,
+        *b,
+        *a,
+        zeros,
+        *c,
+        len(groups),
+        each(x.number for x in groups),
+        compute,
+    )
 
 
 _users: "weakref.WeakKeyDictionary[Run, dict[int, Blas]]" = weakref.WeakKeyDictionary()

@@ -1,7 +1,9 @@
-"""Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where partial results lie.
+"""Tensors that ranks share, on a device: of each pass the pieces that are this rank's, and where
+partial results lie.
 
-As in `arrayopt.engines.native.cut`, addresses are put back by what lies before this rank's elements, a matrix that the
-user has cut is a window, and what is between passes is computed on each rank that has some.
+As in `arrayopt.engines.native.cut`, addresses are put back by what lies before this rank's
+elements, a matrix that the user has cut is a window, and what is between passes is computed on each
+rank that has some.
 """
 
 import weakref
@@ -42,15 +44,26 @@ class Cut:
     """
 
     def __init__(self, table: Any) -> None:
-        self.of, self.plan = weakref.proxy(table), table.plan  # no circle: memory is free when it is let go
+        # no circle: memory is free when it is let go
+        self.of, self.plan = (
+            weakref.proxy(table),
+            table.plan,
+        )
         self.shares = [tensor.share for tensor in table.tensors]
         self.windows: dict[int, Ints] = {}
         self.ends = [self._units(row) for row in range(len(self.shares))]
         self.own = [self._own_units(row) for row in range(len(self.shares))]
 
     def _units(self, row: int) -> list[int]:
-        """The units of a tensor at which the ranks' parts begin, and the end of the last one; none of windows."""
-        tensor, plan, share, geo = self.of.tensors[row], self.of.plan, self.shares[row], self.of.geo[row]
+        """The units of a tensor at which the ranks' parts begin, and the end of the last one; none
+        of windows.
+        """
+        tensor, plan, share, geo = (
+            self.of.tensors[row],
+            self.of.plan,
+            self.shares[row],
+            self.of.geo[row],
+        )
         if not isinstance(share, Shards):
             return unit_ends(tensor, plan, geo)
         check_slots(tensor, plan)
@@ -60,7 +73,11 @@ class Cut:
         if plan.draws:  # units have the numbers of parts that lie end to end
             self.of.firsts[row] -= part_start(tensor)
         ends = [end // CHUNK for end in share.ends]
-        geo[[GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS")]] = share.last, ends[-1], ends[-1]
+        geo[[GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS")]] = (
+            share.last,
+            ends[-1],
+            ends[-1],
+        )
         return ends
 
     def _own_units(self, row: int) -> Ints:
@@ -77,7 +94,9 @@ class Cut:
         return np.arange(first, min(own) if share.last > share.first else first)
 
     def lying(self) -> Ints | None:
-        """How tensors lie here, in columns that are called as in `WINDOW`; None where there are no windows."""
+        """How tensors lie here, in columns that are called as in `WINDOW`; None where there are no
+        windows.
+        """
         if not self.windows:
             return None
         found = whole(self.of.geo)
@@ -91,8 +110,13 @@ class Cut:
         return np.column_stack([first - tile * sizes, end, columns, matrix, before])
 
     def keep_own(self, pieces: Ints) -> None:
-        """Of the pieces of each stage keep this rank's: its units in passes, and none of what it has nothing of."""
-        passes, counts = [stage.kind == "pass" for stage in self.of.stages], np.array(list(map(len, self.own)))
+        """Of the pieces of each stage keep this rank's: its units in passes, and none of what it
+        has nothing of.
+        """
+        passes, counts = (
+            [stage.kind == "pass" for stage in self.of.stages],
+            np.array(list(map(len, self.own))),
+        )
         pieces[:, passes] = counts[:, None]
         pieces[counts == 0] = 0
 
@@ -101,7 +125,9 @@ class Cut:
         return 0 if row in self.windows else int(self.shares[row].first)
 
     def elements_before(self, row: int, name: str) -> int:
-        """The elements that lie before this rank's in the whole tensor, and are not in a stored array here."""
+        """The elements that lie before this rank's in the whole tensor, and are not in a stored
+        array here.
+        """
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
         first = self._first(row) if here else 0
@@ -111,15 +137,21 @@ class Cut:
         """The same for gradients, in bytes: they are of whole tensors, or of this rank's elements."""
         sizes = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
         return [
-            self._first(row) * int(g.itemsize) if isinstance(self.shares[row], Shards) or size(g) != n else 0
+            self._first(row) * int(g.itemsize)
+            if isinstance(self.shares[row], Shards) or size(g) != n
+            else 0
             for row, g, n in zip(rows.tolist(), grads, sizes, strict=True)
         ]
 
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
-        """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and its size."""
+        """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and
+        its size.
+        """
         held = np.array([share.last - share.first for share in self.shares])
         sizes, first = -(-held // 8) * 8, np.array([self._first(row) for row in range(len(held))])
-        return dict.fromkeys(self.of.plan.spilled, (np.cumsum(sizes) - sizes - first, int(sizes.sum())))
+        return dict.fromkeys(
+            self.of.plan.spilled, (np.cumsum(sizes) - sizes - first, int(sizes.sum()))
+        )
 
     def passes(self, rows: Rows) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""

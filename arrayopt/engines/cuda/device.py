@@ -1,4 +1,6 @@
-"""Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they are worked on."""
+"""Arrays in device memory, CuPy's and PyTorch's: where and how they lie, and on which stream they
+are worked on.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -32,7 +34,8 @@ class Access:
     own : callable
         A CuPy array as one of the library, in the same memory.
     stream : callable
-        The library's current stream on a device, as CuPy's, for a ``with`` statement; None for CuPy's own.
+        The library's current stream on a device, as CuPy's, for a ``with`` statement; None for
+        CuPy's own.
     """
 
     located: Callable[[Sequence[Array]], tuple[Ints, bool]]
@@ -98,14 +101,18 @@ def on_device(reached: Access, device: int) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _both(there: AbstractContextManager[Any], stream: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def _both(
+    there: AbstractContextManager[Any], stream: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[None]:
     """On a device, and a stream of it, which is asked for there."""
     with there, stream():
         yield
 
 
 def uncaptured() -> None:
-    """Raise RuntimeError while the current stream is captured: a replay does not allocate, compile, send or wait."""
+    """Raise RuntimeError while the current stream is captured: a replay does not allocate, compile,
+    send or wait.
+    """
     if cupy.cuda.get_current_stream().is_capturing():
         raise RuntimeError(
             "engine 'cupy': what a captured step needs must be in device memory before; make a step with the same"

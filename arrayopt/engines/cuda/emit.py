@@ -1,8 +1,11 @@
 """Emitting CUDA: a plan as the text of one source, which the headers in ``kernels/`` make whole.
 
-For each pass there is a `PassK`, which does what the pass does with some elements; for each loop between passes a
-`betweenK`; `piece` finds the stage, and `scalars_of` computes the scalars of a step. The kernels are `prepare` and
-`run`. Passes that differ in nothing but which scratch arrays they have, as those between products of matrices do, share
+For each pass there is a `PassK`, which does what the pass does with some elements; for each loop
+between passes a
+`betweenK`; `piece` finds the stage, and `scalars_of` computes the scalars of a step. The kernels
+are `prepare` and
+`run`. Passes that differ in nothing but which scratch arrays they have, as those between products
+of matrices do, share
 a struct.
 """
 
@@ -22,10 +25,19 @@ from arrayopt.state.quantized import scale_of
 __all__ = ["LEAN", "emit"]
 
 LEAN = True
-"""A thread has 80 registers where three blocks share a multiprocessor; see `arrayopt.fusion.trace.trace`."""
+"""A thread has 80 registers where three blocks share a multiprocessor; see
+`arrayopt.fusion.trace.trace`.
+"""
 
 
-def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = ".", windows: bool = False) -> str:
+def emit(
+    plan: Plan,
+    dtype: str,
+    grad_dtype: str | None = None,
+    *,
+    about: str = ".",
+    windows: bool = False,
+) -> str:
     """The text of a CUDA source that runs a plan.
 
     Parameters
@@ -46,9 +58,23 @@ def emit(plan: Plan, dtype: str, grad_dtype: str | None = None, *, about: str = 
     if plan.multiplies:
         m.put(0, f"constexpr int kChunk = {SQUARE};", "")
     drawn = ("random",) if plan.draws else ()
-    last = ("flat",) if flat else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
+    last = (
+        ("flat",)
+        if flat
+        else ("matrix", "between", *(("flat", "square") if plan.multiplies else ()))
+    )
     coded = ("quantized", "codes") if plan.quantized else ()
-    for name in ("storage", "packs", "arithmetic", *coded, *drawn, "sums", "prepare", "queue", *last):
+    for name in (
+        "storage",
+        "packs",
+        "arithmetic",
+        *coded,
+        *drawn,
+        "sums",
+        "prepare",
+        "queue",
+        *last,
+    ):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- the plan", "")
     alike: dict[Any, list[int]] = {}
@@ -75,16 +101,34 @@ RESULTS = {"Whole": "tensor", "Row": "row", "Column": "column", "Batch": "batch"
 def _pass(m: CudaText, k: int, p: Pass) -> None:
     """What pass k does with some elements of a tensor."""
     sums = {kind: p.reducing(name) for kind, name in RESULTS.items()}
-    inputs = [n.data for kind in ("tensor", "batch", "row", "column") for n in p.using(kind) if n.op == "input"]
+    inputs = [
+        n.data
+        for kind in ("tensor", "batch", "row", "column")
+        for n in p.using(kind)
+        if n.op == "input"
+    ]
     m.put(0, f"struct Pass{k} {{")
     counts = ", ".join(f"k{kind} = {len(some)}" for kind, some in sums.items())
     m.put(1, f"static constexpr int {counts}, kAhead = {m.ahead(p)};")
-    m.put(1, f"static constexpr bool kCodes = {str(bool(_codes(m, p.stores))).lower()};", "struct Sums {")
-    m.put(2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch")))
+    m.put(
+        1,
+        f"static constexpr bool kCodes = {str(bool(_codes(m, p.stores))).lower()};",
+        "struct Sums {",
+    )
+    m.put(
+        2, *(f"W {kind.lower()}[{max(1, len(sums[kind]))}];" for kind in ("Whole", "Row", "Batch"))
+    )
     m.put(1, "};", "struct Row {")
     m.put(2, *(f"{m.kind(n)} {m.name(n)};" for n in p.using("row")))
     here = p.draws and m.windows
-    m.put(2, *(["long long origin;  // the position of an element, less the place that it lies in"] if here else []))
+    m.put(
+        2,
+        *(
+            ["long long origin;  // the position of an element, less the place that it lies in"]
+            if here
+            else []
+        ),
+    )
     m.put(1, "};", "template <int N>", "struct Columns {")
     m.put(2, *(f"{m.kind(n)} {m.name(n)}[N];" for n in p.using("column")))
     m.put(1, "};", "template <int N>", "struct Loads {")
@@ -124,16 +168,28 @@ def _codes(m: CudaText, names: Iterable[str]) -> list[str]:
 
 def _enter(m: CudaText, k: int, p: Pass, arrays: list[str]) -> None:
     """Read what is the same for a tensor, a batch, a row, a column."""
-    columns = {name: f"column_{name}" if name in m.plan.spilled else f"AT_{name}" for name in dict.fromkeys(arrays)}
-    reads = [f"at_{name}(global(reinterpret_cast<{m.stored(name)}*>(t[{column}])))" for name, column in columns.items()]
+    columns = {
+        name: f"column_{name}" if name in m.plan.spilled else f"AT_{name}"
+        for name in dict.fromkeys(arrays)
+    }
+    reads = [
+        f"at_{name}(global(reinterpret_cast<{m.stored(name)}*>(t[{column}])))"
+        for name, column in columns.items()
+    ]
     given = "".join(f", int {column}" for name, column in columns.items() if name in m.plan.spilled)
     start = ["step(step)", "t(step.table + (long long)tensor * kColumns)", "a(0)", "b(0)", *reads]
     start += ["origin(t[ORIGIN])"] if p.draws else []
-    m.put(1, f"__device__ Pass{k}(const Step& step, int tensor{given})", f"    : {', '.join(start)} {{")
+    m.put(
+        1,
+        f"__device__ Pass{k}(const Step& step, int tensor{given})",
+        f"    : {', '.join(start)} {{",
+    )
     m.put(2, "const W* const working = step.working + (long long)tensor * (kScalars + kValues);")
     m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("host", "tensor")), "(void)working;")
     m.put(1, "}", "__device__ void enter_batch(long long batch) {")
-    m.put(2, "const long long A = t[IN_A], B = t[IN_B], C = t[IN_C];", "a = batch / B, b = batch % B;")
+    m.put(
+        2, "const long long A = t[IN_A], B = t[IN_B], C = t[IN_C];", "a = batch / B, b = batch % B;"
+    )
     m.put(2, *(f"{m.name(n)} = {m.value(n)};" for n in p.using("batch")))
     for n in p.using("column"):
         start_of = m.index(n.axes.replace("C", "")) if n.axes != "C" else "0"
@@ -143,7 +199,9 @@ def _enter(m: CudaText, k: int, p: Pass, arrays: list[str]) -> None:
     m.put(2, "const long long B = t[IN_B], R = t[IN_R];", "Row of_row;")
     m.put(2, *(f"of_row.{m.name(n)} = {m.value(n)};" for n in p.using("row")))
     if p.draws and m.windows:
-        m.put(2, "of_row.origin = origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0);")
+        m.put(
+            2, "of_row.origin = origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0);"
+        )
     m.put(2, "(void)B, (void)R, (void)row, (void)r;", "return of_row;")
     m.put(1, "}", "template <int N>")
     m.put(1, "__device__ __forceinline__ Columns<N> columns(long long c, int n) const {")
@@ -161,7 +219,11 @@ def _load(m: CudaText, k: int, p: Pass) -> None:
     """The elements of the arrays, up to N of them that are neighbours."""
     again = _later(m, k) | set(p.stores)
     m.put(1, "template <int N, bool kAligned>")
-    m.put(1, "__device__ __forceinline__ Loads<N> load(long long i, int n) const {", "    Loads<N> loads;")
+    m.put(
+        1,
+        "__device__ __forceinline__ Loads<N> load(long long i, int n) const {",
+        "    Loads<N> loads;",
+    )
     for name in p.loads:
         m.put(2, f"loads.{name} = read<N, kAligned, {_last(again, name)}>(at_{name} + i, n);")
     for name in _codes(m, p.loads):
@@ -192,7 +254,12 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
     m.put(2, "const Columns<N>& of_columns, Sums& sums, W (*columns)[N]) const {")
     codes = _codes(m, p.stores)
     for name in p.stores:
-        m.put(2, f"float write_{name}[N];" if name in codes else f"Pack<{m.stored(name)}, N> write_{name};")
+        m.put(
+            2,
+            f"float write_{name}[N];"
+            if name in codes
+            else f"Pack<{m.stored(name)}, N> write_{name};",
+        )
     for name in _codes(m, p.loads):
         m.put(2, f"const float step_{name} = step_of<{m.stored(name)}>(loads.{scale_of(name)});")
     m.put(2, *(f"const {m.kind(n)} {m.name(n)} = of_row.{m.name(n)};" for n in p.using("row")))
@@ -210,18 +277,33 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
         m.put(3, "if (j < n) {")
         for kind in ("Whole", "Row", "Batch"):
             m.put(
-                4, *(f"{m.take(s, f'sums.{kind.lower()}[{j}]', m.name(s.args[0]))};" for j, s in enumerate(sums[kind]))
+                4,
+                *(
+                    f"{m.take(s, f'sums.{kind.lower()}[{j}]', m.name(s.args[0]))};"
+                    for j, s in enumerate(sums[kind])
+                ),
             )
-        m.put(4, *(f"{m.take(s, f'columns[{j}][j]', m.name(s.args[0]))};" for j, s in enumerate(sums["Column"])))
+        m.put(
+            4,
+            *(
+                f"{m.take(s, f'columns[{j}][j]', m.name(s.args[0]))};"
+                for j, s in enumerate(sums["Column"])
+            ),
+        )
         m.put(3, "}")
     m.put(2, "}")
     for name in p.stores:
         if name in codes:
             arrays = f"at_{name}, at_{scale_of(name)}"
-            m.put(2, f"write_codes<N, {_last(later, name)}>({arrays}, i, n, aligned, write_{name});")
+            m.put(
+                2, f"write_codes<N, {_last(later, name)}>({arrays}, i, n, aligned, write_{name});"
+            )
         else:
             m.put(2, f"write<N, {_last(later, name)}>(at_{name} + i, write_{name}, n, aligned);")
-    m.put(2, "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;")
+    m.put(
+        2,
+        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;",
+    )
     m.put(1, "}")
 
 
@@ -231,7 +313,9 @@ def _scratch(m: CudaText, same: Mapping[int, Pass]) -> str:
     *others, last = columns
     text = ""
     for i, column in enumerate(columns[last]):
-        choice = "".join(f"stage == {j} ? {columns[j][i]} : " for j in others if columns[j][i] != column)
+        choice = "".join(
+            f"stage == {j} ? {columns[j][i]} : " for j in others if columns[j][i] != column
+        )
         text += f", {choice}{column}"
     return text
 

@@ -18,7 +18,9 @@ GIVEN = ("given_scale", "limit")
 """What the host says of a step: the loss scale of this call, and what the joint norm is limited to."""
 
 STATE = ("scale", "good", "skipped", "inverse")
-"""What the device keeps: the state of a loss scale, how many steps were skipped, and one over the scale."""
+"""What the device keeps: the state of a loss scale, how many steps were skipped, and one over the
+scale.
+"""
 
 VERDICT = ("factor", "norm", *STATE)
 """What gradients are multiplied by, their joint norm, and the state after the step."""
@@ -32,7 +34,8 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     scaling : LossScale or None
         How the loss is scaled.
     scale : str or None
-        The scale that is still in the gradients: ``"scale"``, which the device keeps, or ``"given_scale"``, or none.
+        The scale that is still in the gradients: ``"scale"``, which the device keeps, or
+        ``"given_scale"``, or none.
     limit : bool
         Whether the joint norm is limited.
     check : bool
@@ -40,15 +43,21 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     """
     graph, m = Graph(tiny=float(np.finfo("float64").tiny)), CudaWords()
     known: dict[str, Any] = {
-        name: Symbol(graph, graph.make("host", data=name), (), "float64") for name in (*GIVEN, *STATE)
+        name: Symbol(graph, graph.make("host", data=name), (), "float64")
+        for name in (*GIVEN, *STATE)
     }
-    square, shrunk = (Symbol(graph, graph.make("host", data=name), (), "float64") for name in ("square", "shrunk"))
+    square, shrunk = (
+        Symbol(graph, graph.make("host", data=name), (), "float64") for name in ("square", "shrunk")
+    )
     total = root_of_squares(NAMESPACE, square, shrunk, SMALL["float64"])
     inside, most = None if scale is None else known[scale], known["limit"] if limit else None
     found = judge(total, scale=inside, limit=most, check=check)
     state: dict[str, Any] = {"scale": known["scale"], "good": known["good"]}
     state = state if scaling is None else scaling.next(state, found.skip)
-    state |= {"skipped": choose(found.skip, known["skipped"] + 1.0, known["skipped"]), "inverse": 1.0 / state["scale"]}
+    state |= {
+        "skipped": choose(found.skip, known["skipped"] + 1.0, known["skipped"]),
+        "inverse": 1.0 / state["scale"],
+    }
     factor = 1.0 if found.factor is None else found.factor
     results = [lift(graph, x)[0] for x in (factor, found.norm, *state.values(), found.skip)]
 
@@ -57,10 +66,15 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     for name in ("arithmetic", "sums", "judge"):
         m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
     m.put(0, "// ---- what is decided", "")
-    m.put(0, "__device__ void verdict_of(double square, double shrunk, const double* given, const double* state,")
+    m.put(
+        0,
+        "__device__ void verdict_of(double square, double shrunk, const double* given, const double* state,",
+    )
     m.put(0, "                           double* verdict, int* skip) {")
     m.put(1, "(void)given, (void)state;")
-    places = {name: f"given[{i}]" for i, name in enumerate(GIVEN)} | {x: f"state[{i}]" for i, x in enumerate(STATE)}
+    places = {name: f"given[{i}]" for i, name in enumerate(GIVEN)} | {
+        x: f"state[{i}]" for i, x in enumerate(STATE)
+    }
     names = m.straight(results, (places | {"square": "square", "shrunk": "shrunk"}).__getitem__)
     m.put(1, *(f"verdict[{i}] = {names[n]};" for i, n in enumerate(results[:-1])))
     m.put(1, f"*skip = {names[results[-1]]};")

@@ -1,4 +1,6 @@
-"""The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over all tensors."""
+"""The CuPy engine: a plan as one CUDA source, and a step as one launch, or one for each pass, over
+all tensors.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -72,7 +74,10 @@ class CuPy(Fused):
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
         """See `Engine.judge`."""
-        homes = {(xp, str(device)) for xp, device in (place(bucket.tensors[0].array) for bucket in buckets)}
+        homes = {
+            (xp, str(device))
+            for xp, device in (place(bucket.tensors[0].array) for bucket in buckets)
+        }
         return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
@@ -81,6 +86,8 @@ class CuPy(Fused):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
         kept = [batch for batches in bucket.batches.values() for batch in batches]
-        recorded = [x for x in bucket.run.captured if isinstance(x, Table) and x.counts is bucket.counts]
+        recorded = [
+            x for x in bucket.run.captured if isinstance(x, Table) and x.counts is bucket.counts
+        ]
         for batch in {id(x): x for x in [*kept, *recorded]}.values():
             batch.advance(hypers)

@@ -1,4 +1,6 @@
-"""What the device says of a step: whether it is skipped, and which layers of stacked tensors it leaves out."""
+"""What the device says of a step: whether it is skipped, and which layers of stacked tensors it
+leaves out.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +16,8 @@ __all__ = ["Flags"]
 
 
 class Flags:
-    """Integers in device memory: the first for the whole step, one for each layer; see `arrayopt.step.left_out`.
+    """Integers in device memory: the first for the whole step, one for each layer; see
+    `arrayopt.step.left_out`.
 
     Attributes
     ----------

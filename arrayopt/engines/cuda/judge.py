@@ -28,7 +28,14 @@ THREADS = 256
 
 
 @lru_cache(maxsize=64)
-def _kernel(scaling: LossScale | None, scale: str | None, limit: bool, check: bool, options: Any, device: int) -> Any:
+def _kernel(
+    scaling: LossScale | None,
+    scale: str | None,
+    limit: bool,
+    check: bool,
+    options: Any,
+    device: int,
+) -> Any:
     """The compiled kernel, on the current device."""
     uncaptured()
     text = emit_judge(scaling, scale=scale, limit=limit, check=check)
@@ -64,7 +71,10 @@ class Judge:
         self.engine, self.options = engine, tuple(options)
         self.access, self.device = access(buckets[0].tensors[0].array)
         with on_device(self.access, self.device):
-            self.given, self.state = Upload((len(GIVEN),), np.float64), Upload((len(STATE),), np.float64)
+            self.given, self.state = (
+                Upload((len(GIVEN),), np.float64),
+                Upload((len(STATE),), np.float64),
+            )
             self.verdict, self.made = (cupy.zeros(len(VERDICT), np.float64) for _ in range(2))
             self.state.array, self.flags = self.made[-len(STATE) :], Flags(buckets)
         self.factor = _view(self.verdict, VERDICT.index("factor"))
@@ -79,12 +89,14 @@ class Judge:
         with on_device(self.access, self.device):
             self.given.put(np.array([0.0 if x is None else x for x in (scale, limit)]))
 
-    # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` ----------------------------------------------
+    # ---- the numbers of the loss scale: see `arrayopt.state.run.Holder` --------------------------
 
     def upload(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.upload`."""
         with on_device(self.access, self.device):
-            self.state.send(np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])]))
+            self.state.send(
+                np.array([float(loss[name]) for name in STATE[:-1]] + [1.0 / float(loss["scale"])])
+            )
 
     def fetch(self, counts: Ints, loss: dict[str, Any]) -> None:
         """See `Holder.fetch`."""
@@ -108,7 +120,7 @@ class Judge:
         with on_device(self.access, self.device):
             self.made[...] = self.verdict
 
-    # ---- what it decides --------------------------------------------------------------------------------------------
+    # ---- what it decides -------------------------------------------------------------------------
 
     def prepare(self, asked: Sequence[tuple[Bucket, Asked]]) -> Prepared:
         """See `arrayopt.engines.base.Judge.prepare`."""
@@ -127,7 +139,9 @@ class Judge:
         """See `arrayopt.engines.base.Judge.__call__`."""
         ready = self.prepare(asked)
         self.measured = [(batch, rows) for batch, rows, _ in ready]
-        shared = [batch.passes(rows, given, 1) for batch, rows, given in ready if batch.cut is not None]
+        shared = [
+            batch.passes(rows, given, 1) for batch, rows, given in ready if batch.cut is not None
+        ]
         for batch, rows, given in ready:
             if batch.cut is None:
                 batch.launch(rows, given, 1)
@@ -140,14 +154,25 @@ class Judge:
                 every = self.places.met(swap)
             norms, layer = self._norms(every)
             kernel = _kernel(scaling, scale, limit, check, self.options, self.device)
-            places = (norms, np.int32(len(every) - 1), layer if alone else NOTHING, np.int32(self.flags.count))
-            kernel((1,), (THREADS,), (*places, self.given.array, self.state.array, self.verdict, self.flags.array))
+            places = (
+                norms,
+                np.int32(len(every) - 1),
+                layer if alone else NOTHING,
+                np.int32(self.flags.count),
+            )
+            kernel(
+                (1,),
+                (THREADS,),
+                (*places, self.given.array, self.state.array, self.verdict, self.flags.array),
+            )
         factor = self.factor if limit or scale is not None else None
         skip = self.flags if alone else self.flags.whole
         return Verdict(factor, skip if check else False, self.joint_norm)
 
     def _norms(self, addresses: Ints) -> tuple[Any, Any]:
-        """Addresses in device memory, and the layers that they are of; kept for the next step, for good if captured."""
+        """Addresses in device memory, and the layers that they are of; kept for the next step, for
+        good if captured.
+        """
         layer = self.places.layer
         key = addresses.tobytes() + layer.tobytes()
         if key not in self.norms:

@@ -1,4 +1,6 @@
-"""What a step over a table launches: the kernels with their grids and arguments, and the calls between them."""
+"""What a step over a table launches: the kernels with their grids and arguments, and the calls
+between them.
+"""
 
 import weakref
 from itertools import pairwise
@@ -25,7 +27,9 @@ Launch = tuple[tuple[int], tuple[Any, ...]]
 
 
 class Queue(NamedTuple):
-    """What a step launches, with the grids, and all arguments but the last: the factor and what says to skip it."""
+    """What a step launches, with the grids, and all arguments but the last: the factor and what
+    says to skip it.
+    """
 
     begin: Launch
     runs: list[Launch]
@@ -43,7 +47,8 @@ class Launches:
     """
 
     def __init__(self, table: Any) -> None:
-        self.table = weakref.proxy(table)  # which keeps this: a circle would wait for the garbage collector
+        # which keeps this: a circle would wait for the garbage collector
+        self.table = weakref.proxy(table)
         self.line: Line | None = None
 
     def of(self, rows: Rows) -> Queue:
@@ -70,7 +75,15 @@ class Launches:
         begin = (-(-max(n, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
         runs: list[Launch] = []
         for i, (first, last) in enumerate(pairwise([0, *ends])):
-            taking = (table.step_there, queue, np.int32(first), np.int32(last), taken[i:], done, part)
+            taking = (
+                table.step_there,
+                queue,
+                np.int32(first),
+                np.int32(last),
+                taken[i:],
+                done,
+                part,
+            )
             runs.append(((min(last - first, _resident()),), taking))
         at = {name: table.host[:, table.at[name]] for name in table.plan.spilled}
         calls, held = calls_of(table.plan, table.work.dtype.name, table.geo, at, rows.full)
@@ -80,19 +93,26 @@ class Launches:
         """The tickets of all tensors."""
         if self.line is None:
             table, n = self.table, len(self.table.tensors)
-            apart, owned = table.plan.multiplies or table.cut is not None, table.cut and table.cut.own
+            apart, owned = (
+                table.plan.multiplies or table.cut is not None,
+                table.cut and table.cut.own,
+            )
             lag = None if apart else self._lag()
-            made = tickets(table.stages, table.pieces, table.whole.all, lag, apart=apart, owned=owned)
+            made = tickets(
+                table.stages, table.pieces, table.whole.all, lag, apart=apart, owned=owned
+            )
             self.line = Line(*made, n)
             self.line_there = cupy.asarray(self.line.queue.view(np.int32))
             self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)
         return self.line
 
     def _lag(self) -> int | None:
-        """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache holds less than half.
+        """See `tickets`: one launch, unless most elements are of tensors of which the L2 cache
+        holds less than half.
 
-        What is worked on at once goes through the cache too: the shorter the lag, the more is found again, and the more
-        blocks wait. Half as many tickets as there are blocks is best, or nearly, wherever ``benchmarks/l2.py`` looks.
+        What is worked on at once goes through the cache too: the shorter the lag, the more is found
+        again, and the more blocks wait. Half as many tickets as there are blocks is best, or
+        nearly, wherever ``benchmarks/l2.py`` looks.
         """
         passes = self.table.plan.passes
         if len(passes) < 2:

@@ -1,4 +1,6 @@
-"""Where the norms of all gradients are on a device: of one process, and of ranks that have met there."""
+"""Where the norms of all gradients are on a device: of one process, and of ranks that have met
+there.
+"""
 
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -36,7 +38,8 @@ def _collect(device: int) -> Any:
 
 @dataclass(eq=False)
 class Places:
-    """Where the norms are that a judge looks at, in one order for any number of ranks: that of the tensors.
+    """Where the norms are that a judge looks at, in one order for any number of ranks: that of the
+    tensors.
 
     Parameters
     ----------
@@ -55,15 +58,25 @@ class Places:
     """The room that ranks have met in, the tensors whose norms are there, and the place of each."""
 
     def of(self, measured: list[tuple[Any, Rows]]) -> Ints:
-        """The addresses of the norms that batches measure, then a zero; found once for each set of tensors."""
+        """The addresses of the norms that batches measure, then a zero; found once for each set of
+        tensors.
+        """
         same = len(measured) == len(self.measured) and all(
-            batch is b and rows is r for (batch, rows), (b, r) in zip(measured, self.measured, strict=True)
+            batch is b and rows is r
+            for (batch, rows), (b, r) in zip(measured, self.measured, strict=True)
         )
         if not same:
-            found = [(batch, int(row)) for batch, rows in measured for row in rows.all if batch.sized[row]]
+            found = [
+                (batch, int(row))
+                for batch, rows in measured
+                for row in rows.all
+                if batch.sized[row]
+            ]
             found.sort(key=lambda x: int(x[0].bucket.places[x[0].members[x[1]]]))
             self.measured, self.tensors = measured, [batch.tensors[row] for batch, row in found]
-            self.addresses = np.array([*(batch.reported("grad_norm", row) for batch, row in found), 0], np.int64)
+            self.addresses = np.array(
+                [*(batch.reported("grad_norm", row) for batch, row in found), 0], np.int64
+            )
             self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)
             self.last = None
         return self.addresses
@@ -76,7 +89,9 @@ class Places:
             self.last = self._room()
         upload, room, pieces, place = self.last
         count = len(self.tensors)
-        _collect(self.judge.device)((-(-max(count, 1) // THREADS),), (THREADS,), (upload.array, room, np.int32(count)))
+        _collect(self.judge.device)(
+            (-(-max(count, 1) // THREADS),), (THREADS,), (upload.array, room, np.int32(count))
+        )
         swap([Partials(pieces, partial(on_device, self.judge.access, self.judge.device))])()
         return np.append(room.data.ptr + room.itemsize * place, 0)
 
@@ -90,7 +105,9 @@ class Places:
         return {x.name: own[i] for x, i in zip(self.tensors, place.tolist(), strict=True)}
 
     def _room(self) -> tuple[Upload, Any, tuple[Any, ...], Ints]:
-        """Addresses in device memory, those of each rank together; room for what is there, also by rank; and places."""
+        """Addresses in device memory, those of each rank together; room for what is there, also by
+        rank; and places.
+        """
         shares = [x.share for x in self.tensors if x.share is not None]
         owners = np.array([share.holders[0] for share in shares], np.int64)
         order, ranks = np.argsort(owners, kind="stable"), len(shares[0].ends) - 1 if shares else 0

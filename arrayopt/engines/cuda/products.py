@@ -17,14 +17,17 @@ from arrayopt.fusion.products import multiplied
 __all__ = ["calls_of", "scratch_starts"]
 
 GROUPED = 256
-"""Matrices of up to so many rows and columns are multiplied in one call for all shapes: launches would take longest."""
+"""Matrices of up to so many rows and columns are multiplied in one call for all shapes: launches
+would take longest.
+"""
 
 
 def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
-    """Where the scratch arrays of each tensor begin in one for all, in elements, and how many elements that has.
+    """Where the scratch arrays of each tensor begin in one for all, in elements, and how many
+    elements that has.
 
-    Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is done with their
-    matrices is one call.
+    Each begins at a word of 16 bytes. Tensors of equal shape follow each other, so that what is
+    done with their matrices is one call.
     """
     order = np.lexsort(geo[:, [GEOMETRY.index(x) for x in "ABRC"]].T)
     found = {}
@@ -36,8 +39,11 @@ def scratch_starts(plan: Plan, geo: Ints) -> dict[str, tuple[Ints, int]]:
     return found
 
 
-def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints) -> tuple[list[list[Call]], Any]:
-    """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has what follows: none.
+def calls_of(
+    plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints
+) -> tuple[list[list[Call]], Any]:
+    """For each pass of a plan the calls that make it: none, where it is a kernel's. One more has
+    what follows: none.
 
     Parameters
     ----------
@@ -61,18 +67,30 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
     """
     if not plan.multiplies:
         return [[] for _ in (*plan.passes, None)], None
-    shapes, which = np.unique(geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True)
-    alike = [(dict(zip("ABRC", x, strict=True)), rows[which.ravel() == i]) for i, x in enumerate(shapes.tolist())]
+    shapes, which = np.unique(
+        geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True
+    )
+    alike = [
+        (dict(zip("ABRC", x, strict=True)), rows[which.ravel() == i])
+        for i, x in enumerate(shapes.tolist())
+    ]
     made: list[list[Call]] = []
     kept = []
     for p in plan.passes:
         kind = plan.storage[next(iter(p.stores))] if p.multiplies else dtype
-        found = [x for sides, members in alike if p.multiplies for x in _alike(p, sides, members, at, kind)]
+        found = [
+            x
+            for sides, members in alike
+            if p.multiplies
+            for x in _alike(p, sides, members, at, kind)
+        ]
         small = [x for x in found if _fits(x, kind)]
         together = len(small) > 1 and has_groups()
         made.append([strided(kind, x) for x in found if not (together and _fits(x, kind))])
         if together:
-            places = np.concatenate([np.add.outer(np.arange(x.number), [0]) * x.apart + x.first for x in small])
+            places = np.concatenate(
+                [np.add.outer(np.arange(x.number), [0]) * x.apart + x.first for x in small]
+            )
             kept.append(cupy.asarray(np.ascontiguousarray(places.T)))
             first, step = kept[-1].data.ptr, kept[-1].nbytes // 3
             made[-1].append(grouped(kind, small, (first, first + step, first + 2 * step)))
@@ -80,16 +98,24 @@ def calls_of(plan: Plan, dtype: str, geo: Ints, at: dict[str, Ints], rows: Ints)
 
 
 def _fits(of: Alike, dtype: str) -> bool:
-    """Whether products may be in a list of addresses: they are small, and in 16 bits all begin at words of 16 bytes."""
-    return max(of.extents) <= GROUPED and (dtype not in NARROW or not any(x % 16 for x in (*of.first, *of.apart)))
+    """Whether products may be in a list of addresses: they are small, and in 16 bits all begin at
+    words of 16 bytes.
+    """
+    return max(of.extents) <= GROUPED and (
+        dtype not in NARROW or not any(x % 16 for x in (*of.first, *of.apart))
+    )
 
 
-def _alike(p: Pass, sides: dict[str, int], members: Ints, at: dict[str, Ints], dtype: str) -> Iterator[Alike]:
+def _alike(
+    p: Pass, sides: dict[str, int], members: Ints, at: dict[str, Ints], dtype: str
+) -> Iterator[Alike]:
     """The products of a pass over tensors of one shape, in stretches at equal distances."""
     (n,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
     rows, columns, length = (sides[x.upper()] for x in (*n.axes[-2:], multiplied(n)[-1]))
     operands = [(names[0], n.args[0].axes), (names[-2], n.args[1].axes), (names[-1], n.axes)]
-    places = np.stack([_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1)
+    places = np.stack(
+        [_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1
+    )
     for first, apart, count in _runs(places):
         yield Alike(n.data[:2], (rows, columns, length), first, apart, count)
 
@@ -101,7 +127,9 @@ def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:
 
 
 def _runs(places: Ints) -> Iterator[tuple[Any, Any, int]]:
-    """Rows of addresses in stretches at equal distances: the first of each, the distances, and how many they are."""
+    """Rows of addresses in stretches at equal distances: the first of each, the distances, and how
+    many they are.
+    """
     steps = np.diff(places, axis=0)
     changes = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
     first = 0

@@ -9,7 +9,9 @@ from arrayopt.engines.cuda.stages import Stage
 
 __all__ = ["TICKET", "Line", "tickets"]
 
-TICKET = np.dtype([("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", "i2"), ("wait", "i4")])
+TICKET = np.dtype(
+    [("tensor", "i4"), ("piece", "i4"), ("stage", "i2"), ("stop", "i2"), ("wait", "i4")]
+)
 
 
 def tickets(
@@ -32,10 +34,13 @@ def tickets(
     rows : array of int64
         The tensors to update.
     lag : int or None
-        None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's next pass follows
-        after so many tickets of other tensors, which is about as many as are being worked on at once.
+        None: a launch for each pass, over all tensors. A number: one launch, in which a tensor's
+        next pass follows
+        after so many tickets of other tensors, which is about as many as are being worked on at
+        once.
     apart : bool
-        Whether something else comes after each pass: a launch for each, also for small tensors, and one for what comes
+        Whether something else comes after each pass: a launch for each, also for small tensors, and
+        one for what comes
         after the last.
     owned : list of arrays of int64, optional
         For each tensor the pieces of a pass that are this rank's, where ranks share it.
@@ -59,31 +64,51 @@ def tickets(
     counts, large = chosen[~whole], rows[~whole]
     waits = np.cumsum(counts, axis=1) - counts
     n = counts.ravel()
-    owner, stage = np.repeat(np.arange(len(large)), len(made)), np.tile(np.arange(len(made)), len(large))
+    owner, stage = (
+        np.repeat(np.arange(len(large)), len(made)),
+        np.tile(np.arange(len(made)), len(large)),
+    )
     each = np.repeat(np.arange(n.size), n)  # the entry that a ticket belongs to
     at = np.arange(each.size) - np.repeat(np.cumsum(n) - n, n)  # its place in the entry
     queue = np.zeros(each.size, TICKET)
-    queue["tensor"], queue["stage"], queue["stop"] = large[owner[each]], stage[each], stage[each] + 1
+    queue["tensor"], queue["stage"], queue["stop"] = (
+        large[owner[each]],
+        stage[each],
+        stage[each] + 1,
+    )
     queue["wait"] = waits.ravel()[each]
-    back = depth[stage[each]] % 2 == 1  # every other pass runs backwards: it begins with what is in the cache
+    # every other pass runs backwards: it begins with what is in the cache
+    back = depth[stage[each]] % 2 == 1
     queue["piece"] = np.where(back, n[each] - 1 - at, at)
     if owned is not None:
-        some, begins = passes[stage[each]], np.cumsum([0, *(len(owned[row]) for row in rows)])[owner[each]]
-        queue["piece"][some] = np.concatenate([owned[row] for row in rows])[(begins + queue["piece"])[some]]
+        some, begins = (
+            passes[stage[each]],
+            np.cumsum([0, *(len(owned[row]) for row in rows)])[owner[each]],
+        )
+        queue["piece"][some] = np.concatenate([owned[row] for row in rows])[
+            (begins + queue["piece"])[some]
+        ]
     both = np.concatenate([small, queue])
     if lag is None:
         when = np.concatenate([early, launch[stage[each]]])
         own, place = (np.concatenate([0 * early - 1, x]) for x in (owner[each], at))
         order = np.lexsort((place, own, both["stage"], own >= 0, when))
         return both[order], np.cumsum(np.bincount(when, minlength=last + 1)).tolist()
-    own = counts[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
-    begin = np.zeros(len(rows), np.int64)  # in tickets of the first pass, all tensors one after the other
+    own = (
+        counts[:, passes].max(axis=1, initial=0) if passes.any() else np.zeros(len(large), np.int64)
+    )
+    # in tickets of the first pass, all tensors one after the other
+    begin = np.zeros(len(rows), np.int64)
     length = np.ones(len(rows), np.int64)
     length[~whole] = own
     begin = np.cumsum(length) - length
     start = begin[~whole][owner] + depth[stage] * (own[owner] + lag)
-    key = np.concatenate([begin[whole][: len(small)], start[each] + np.where(passes[stage[each]], at, 0)])
-    owners = np.concatenate([np.flatnonzero(whole)[: len(small)], np.flatnonzero(~whole)[owner[each]]])
+    key = np.concatenate(
+        [begin[whole][: len(small)], start[each] + np.where(passes[stage[each]], at, 0)]
+    )
+    owners = np.concatenate(
+        [np.flatnonzero(whole)[: len(small)], np.flatnonzero(~whole)[owner[each]]]
+    )
     order = np.lexsort((both["stage"], owners, key))
     return both[order], [len(both)]
 
@@ -94,7 +119,9 @@ def _small(rows: Ints, work: Any, launch: Ints) -> tuple[Any, Ints]:
     spans = [(k, x[0], x[-1] + 1) for k, x in found if len(x)]
     made = np.zeros(len(spans) * len(rows), TICKET)
     made["tensor"] = np.tile(rows, len(spans))
-    when, made["stage"], made["stop"] = np.repeat(np.array(spans, np.int64).reshape(-1, 3), len(rows), axis=0).T
+    when, made["stage"], made["stop"] = np.repeat(
+        np.array(spans, np.int64).reshape(-1, 3), len(rows), axis=0
+    ).T
     return made, when
 
 
@@ -115,13 +142,17 @@ class Line:
         self._counts = np.bincount(self._owner, minlength=tensors)
 
     def among(self, part: Any) -> tuple[Any, list[int]]:
-        """The queue of a step over some tensors, given for each whether it takes part, and where launches end in it.
+        """The queue of a step over some tensors, given for each whether it takes part, and where
+        launches end in it.
 
-        Where that is less than half of the whole queue, it is what is left of it; else the whole queue, in which the
-        device passes over the rest: so a set that changes from step to step is cheap.
+        Where that is less than half of the whole queue, it is what is left of it; else the whole
+        queue, in which the device passes over the rest: so a set that changes from step to step is
+        cheap.
         """
         if 2 * int(self._counts[part].sum()) >= len(self.queue):
             return self.queue, self.ends
         left = np.flatnonzero(part.take(self._owner))
-        words = self.queue.view(np.int32).reshape(len(self.queue), -1)  # which are copied more quickly than records
-        return words.take(left, axis=0).reshape(-1).view(TICKET), np.searchsorted(left, self.ends).tolist()
+        # Words are copied more quickly than records.
+        words = self.queue.view(np.int32).reshape(len(self.queue), -1)
+        ends = np.searchsorted(left, self.ends).tolist()
+        return words.take(left, axis=0).reshape(-1).view(TICKET), ends

@@ -65,7 +65,8 @@ class Table(Batch):
         plan, dtype = kind.plan, kind.dtype
         self.access, self.device = access(self.tensors[0].array)
         cut = bucket.kind == "cut"
-        tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))  # a cut is between units
+        # a cut is between units
+        tiles(self.geo, plan.element, sums=cut or any(p.reductions for p in plan.passes))
         self.stages = stages(plan)
         self.cut = Cut(self) if cut else None
         self.pieces = pieces(self.stages, self.geo)
@@ -83,26 +84,39 @@ class Table(Batch):
         last = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
         self.windows = None if self.cut is None else self.cut.lying()
         last += [] if self.windows is None else list(self.windows.T)
-        self.host: Ints = np.zeros((n, first + len(self.names) + lengths.shape[1] + len(last)), np.int64)
+        self.host: Ints = np.zeros(
+            (n, first + len(self.names) + lengths.shape[1] + len(last)), np.int64
+        )
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
         self.host[:, COLUMNS.index("COUNT")] = members
         first += len(self.names)
-        self.host[:, first : first + lengths.shape[1]] = np.cumsum(lengths).reshape(lengths.shape) - lengths
+        self.host[:, first : first + lengths.shape[1]] = (
+            np.cumsum(lengths).reshape(lengths.shape) - lengths
+        )
         for i, column in enumerate(last):
             self.host[:, first + lengths.shape[1] + i] = column
-        self.part = {n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)}
+        self.part = {
+            n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)
+        }
         with on_device(self.access, self.device):
             uncaptured()
             self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
-            self._allocate(np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])), int(lengths.sum()), len(bucket.groups))
+            self._allocate(
+                np.dtype(REAL.get(WORKING[dtype], WORKING[dtype])),
+                int(lengths.sum()),
+                len(bucket.groups),
+            )
             self.counts = counts_of(bucket)
             self.own_counts: Any = cupy.zeros_like(self.counts.array) if plan.reports else None
-            made = _kernels(plan, dtype, kind.grad_dtype, options, self.device, windows=self.windows is not None)
+            made = _kernels(
+                plan, dtype, kind.grad_dtype, options, self.device, windows=self.windows is not None
+            )
             self.prepare_kernel, self.run_kernel = made
         self.staged: dict[tuple[int, str], Any] = {}
         self.launching = Launches(self)
-        self.packed: dict[int, Any] = {}  # copies of gradients that are not contiguous; graphs have their addresses
+        # copies of gradients that are not contiguous; graphs have their addresses
+        self.packed: dict[int, Any] = {}
         self.sent = False  # whether the table in device memory is the host's
         self.even: Any = None  # which tensors, but for their gradients, can be read in words
         self.alive: list[Any] = []
@@ -119,8 +133,12 @@ class Table(Batch):
         for name, (starts, size) in self._scratch().items():
             stored = self.plan.storage[name]
             kind = np.dtype(np.uint16 if stored in NARROW else stored)
-            self.scratch.append(cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind))
-            self.host[:, self.at[name]] = self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
+            self.scratch.append(
+                cupy.empty(size, kind) if self.blas is None else self.blas.room(name, size, kind)
+            )
+            self.host[:, self.at[name]] = (
+                self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
+            )
         self.work = cupy.empty(max(1, work), real)
         self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
         self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
@@ -134,12 +152,14 @@ class Table(Batch):
             self.step_there[name] = x.data.ptr
 
     def _scratch(self) -> dict[str, tuple[Ints, int]]:
-        """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what is here."""
+        """See `scratch_starts`; of tensors that ranks share, and of what other ranks have, for what
+        is here.
+        """
         if self.cut is not None:
             return self.cut.scratch_starts()
         return scratch_starts(self.plan, self.geo if self.bucket.kind == "whole" else 0 * self.geo)
 
-    # ---- before a step ----------------------------------------------------------------------------------------------
+    # ---- before a step ---------------------------------------------------------------------------
 
     @property
     def captured(self) -> bool:
@@ -176,8 +196,14 @@ class Table(Batch):
         self.sent = True
 
     def _check_recorded(self, columns: Any) -> None:
-        """Raise where a graph has what the table was, in some of its columns, and that is not what it is now."""
-        moved = (self.table.known != self.host)[:, columns].any(axis=1) if self.captured else np.zeros(1, bool)
+        """Raise where a graph has what the table was, in some of its columns, and that is not what
+        it is now.
+        """
+        moved = (
+            (self.table.known != self.host)[:, columns].any(axis=1)
+            if self.captured
+            else np.zeros(1, bool)
+        )
         if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
@@ -196,7 +222,9 @@ class Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
-        self.hypers_there.put([[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers])
+        self.hypers_there.put(
+            [[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]
+        )
 
     def bind(self) -> None:
         """See `Batch.bind`."""
@@ -207,13 +235,19 @@ class Table(Batch):
                 if not self.access.contiguous(x):
                     uncaptured()
                     x = self.staged[row, name] = self.access.like(x)
-                before = 0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
+                before = (
+                    0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
+                )
                 self.host[row, self.at[name]] = self.access.located([x])[0][0] - before
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
         self.sent = False
-        self.even = (self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0).all(axis=1)
+        self.even = (
+            self.host[:, [self.at[name] for name in self.names if name in used]] % WORD == 0
+        ).all(axis=1)
         if self.plan.element != "C":
-            columns = self.geo[:, GEOMETRY.index("C")] if self.windows is None else self.windows[:, STRIDE]
+            columns = self.geo[:, GEOMETRY.index("C")]
+            if self.windows is not None:
+                columns = self.windows[:, STRIDE]
             self.even &= columns % 4 == 0
 
     def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
@@ -222,7 +256,10 @@ class Table(Batch):
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:
             one = self.access.contiguous
-            given = [g if one(g) else self._pack(row, g) for row, g in zip(rows.all.tolist(), given, strict=True)]
+            given = [
+                g if one(g) else self._pack(row, g)
+                for row, g in zip(rows.all.tolist(), given, strict=True)
+            ]
             found = self.access.located(given)[0]
         if self.cut is not None:
             found = found - self.cut.gradients_before(rows.all, given)
@@ -242,7 +279,7 @@ class Table(Batch):
         self.packed[row][...] = detached(g)
         return self.packed[row]
 
-    # ---- a step -----------------------------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------------------
 
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`."""
@@ -262,7 +299,9 @@ class Table(Batch):
             self._recorded(rows, grads)
         self.alive = []
 
-    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+    def passes(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""
         assert self.cut is not None
         yield from self.cut.passes(rows)
@@ -273,16 +312,20 @@ class Table(Batch):
         """Note what a graph that is being captured has the addresses of."""
         with on_device(self.access, self.device):
             if cupy.cuda.get_current_stream().is_capturing():
-                self.bucket.run.record(self, rows, self.alive, list(grads))  # a graph packs the given ones again
+                # a graph packs the given ones again
+                self.bucket.run.record(self, rows, self.alive, list(grads))
 
     def launches(self, rows: Rows) -> Iterator[int]:
-        """Launch the kernels of a step one by one; something else may come on the stream where this stops.
+        """Launch the kernels of a step one by one; something else may come on the stream where this
+        stops.
 
-        It stops after each launch, of the stages up to pass k: k is what it yields. What multiplies is not launched.
+        It stops after each launch, of the stages up to pass k: k is what it yields. What multiplies
+        is not launched.
         """
         for (row, name), copy in self.staged.items():
             copy[...] = detached(self.stored(row, name))
-        if self.own_counts is not None and self.follows_t:  # what only reports moves copies of the counts on
+        # what only reports moves copies of the counts on
+        if self.own_counts is not None and self.follows_t:
             self.own_counts[...] = self.counts.array
         queue = self.launching.of(rows)
         grid, given = queue.begin
@@ -302,7 +345,9 @@ class Table(Batch):
             if self.skip is not NOTHING:
                 flags = self.skip.reshape(-1)
                 skipped = (
-                    flags[0] != 0 if self.layer is NOTHING else (flags[0] != 0) | (flags[self.layer] != 0)[:, None]
+                    flags[0] != 0
+                    if self.layer is NOTHING
+                    else (flags[0] != 0) | (flags[self.layer] != 0)[:, None]
                 )
                 kept = [cupy.where(skipped, np.nan, x) for x in kept]
             values, scalars = map(self.access.own, kept)
@@ -310,10 +355,17 @@ class Table(Batch):
         def column(n: Any) -> Any:
             if n in self.where.tensor:
                 return values[:, self.where.tensor[n]]
-            return [float(n.data)] * len(self.tensors) if n.op == "const" else scalars[:, self.plan.scalars.index(n)]
+            return (
+                [float(n.data)] * len(self.tensors)
+                if n.op == "const"
+                else scalars[:, self.plan.scalars.index(n)]
+            )
 
         columns = {name: column(node) for name, node in self.plan.reports.items()}
-        return {self.tensors[i].name: {name: x[i] for name, x in columns.items()} for i in rows.full.tolist()}
+        return {
+            self.tensors[i].name: {name: x[i] for name, x in columns.items()}
+            for i in rows.full.tolist()
+        }
 
     def reported(self, name: str, row: int) -> int:
         """The address of a value that the last step reports of a tensor, in double precision."""

@@ -1,4 +1,6 @@
-"""What emitted CUDA is made of: the headers in ``kernels/``, and how values are named, read and written."""
+"""What emitted CUDA is made of: the headers in ``kernels/``, and how values are named, read and
+written.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +36,13 @@ class CudaWords(Lines):
         """A constant."""
         if math.isfinite(x):
             return f"({self.type}){x!r}"
-        bits = "0x7ff8000000000000" if math.isnan(x) else "0x7ff0000000000000" if x > 0 else "0xfff0000000000000"
+        bits = (
+            "0x7ff8000000000000"
+            if math.isnan(x)
+            else "0x7ff0000000000000"
+            if x > 0
+            else "0xfff0000000000000"
+        )
         return f"({self.type})__longlong_as_double({bits}ll)"
 
     def constant(self, n: Node) -> str:
@@ -42,14 +50,18 @@ class CudaWords(Lines):
         return str(n.data).lower() if n.dtype == "bool" else self.number(n.data)
 
     def straight(self, nodes: Sequence[Node], given: Callable[[str], str]) -> dict[Node, str]:
-        """Define what some scalars are computed from, by the scalars that are given; the names of all."""
+        """Define what some scalars are computed from, by the scalars that are given; the names of
+        all.
+        """
         known: dict[Node, str] = {}
         for n in reachable(nodes):
             if n.op == "const":
                 known[n] = self.constant(n)
                 continue
             known[n] = f"s{n.id}"
-            text = given(n.data) if n.op == "host" else self.operation(n, [known[a] for a in n.args])
+            text = (
+                given(n.data) if n.op == "host" else self.operation(n, [known[a] for a in n.args])
+            )
             self.put(1, f"const {self.kind(n)} s{n.id} = {text};")
         return known
 
@@ -58,12 +70,15 @@ AHEAD = 32 << 10
 """Bytes that a multiprocessor is to wait for at once. See "Bytes in flight" in ``docs/cuda.md``."""
 
 WIDE = 10
-"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass needs more than 80
-registers; with twice as many to load and to store, more than 128."""
+"""With more words of 32 bits to load, to store and to sum up than that for each element, a pass
+needs more than 80 registers; with twice as many to load and to store, more than 128.
+"""
 
 
 def keys(plan: Plan) -> list[str]:
-    """The halves of keys of random numbers, in the order of the table's last columns; the first position is before."""
+    """The halves of keys of random numbers, in the order of the table's last columns; the first
+    position is before.
+    """
     return [n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith(KEY)]
 
 
@@ -80,27 +95,38 @@ class CudaText(CudaWords, Written):
         super().__init__(plan, dtype, grad_dtype, layout(plan), COLUMNS)
         self.type = "W"  # of real numbers, where the text is now
         self.keys = keys(plan)
-        self.columns += ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
+        self.columns += (
+            ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
+        )
         self.columns += WINDOW if windows else ()
         self.windows = windows
 
     def constants(self, hypers: int) -> None:
         """The sizes that the headers and the rest of the text share."""
         self.put(0, f"typedef {STORED[self.real].cuda} W;  // the dtype of arithmetic", "")
-        self.put(0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor")
+        self.put(
+            0, f"enum {{ {', '.join(self.columns)}, kColumns }};  // what the table has of a tensor"
+        )
         values = {"kHypers": hypers, "kScalars": len(self.scalar), "kValues": len(self.tensor)}
         self.blocks = self._resident()
         values["kBlocks"] = self.blocks
         values["kStages"] = len(stages(self.plan))
         if self.plan.element != "C":
             most = max((len(p.reducing("column")) for p in self.plan.passes), default=0)
-            values["kWindow"] = self.columns.index(WINDOW[0]) if self.windows else 0  # 0: tensors are whole
+            # 0: tensors are whole
+            values["kWindow"] = self.columns.index(WINDOW[0]) if self.windows else 0
             values |= {"kSmallMatrix": SMALL_MATRIX, "kSmallColumns": SMALL_COLUMNS}
-            values |= {"kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS, "kOutputs": OUTPUTS, "kResults": SUMS}
+            values |= {
+                "kColumnRoom": max(1, most) * 256 * SMALL_COLUMNS,
+                "kOutputs": OUTPUTS,
+                "kResults": SUMS,
+            }
         self.put(0, *(f"constexpr int {name} = {x};" for name, x in values.items()), "")
 
     def _resident(self) -> int:
-        """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and none is to spill."""
+        """How many blocks a multiprocessor has: three leave a thread 80 registers, two 128, and
+        none is to spill.
+        """
         if self.plan.multiplies:  # many passes in one kernel, and products take the time
             return 1
         passes, words = self.plan.passes, 2 if self.real == "float64" else 1
@@ -113,7 +139,9 @@ class CudaText(CudaWords, Written):
         return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
 
     def ahead(self, p: Pass) -> int:
-        """How many vectors of each array a thread reads before it uses the first, so that enough bytes are awaited."""
+        """How many vectors of each array a thread reads before it uses the first, so that enough
+        bytes are awaited.
+        """
         each = self.blocks * 256 * sum(4 * STORED[self.storage[name]].itemsize for name in p.loads)
         if self.plan.multiplies:  # many passes share the registers, and products take the time
             return 1
@@ -121,7 +149,7 @@ class CudaText(CudaWords, Written):
             return min(8, -(-AHEAD // each)) if each else 1
         return next((n for n in (1, 2) if n * each >= AHEAD), 4)  # a piece is of four
 
-    # ---- values -----------------------------------------------------------------------------------------------------
+    # ---- values ----------------------------------------------------------------------------------
 
     def name(self, n: Node) -> str:
         """What a value is called in the text."""
@@ -153,7 +181,9 @@ class CudaText(CudaWords, Written):
         if place == "stored":
             return self.typed(n, f"widen(at_{n.data}[{self.index(n.axes)}])")
         if self.type == "double":
-            return self.typed(n, f"scalar[{self.scalar[n]}]" if place == "scalar" else f"value[{self.tensor[n]}]")
+            return self.typed(
+                n, f"scalar[{self.scalar[n]}]" if place == "scalar" else f"value[{self.tensor[n]}]"
+            )
         at = f"{self.scalar[n]}" if place == "scalar" else f"kScalars + {self.tensor[n]}"
         return self.typed(n, f"working[{at}]")
 
@@ -164,8 +194,14 @@ class CudaText(CudaWords, Written):
             self.put(indent, f"typedef {kinds[0] if kinds else 'Sum'} {name};")
             return
         self.put(indent, f"struct {name} {{")
-        choice = "".join(f"k == {j} ? {kind}::{{0}} : " for j, kind in enumerate(kinds[:-1])) + f"{kinds[-1]}::{{0}}"
-        for head, call in (("start(int k, {0} a)", "start(k, a)"), ("fold(int k, {0} a, {0} b)", "fold(k, a, b)")):
+        choice = (
+            "".join(f"k == {j} ? {kind}::{{0}} : " for j, kind in enumerate(kinds[:-1]))
+            + f"{kinds[-1]}::{{0}}"
+        )
+        for head, call in (
+            ("start(int k, {0} a)", "start(k, a)"),
+            ("fold(int k, {0} a, {0} b)", "fold(k, a, b)"),
+        ):
             text = f"static __device__ __forceinline__ {{0}} {head} {{{{ return {choice.format(call)}; }}}}"
             self.put(indent + 1, text.format(self.type))
         self.put(indent, "};")

@@ -1,4 +1,6 @@
-"""Small tables in device memory, refreshed from the host only where they have changed, and without a wait."""
+"""Small tables in device memory, refreshed from the host only where they have changed, and without
+a wait.
+"""
 
 import weakref
 from typing import Any
@@ -11,7 +13,9 @@ from arrayopt.engines.cuda.device import uncaptured
 __all__ = ["Upload"]
 
 _left: list[tuple[Any, Any]] = []
-"""Pinned memory of uploads that are gone, which copies may still read; CuPy's pool would give it away at once."""
+"""Pinned memory of uploads that are gone, which copies may still read; CuPy's pool would give it
+away at once.
+"""
 
 
 class Upload:
@@ -34,7 +38,9 @@ class Upload:
         """Whether these values, always an array or always a list, are there already."""
         if isinstance(values, list):
             return bool(self.known == values)
-        return self.known is not None and np.array_equal(self.known, values, equal_nan=values.dtype.kind == "f")
+        return self.known is not None and np.array_equal(
+            self.known, values, equal_nan=values.dtype.kind == "f"
+        )
 
     def put(self, values: Any) -> None:
         """Send values, if they are not those that are there already; see `send`."""

@@ -1,8 +1,9 @@
-"""Tensors that ranks share: a table of which this rank runs some units, stage by stage, with stops in between.
+"""Tensors that ranks share: a table of which this rank runs some units, stage by stage, with stops
+in between.
 
-Addresses are put back by what lies before this rank's elements, so that units, rows and elements have the numbers that
-they have in the whole tensor: the code is the same, and so is each partial result. Of matrices that the user has cut,
-a part is a window; see `arrayopt.fusion.windows`.
+Addresses are put back by what lies before this rank's elements, so that units, rows and elements
+have the numbers that they have in the whole tensor: the code is the same, and so is each partial
+result. Of matrices that the user has cut, a part is a window; see `arrayopt.fusion.windows`.
 """
 
 import functools
@@ -17,7 +18,15 @@ from arrayopt.arrays import Array, Ints, memory, size
 from arrayopt.codecs import BLOCK, SCALE
 from arrayopt.engines.base import Partials
 from arrayopt.engines.batch import Rows
-from arrayopt.engines.cuts import check_slots, part_start, stretches, tiled, unit_ends, unlike, windowed
+from arrayopt.engines.cuts import (
+    check_slots,
+    part_start,
+    stretches,
+    tiled,
+    unit_ends,
+    unlike,
+    windowed,
+)
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import CHUNK, GEOMETRY
@@ -30,9 +39,11 @@ SIZE, COLUMNS, UNITS = (GEOMETRY.index(name) for name in ("SIZE", "NC", "UNITS")
 
 
 def windows_of(table: Any) -> tuple[Ints, dict[int, Ints]]:
-    """The windows of a table's tensors, and by row those of all ranks, of matrices that the user has cut.
+    """The windows of a table's tensors, and by row those of all ranks, of matrices that the user
+    has cut.
 
-    Of parts that the user gave it counts the units, for each begins with one: it changes `table.geo`.
+    Of parts that the user gave it counts the units, for each begins with one: it changes
+    `table.geo`.
     """
     found, every = whole(table.geo), dict[int, Ints]()
     for row, tensor in enumerate(table.tensors):
@@ -59,7 +70,8 @@ class Cut:
     """
 
     def __init__(self, table: Any, every: dict[int, Ints]) -> None:
-        self.of = weakref.proxy(table)  # which has this: a circle would keep an optimizer's memory when it is let go
+        # which has this: a circle would keep an optimizer's memory when it is let go
+        self.of = weakref.proxy(table)
         self.shares, self.windows = [tensor.share for tensor in table.tensors], every
         self.units: Ints = np.array([self._units(row) for row in range(len(self.shares))])
         rank = self.shares[0].rank
@@ -74,7 +86,10 @@ class Cut:
         ends = {room: np.cumsum(lengths) for room, lengths in table.room.items()}
         for column, room in table.offsets:  # each tensor has room of its own, for all wait together
             table.table[:, column] += ends[room] - table.room[room]
-        self.work, self.parts = np.empty(ends["work"][-1], table.compiled.real), np.empty(ends["part"][-1])
+        self.work, self.parts = (
+            np.empty(ends["work"][-1], table.compiled.real),
+            np.empty(ends["part"][-1]),
+        )
         self.scratch: list[Any] = []
         self.plan = table.plan
         self.numbers = {reduction: i for i, reduction in enumerate(table.where.partials)}
@@ -95,7 +110,9 @@ class Cut:
             return self.shares[row].first // CHUNK, -(-self.shares[row].last // CHUNK)
         extents = self.windows[row][self.shares[row].rank].reshape(3, 3)
         sizes = [self.of.geo[row, GEOMETRY.index(name)] for name in ("G", "TR", "TC")]
-        return 0, math.prod(-(-int(b - a) // int(n)) for (a, b, _), n in zip(extents, sizes, strict=True))
+        return 0, math.prod(
+            -(-int(b - a) // int(n)) for (a, b, _), n in zip(extents, sizes, strict=True)
+        )
 
     def _start(self, row: int) -> None:
         """Have random numbers drawn by positions in the whole tensor: a window's units know these."""
@@ -105,7 +122,7 @@ class Cut:
         else:  # units have the numbers of parts that lie end to end
             self.of.table[row, start] -= part_start(self.of.tensors[row])
 
-    # ---- addresses --------------------------------------------------------------------------------------------------
+    # ---- addresses -------------------------------------------------------------------------------
 
     def shift(self) -> None:
         """Put the addresses of this rank's parts of slots back."""
@@ -115,14 +132,22 @@ class Cut:
                 self.of.put(f"AT_{name}", x.ctypes.data - self.before(row, name, x.itemsize), row)
         self.scratch = []
         for name, kind in self.of.plan.spilled.items():
-            wide = np.result_type(self.of.compiled.real, np.complex64) if kind == "complex" else self.of.compiled.real
+            wide = (
+                np.result_type(self.of.compiled.real, np.complex64)
+                if kind == "complex"
+                else self.of.compiled.real
+            )
             for row, share in enumerate(self.shares):
                 self.scratch.append(np.empty(share.last - share.first, wide))
-                address = self.scratch[-1].ctypes.data - self._first(row) * self.scratch[-1].itemsize
+                address = (
+                    self.scratch[-1].ctypes.data - self._first(row) * self.scratch[-1].itemsize
+                )
                 self.of.put(f"AT_{name}", address, row)
 
     def before(self, row: int, name: str, itemsize: int) -> int:
-        """The bytes that lie before this rank's elements of a stored array in the whole tensor, and are not there."""
+        """The bytes that lie before this rank's elements of a stored array in the whole tensor, and
+        are not there.
+        """
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
         first = self._first(row) if here else 0
@@ -136,9 +161,11 @@ class Cut:
         """Put the addresses of gradients back that are of this rank's elements alone."""
         for row in rows.tolist():
             if isinstance(self.shares[row], Shards) or size(grads[row]) != self.of.geo[row, SIZE]:
-                self.of.table[row, self.of.column["AT_g"]] -= self._first(row) * memory(grads[row]).itemsize
+                self.of.table[row, self.of.column["AT_g"]] -= (
+                    self._first(row) * memory(grads[row]).itemsize
+                )
 
-    # ---- a step -----------------------------------------------------------------------------------------------------
+    # ---- a step ----------------------------------------------------------------------------------
 
     def passes(self, rows: Rows, threads: int) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""

@@ -1,7 +1,9 @@
-"""The cache of compiled code: files are read only if nobody else can have written them and no bit has changed.
+"""The cache of compiled code: files are read only if nobody else can have written them and no bit
+has changed.
 
-A file is a checksum and the data. The checksum is also of the data's identity, a text that says all that the data
-depends on: so a file that was made for anything else, or of which a bit has changed, is as good as none.
+A file is a checksum and the data. The checksum is also of the data's identity, a text that says all
+that the data depends on: so a file that was made for anything else, or of which a bit has changed,
+is as good as none.
 """
 
 import logging
@@ -41,7 +43,8 @@ class _DistrustError(OSError):
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept: ``ARRAYOPT_CACHE_DIR``, or ``arrayopt`` in the user's cache folder.
+    """Where compiled code is kept: ``ARRAYOPT_CACHE_DIR``, or ``arrayopt`` in the user's cache
+    folder.
 
     Raises
     ------
@@ -50,7 +53,11 @@ def cache_folder() -> Path:
     """
     given, cache = os.environ.get("ARRAYOPT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = Path(given) if given else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
+        folder = (
+            Path(given)
+            if given
+            else (Path(cache) if cache else Path.home() / ".cache") / "arrayopt"
+        )
     except (RuntimeError, KeyError) as error:
         raise OSError("there is no home folder") from error
     return folder / __version__
@@ -62,7 +69,8 @@ def usable_folder() -> Path:
     Raises
     ------
     OSError
-        If it cannot be made; if it, or the folder that it is in, is another user's, or others may write there.
+        If it cannot be made; if it, or the folder that it is in, is another user's, or others may
+        write there.
     """
     folder = cache_folder()
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +92,12 @@ def read(name: str, identity: str) -> bytes | None:
     """The data of a file, if it is there, is ours and whole, and has this identity."""
     try:
         path = usable_folder() / name
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        flags = (
+            os.O_RDONLY
+            | getattr(os, "O_NOFOLLOW", 0)
+            | getattr(os, "O_NONBLOCK", 0)
+            | getattr(os, "O_BINARY", 0)
+        )
         with open(os.open(path, flags), "rb") as file:
             about = os.fstat(file.fileno())
             _check(path, about)
@@ -124,7 +137,8 @@ def write(name: str, identity: str, data: bytes) -> None:
 def turn(name: str, *, wait: bool) -> Iterator[bool]:
     """Whether this process is the one to make something; not so while another one is about it.
 
-    Nothing depends on it but the time that is spent: where files cannot be locked, each process makes what it needs.
+    Nothing depends on it but the time that is spent: where files cannot be locked, each process
+    makes what it needs.
 
     Parameters
     ----------
@@ -178,7 +192,9 @@ def _check(path: Path, about: os.stat_result) -> None:
         if about.st_uid != os.geteuid():
             raise _DistrustError(f"{path} belongs to another user")
         if about.st_mode & 0o022:
-            raise _DistrustError(f"others may write to {path}; take that right away with `chmod go-w`")
+            raise _DistrustError(
+                f"others may write to {path}; take that right away with `chmod go-w`"
+            )
 
 
 def _checksum(data: bytes, identity: str) -> bytes:

@@ -28,7 +28,9 @@ from arrayopt.params.headers import LocatedGrads, Locations
 __all__ = ["Code", "Table", "divide"]
 
 SHARED = 1 << 18
-"""All threads work on a tensor together if each gets at least this many elements; one thread does smaller ones."""
+"""All threads work on a tensor together if each gets at least this many elements; one thread does
+smaller ones.
+"""
 
 FEW = 8
 """Up to so many gradients, Python asks each where it lies; of more, machine code does."""
@@ -49,9 +51,12 @@ class Code:
     Attributes
     ----------
     bind : callable
-        ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last, thread, threads``, which
-        does stages `first` to `last` of the tensors that have these rows; of passes, one thread's share. The arrays
-        stay where they are as long as the function lives. Stage -1 puts the address of a gradient's elements in the
+        ``bind(table, scalars, values, work, part, rows)`` returns a function of ``first, last,
+        thread, threads``, which
+        does stages `first` to `last` of the tensors that have these rows; of passes, one thread's
+        share. The arrays
+        stay where they are as long as the function lives. Stage -1 puts the address of a gradient's
+        elements in the
         place of that of the NumPy array; 0 if these are not contiguous and aligned.
     real : type
         NumPy's type of arithmetic.
@@ -62,7 +67,8 @@ class Code:
 
 
 class Table(Batch):
-    """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through it.
+    """Tensors as a table of sizes, addresses and offsets, and the compiled code that works through
+    it.
 
     Attributes
     ----------
@@ -83,7 +89,10 @@ class Table(Batch):
         for group, values in ((GEOMETRY, self.geo), (WINDOW, windows)):
             for name, column in zip(group, values.T, strict=True):
                 self.put(f"IN_{name}", column)
-        self.room = {"work": np.zeros(len(members), np.int64), "part": np.zeros(len(members), np.int64)}
+        self.room = {
+            "work": np.zeros(len(members), np.int64),
+            "part": np.zeros(len(members), np.int64),
+        }
         self.offsets: list[tuple[int, str]] = []
         lengths = self.where.lengths(plan, self.geo)
         for (name, room), length in zip(self._vectors().items(), lengths.T, strict=True):
@@ -110,8 +119,11 @@ class Table(Batch):
         self.stages = list(range(2 * count + 1))
         self.nothing = self._rooms(np.zeros(0, np.int64), 1)
         self.grad_bytes = CODECS[kind.grad_dtype].itemsize
-        self.put_last: tuple[Ints, Locations] | None = None  # the rows and gradients whose addresses are in the table
-        self.alive: Sequence[Any] = []  # the gradients that a step that is ready has the addresses of
+        self.put_last: tuple[Ints, Locations] | None = (
+            None  # the rows and gradients whose addresses are in the table
+        )
+        # the gradients that a step that is ready has the addresses of
+        self.alive: Sequence[Any] = []
 
     @abstractmethod
     def compile(self, kind: Kind) -> Code:
@@ -126,14 +138,21 @@ class Table(Batch):
         self.table[rows, self.column[name]] = values
 
     def _vectors(self) -> dict[str, str]:
-        """In which room each vector and each reduction's partial results lie, by the column that says where."""
+        """In which room each vector and each reduction's partial results lie, by the column that
+        says where.
+        """
         vectors = {f"VEC{i}": "work" for i in range(len(self.where.vectors))}
         kinds = self.where.partials.values()
-        return vectors | {f"PART{i}": "work" if x in ("row", "column") else "part" for i, x in enumerate(kinds)}
+        return vectors | {
+            f"PART{i}": "work" if x in ("row", "column") else "part" for i, x in enumerate(kinds)
+        }
 
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
         """Room for the values between the passes of any one of these tensors, and for partial sums."""
-        need = (self.room["work"] + threads * self.own)[rows].max(initial=0), self.room["part"][rows].max(initial=0)
+        need = (
+            (self.room["work"] + threads * self.own)[rows].max(initial=0),
+            self.room["part"][rows].max(initial=0),
+        )
         return np.empty(need[0], self.compiled.real), np.empty(need[1])
 
     def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
@@ -154,7 +173,9 @@ class Table(Batch):
             self.write_back()
         self.alive = []
 
-    def passes(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> Iterator[list[Partials]]:
+    def passes(
+        self, rows: Rows, grads: Sequence[Array | None], threads: int
+    ) -> Iterator[list[Partials]]:
         """See `Batch.passes`."""
         assert self.cut is not None
         if len(rows.full):
@@ -162,7 +183,9 @@ class Table(Batch):
         self.alive = []
 
     def allocate(self, rows: Rows, threads: int) -> None:
-        """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back from the copy."""
+        """See `Batch.allocate`. What does not lie in memory as it must is copied, and written back
+        from the copy.
+        """
         if self.cut is None and len(rows.full):
             shares = self._share(rows, threads)
             if self.plan.spilled:
@@ -195,7 +218,8 @@ class Table(Batch):
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
-                copied = name in self.widens or isinstance(x, np.generic)  # memory of a scalar is a copy
+                # memory of a scalar is a copy
+                copied = name in self.widens or isinstance(x, np.generic)
                 if not copied and plain(memory(x)):
                     self.put(f"AT_{name}", memory(x).ctypes.data, row)
                 else:
@@ -204,14 +228,17 @@ class Table(Batch):
             self.cut.shift()
 
     def _bind_grads(self, rows: Ints, grads: Sequence[Array | None]) -> Sequence[Any]:
-        """Put the gradients' addresses into the table; what is returned must live until they have been used."""
+        """Put the gradients' addresses into the table; what is returned must live until they have
+        been used.
+        """
         if self._put_known(rows, grads):
             return grads
         given = list(chosen(grads, rows))
         kinds = set(map(type, given))
         if all(hasattr(kind, "data_ptr") for kind in kinds):
             return self._bind_tensors(rows, given)
-        if not all(issubclass(kind, np.ndarray) for kind in kinds):  # a NumPy scalar has no such head
+        # a NumPy scalar has no such head
+        if not all(issubclass(kind, np.ndarray) for kind in kinds):
             given = list(map(memory, given))
         column = self.column["AT_g"]
         if len(given) <= FEW:
@@ -230,7 +257,8 @@ class Table(Batch):
         return given
 
     def _put_known(self, rows: Ints, grads: Sequence[Array | None]) -> bool:
-        """Put the gradients' addresses into the table if they are known, and no gradient must be copied.
+        """Put the gradients' addresses into the table if they are known, and no gradient must be
+        copied.
 
         Those that the last step has put there are not put there again.
         """
@@ -259,7 +287,9 @@ class Table(Batch):
         return given
 
     def _share(self, rows: Rows, threads: int) -> tuple[Any, ...]:
-        """Divide the rows: those that all threads share, for each thread its own, and the calls for either."""
+        """Divide the rows: those that all threads share, for each thread its own, and the calls for
+        either.
+        """
         if rows.kept is None or rows.kept[0] != threads:
             full, asked = rows.full, threads
             sizes = self.loads[full]
@@ -273,17 +303,29 @@ class Table(Batch):
             room = self._rooms(full[big], threads)
             shared = [self.compiled.bind(*rest, *room, np.array([row])) for row in full[big]]
             own = [self.compiled.bind(*rest, *self._rooms(some, 1), some) for some in own_rows]
-            rows.kept = asked, full[big], own_rows, shared, [partial(call, 0, stages, 0, 1) for call in own]
+            rows.kept = (
+                asked,
+                full[big],
+                own_rows,
+                shared,
+                [partial(call, 0, stages, 0, 1) for call in own],
+            )
         return rows.kept[1:]  # type: ignore[no-any-return]
 
     def _scratch(self, shared: Ints, own: list[Ints]) -> None:
-        """Put the addresses of scratch memory into the table: room for one tensor of each thread, or a shared one."""
+        """Put the addresses of scratch memory into the table: room for one tensor of each thread,
+        or a shared one.
+        """
         for name, kind in self.plan.spilled.items():
             sizes = extent(self.plan.extents[name], self.geo)
             largest = max((int(sizes[rows].max(initial=0)) for rows in own), default=0)
             need = max(len(own) * largest, int(sizes[shared].max(initial=0)))
             if name not in self.scratch or self.scratch[name].size < need:
-                wide = np.result_type(self.compiled.real, np.complex64) if kind == "complex" else self.compiled.real
+                wide = (
+                    np.result_type(self.compiled.real, np.complex64)
+                    if kind == "complex"
+                    else self.compiled.real
+                )
                 self.scratch[name] = np.empty(need, wide)
             room = self.scratch[name]
             self.put(f"AT_{name}", room.ctypes.data, shared)
@@ -291,7 +333,9 @@ class Table(Batch):
                 self.put(f"AT_{name}", room.ctypes.data + i * largest * room.itemsize, rows)
 
     def _loop(self, rows: Rows, threads: int) -> None:
-        """All passes: over what threads share, meeting after each, then over what is each one's own."""
+        """All passes: over what threads share, meeting after each, then over what is each one's
+        own.
+        """
         *_, shared, own = self._share(rows, threads)
         for call in shared:
             for stage in self.stages:
@@ -307,18 +351,24 @@ def _same(one: Locations, other: Locations) -> bool:
         return False
     if isinstance(one.addresses, list):
         return one == other
-    return bool((one.addresses == other.addresses).all() and (one.contiguous == other.contiguous).all())
+    return bool(
+        (one.addresses == other.addresses).all() and (one.contiguous == other.contiguous).all()
+    )
 
 
 def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
-    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for each part.
+    """Rows in parts of about the same load: large ones one by one, and of the small ones a run for
+    each part.
 
-    What lies side by side is best worked through by the same thread, for its processor fetches ahead.
+    What lies side by side is best worked through by the same thread, for its processor fetches
+    ahead.
     """
     small = loads <= loads.sum() // (64 * parts)
     large: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0, i) for i in range(parts)]
-    for row, n in sorted(zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]):
+    for row, n in sorted(
+        zip(rows[~small].tolist(), loads[~small].tolist(), strict=True), key=lambda x: -x[1]
+    ):
         least, i = heapq.heappop(heap)
         large[i].append(row)
         heapq.heappush(heap, (least + n, i))
@@ -326,4 +376,6 @@ def divide(rows: Ints, loads: Ints, parts: int) -> list[Ints]:
     room = np.maximum(loads.sum() / parts - taken, 0.0)
     cuts = np.searchsorted(np.cumsum(loads[small]), np.cumsum(room)[:-1])
     runs = np.split(rows[small], cuts)
-    return [np.array(sorted([*some, *run]), np.int64) for some, run in zip(large, runs, strict=True)]
+    return [
+        np.array(sorted([*some, *run]), np.int64) for some, run in zip(large, runs, strict=True)
+    ]

@@ -1,4 +1,6 @@
-"""Generated modules, and what Numba makes of them: read from disk where it was kept, else compiled and kept."""
+"""Generated modules, and what Numba makes of them: read from disk where it was kept, else compiled
+and kept.
+"""
 
 import hashlib
 import linecache
@@ -22,7 +24,8 @@ from arrayopt.engines.native.kept import kept_in, read, turn, write
 __all__ = ["converts_float16", "load", "ready"]
 
 CHECKS = 128
-"""A loop over several arrays is vectorized after a check that they do not overlap, of up to so many pairs of arrays.
+"""A loop over several arrays is vectorized after a check that they do not overlap, of up to so many
+pairs of arrays.
 
 By default LLVM gives up at more than 8, as there are in rules with three slots.
 """
@@ -35,7 +38,8 @@ llvm.set_option("arrayopt", f"-runtime-memory-check-threshold={CHECKS}")
 
 
 def load(text: str, what: str) -> ModuleType:
-    """The module of a text. Its function `run` is compiled when it is first called, unless that was kept on disk.
+    """The module of a text. Its function `run` is compiled when it is first called, unless that was
+    kept on disk.
 
     Parameters
     ----------
@@ -56,7 +60,8 @@ def load(text: str, what: str) -> ModuleType:
 
 
 def ready(module: ModuleType) -> None:
-    """Have a module compiled, or read from disk. Only one process at a time compiles it, and the others read that.
+    """Have a module compiled, or read from disk. Only one process at a time compiles it, and the
+    others read that.
 
     Parameters
     ----------
@@ -72,7 +77,9 @@ def ready(module: ModuleType) -> None:
 
 
 def _nothing(module: ModuleType) -> tuple[Any, ...]:
-    """Arguments of a module's `run` with which it does nothing; they are of the types that all calls have."""
+    """Arguments of a module's `run` with which it does nothing; they are of the types that all
+    calls have.
+    """
     rows, table, scalars = np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros((0, 1))
     return table, scalars, scalars, np.zeros(0, module.W), np.zeros(0), rows, 0, 0, 0, 1
 
@@ -80,12 +87,16 @@ def _nothing(module: ModuleType) -> tuple[Any, ...]:
 def _place(module: ModuleType) -> tuple[str, str]:
     """See `_Disk.place`; for the types that all calls have."""
     run = module.run
-    place: tuple[str, str] = run._cache.place(tuple(map(numba.typeof, _nothing(module))), run.targetctx.codegen())
+    place: tuple[str, str] = run._cache.place(
+        tuple(map(numba.typeof, _nothing(module))), run.targetctx.codegen()
+    )
     return place
 
 
 def converts_float16() -> bool:
-    """Whether the processor that Numba compiles for converts float16 by itself; where not, LLVM aborts the process."""
+    """Whether the processor that Numba compiles for converts float16 by itself; where not, LLVM
+    aborts the process.
+    """
     given = NUMBA.CPU_FEATURES
     features = llvm.get_host_cpu_features().flatten() if given is None else given
     return "+f16c" in features or not llvm.get_process_triple().startswith("x86_64")
@@ -104,7 +115,8 @@ class _Disk(NullCache):
         if kept is not None:
             try:
                 return REBUILD(target, *pickle.loads(kept))
-            except Exception as error:  # it is as we wrote it; still, what cannot be used must not be missed
+            except Exception as error:
+                # it is as we wrote it; still, what cannot be used must not be missed
                 LOG.warning("what was kept of %s cannot be used: %r", self.what, error)
         return None
 
@@ -115,7 +127,20 @@ class _Disk(NullCache):
 
     def place(self, signature: Any, codegen: Any) -> tuple[str, str]:
         """The name of a file, and all that its data depends on."""
-        depends = [__version__, numba.__version__, llvmlite.__version__, np.__version__, sys.version, str(CHECKS)]
-        depends += [repr(codegen.magic_tuple()), str(NUMBA.OPT), str(NUMBA.BOUNDSCHECK), str(signature), self.digest]
+        depends = [
+            __version__,
+            numba.__version__,
+            llvmlite.__version__,
+            np.__version__,
+            sys.version,
+            str(CHECKS),
+        ]
+        depends += [
+            repr(codegen.magic_tuple()),
+            str(NUMBA.OPT),
+            str(NUMBA.BOUNDSCHECK),
+            str(signature),
+            self.digest,
+        ]
         identity = "\n".join(depends)
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.code", identity

@@ -1,8 +1,9 @@
 """Emitting Numba: a plan as the text of a Python module of fused loops.
 
-For each pass k there is `pass_k`, the loop over a stretch of elements, and `units_k`, which runs it over units of one
-tensor; for what comes before it `between_k`. `run` does stages of a list of tensors, one tensor after the other: stage
-2k is `between_k`, stage 2k + 1 one thread's share of pass k.
+For each pass k there is `pass_k`, the loop over a stretch of elements, and `units_k`, which runs it
+over units of one tensor; for what comes before it `between_k`. `run` does stages of a list of
+tensors, one tensor after the other: stage 2k is `between_k`, stage 2k + 1 one thread's share of
+pass k.
 """
 
 from arrayopt.codecs import STORED
@@ -67,7 +68,14 @@ def _entry(m: Text, program: Program) -> None:
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    m.put(0, "", "", "@jit", f"def run({REST}, rows, first, last, thread, threads):", "    for row in rows:")
+    m.put(
+        0,
+        "",
+        "",
+        "@jit",
+        f"def run({REST}, rows, first, last, thread, threads):",
+        "    for row in rows:",
+    )
     m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
     m.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
     m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")

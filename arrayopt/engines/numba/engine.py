@@ -26,7 +26,9 @@ class _Table(Table):
         try:
             ready(module)
         except NumbaError as error:
-            raise CompilationError(f"engine 'numba' cannot compile {self.about(kind)}: {error}") from error
+            raise CompilationError(
+                f"engine 'numba' cannot compile {self.about(kind)}: {error}"
+            ) from error
         return Code(partial(partial, module.run), module.W)
 
 

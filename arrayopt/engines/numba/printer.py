@@ -60,12 +60,18 @@ def give_{kind}(target, planes, count):
 """
 
 BLOCK = 4096
-"""So many elements are copied at a time: they stay in the first cache while each plane in turn takes its own."""
+"""So many elements are copied at a time: they stay in the first cache while each plane in turn
+takes its own.
+"""
 
 STRENGTH = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
 
 
-ARGUMENTS = {"": f"row, {REST}", "units": f"{UNITS}, {REST}", "threads": f"row, thread, threads, {REST}"}
+ARGUMENTS = {
+    "": f"row, {REST}",
+    "units": f"{UNITS}, {REST}",
+    "threads": f"row, thread, threads, {REST}",
+}
 """What a function takes, by how threads share it."""
 
 
@@ -124,7 +130,13 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
                 m.put(depth, f"{_place(place)} = {_value(m, value)}")
             case Loop(name, first, end, inside, turned):
                 a, b = index(first), index(end)
-                stretch = f"{index(end - 1)}, {index(first - 1)}, -1" if turned else b if a == "0" else f"{a}, {b}"
+                stretch = (
+                    f"{index(end - 1)}, {index(first - 1)}, -1"
+                    if turned
+                    else b
+                    if a == "0"
+                    else f"{a}, {b}"
+                )
                 m.put(depth, f"for {name} in range({stretch}):")
                 _statements(m, depth + 1, inside)
             case When(left, right, then, otherwise):
@@ -139,8 +151,14 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
             case Elements():
                 _call(m, depth, x)
             case Multiply(a, b, out, first, end, sides, turned, symmetric):
-                at = [f"table[row, AT_{array}] + {index(start, 1)} * SIZE" for array, start in (a, b, out)]
-                numbers = [*map(index, (first, end, *sides)), *(str(int(flag)) for flag in (*turned, symmetric))]
+                at = [
+                    f"table[row, AT_{array}] + {index(start, 1)} * SIZE"
+                    for array, start in (a, b, out)
+                ]
+                numbers = [
+                    *map(index, (first, end, *sides)),
+                    *(str(int(flag)) for flag in (*turned, symmetric)),
+                ]
                 m.put(depth, f"multiply(table[row, BLAS], {', '.join([*at, *numbers])})")
             case Spread(back, array, first, end, planes, each):
                 stretch = f"at_{array}[{index(first)} : {index(end)}]"
@@ -184,7 +202,12 @@ def _elements(m: Text, x: Elements) -> None:
     """Print a loop over elements as a function."""
     totals = x.totals
     each = x.position is not None and x.stride != number(1)
-    given = [*x.slices, *map(m.bare, x.scalars), *(["start"] if x.position else []), *(["each"] if each else [])]
+    given = [
+        *x.slices,
+        *map(m.bare, x.scalars),
+        *(["start"] if x.position else []),
+        *(["each"] if each else []),
+    ]
     m.position = "(start + i * each)" if each else "(start + i)"
     m.put(0, "", "", "@inner", f"def {x.function}({', '.join(given)}):")
     m.put(1, *(f"s{s.id} = W({m.start(s)})" for s in totals))

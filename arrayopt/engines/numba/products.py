@@ -1,7 +1,8 @@
 """Emitting Numba: products of matrices, for which machine code calls the BLAS that SciPy brings.
 
-A unit of a product is a band of rows of one matrix, and one call, with one thread; so results do not depend on the
-number of threads. Of a symmetric product the band ends at the diagonal, and what is right of it is mirrored.
+A unit of a product is a band of rows of one matrix, and one call, with one thread; so results do
+not depend on the number of threads. Of a symmetric product the band ends at the diagonal, and what
+is right of it is mirrored.
 """
 
 from arrayopt.engines.numba.text import Text

@@ -313,10 +313,14 @@ class Text(Written):
     def array(self, indent: int, name: str, size: str) -> None:
         """Make a stored array from its address."""
         kind = STORED[self.storage[name]].numba or self.storage[name]
-        self.put(indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})")
+        self.put(
+            indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})"
+        )
 
     def at(self, n: Node, index: str) -> str:
-        """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view, which is noted."""
+        """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view,
+        which is noted.
+        """
         if n.op == "input":
             return f"at_{n.data}[{index}]"
         if self.seen is None:

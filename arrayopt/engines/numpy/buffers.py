@@ -11,7 +11,9 @@ __all__ = ["buffers_of", "joined"]
 _scratch = threading.local()
 
 
-def buffers_of(kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch) -> list[Any]:
+def buffers_of(
+    kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch
+) -> list[Any]:
     """This thread's buffers in some room, of at least n elements each."""
     made: dict[Any, Any] = room.__dict__.setdefault("made", {})
     complex_ = np.result_type(real, np.complex64)

@@ -1,4 +1,6 @@
-"""The NumPy engine: a plan, operation by operation, over blocks that stay in cache, into a few reused buffers."""
+"""The NumPy engine: a plan, operation by operation, over blocks that stay in cache, into a few
+reused buffers.
+"""
 
 import threading
 from collections import deque
@@ -30,7 +32,9 @@ from arrayopt.state.tensors import Tensor
 __all__ = ["NumPy"]
 
 PACKED = 16384
-"""Stacks of up to so many elements are taken together, where the plan does not look at rows and columns."""
+"""Stacks of up to so many elements are taken together, where the plan does not look at rows and
+columns.
+"""
 
 GROUP = 32768
 """So many elements are taken together."""
@@ -52,11 +56,13 @@ class Chunk:
     ragged : bool
         Whether they are of different sizes.
     layers : tuple of int or None
-        If they are layers of one stacked tensor that follow each other: which tensor, the first layer, and the last.
+        If they are layers of one stacked tensor that follow each other: which tensor, the first
+        layer, and the last.
     stack : Stack or None
         What works through them, made by the first step.
     views : dict of str to array
-        Their parameters and slots as the stack sees them, where they can be worked on where they lie.
+        Their parameters and slots as the stack sees them, where they can be worked on where they
+        lie.
     """
 
     rows: list[int]
@@ -70,7 +76,8 @@ class Chunk:
 class _Blocks(Batch):
     """Tensors that are worked through in stacks of equal ones, block by block."""
 
-    chunk = 1 << 18  # threads hand the interpreter to each other after every call: calls must be long enough
+    # threads hand the interpreter to each other after every call: calls must be long enough
+    chunk = 1 << 18
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
@@ -87,8 +94,12 @@ class _Blocks(Batch):
         """See `Batch.bind`."""
         rows = range(len(self.tensors))
         stored = {name: [self.stored(row, name) for row in rows] for name in self.plan.touched}
-        self.outside = {row for each in stored.values() for row, x in enumerate(each) if not plain(x)}
-        self.lying = {name: [x.reshape(-1) if plain(x) else x for x in each] for name, each in stored.items()}
+        self.outside = {
+            row for each in stored.values() for row, x in enumerate(each) if not plain(x)
+        }
+        self.lying = {
+            name: [x.reshape(-1) if plain(x) else x for x in each] for name, each in stored.items()
+        }
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
@@ -116,12 +127,16 @@ class _Blocks(Batch):
                 run([work] * min(threads, len(todo)))
 
     def _chunks(self, rows: list[int]) -> list[Chunk]:
-        """Tensors of equal shape, or size if that is all that matters, in stacks that stay in cache, larger first."""
+        """Tensors of equal shape, or size if that is all that matters, in stacks that stay in
+        cache, larger first.
+        """
         found: dict[Any, list[int]] = {}
         for row in rows:
             x = self.tensors[row]
             stack = x.layer_of[0] if self.layered and x.layer_of else ""
-            found.setdefault((int(self.geo[row, 0]) if self.flat else x.shape, stack), []).append(row)
+            found.setdefault((int(self.geo[row, 0]) if self.flat else x.shape, stack), []).append(
+                row
+            )
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo[members[0], 0])
@@ -149,7 +164,9 @@ class _Blocks(Batch):
         """Which layers of which stacked tensor these are, if they can be worked on where they lie."""
         if not self.layered or self.outside.intersection(rows):
             return None
-        (name, first), (other, last) = (self.tensors[row].layer_of or ("", 0) for row in (rows[0], rows[-1]))
+        (name, first), (other, last) = (
+            self.tensors[row].layer_of or ("", 0) for row in (rows[0], rows[-1])
+        )
         size = int(self.geo[rows[0], 0])
         k = next(k for k, x in enumerate(self.bucket.stacks.tensors) if x.name == name)
         found = k, first // size, last // size + 1
@@ -177,10 +194,14 @@ class _Blocks(Batch):
         if stack is None:
             stack = self._begin(chunk)
         stack.threads = threads
-        arrays = {"g": self._gradient(chunk, grads).reshape(stack.shape(self.plan.element)), **chunk.views}
+        arrays = {
+            "g": self._gradient(chunk, grads).reshape(stack.shape(self.plan.element)),
+            **chunk.views,
+        }
         inside = bool(chunk.views)
         if "p" in arrays and np.may_share_memory(arrays["g"], arrays["p"]):
-            arrays["g"] = arrays["g"].copy()  # a gradient may be its own parameter, which calls write before they read
+            # a gradient may be its own parameter, which calls write before they read
+            arrays["g"] = arrays["g"].copy()
         for name, axes in self.axes.items() if not inside else ():
             if name in self.widens:
                 parts = [self.wide(row, name).reshape(-1) for row in rows]
@@ -199,9 +220,13 @@ class _Blocks(Batch):
         some = self.scalars[rows]
         if (some == some[0]).all():
             return {
-                n: bool(x) if n.dtype == "bool" else x for n, x in zip(self.plan.scalars, some[0].tolist(), strict=True)
+                n: bool(x) if n.dtype == "bool" else x
+                for n, x in zip(self.plan.scalars, some[0].tolist(), strict=True)
             }
-        columns = (x.astype(bool) if n.dtype == "bool" else x for n, x in zip(self.plan.scalars, some.T, strict=True))
+        columns = (
+            x.astype(bool) if n.dtype == "bool" else x
+            for n, x in zip(self.plan.scalars, some.T, strict=True)
+        )
         return dict(zip(self.plan.scalars, map(stack.column, columns), strict=True))
 
     def _begin(self, chunk: Chunk) -> Stack:
@@ -211,7 +236,9 @@ class _Blocks(Batch):
             chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
         a, b, r, c = self.geo[rows[0], 1:5].tolist()
-        chunk.stack = Stack(self.runs, (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c), firsts)
+        chunk.stack = Stack(
+            self.runs, (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c), firsts
+        )
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None:
                 found = self._of_layers(name, chunk.layers)
@@ -250,7 +277,9 @@ class NumPy(Fused):
     products = True
 
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
-        """See `Fused.plan`; of small matrices passes are made again, block by block, and nothing is spilled."""
+        """See `Fused.plan`; of small matrices passes are made again, block by block, and nothing is
+        spilled.
+        """
         calls = not suits(tuple(options.get("shape", ())))
         return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options))
 

@@ -23,7 +23,9 @@ Steps = tuple[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], 
 
 
 class Extra(NamedTuple):
-    """What a sum takes that is only looked at where the sum `plain` is not in [low, high]: see `Spare`."""
+    """What a sum takes that is only looked at where the sum `plain` is not in [low, high]: see
+    `Spare`.
+    """
 
     plain: Node
     low: float
@@ -38,15 +40,18 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """How a pass is run on a block: a list of values, in which each has its place, and calls on them.
+    """How a pass is run on a block: a list of values, in which each has its place, and calls on
+    them.
 
     Attributes
     ----------
     steps : tuple of (callable, callable, int)
-        What is called; what picks the arguments from the list of values, with where to write last; and where a result
+        What is called; what picks the arguments from the list of values, with where to write last;
+        and where a result
         that is a view of an argument belongs, or -1.
     reductions : tuple of (Node, tuple of int, Extra or None)
-        What is reduced, and where its values are, or the two factors of each; of a `Spare` one, what it takes more.
+        What is reduced, and where its values are, or the two factors of each; of a `Spare` one,
+        what it takes more.
     blank : tuple
         The list with nothing but constants in it.
     loads : tuple of (str, callable, int)
@@ -58,9 +63,11 @@ class Program:
     buffers : tuple of str
         What each buffer holds: ``real``, ``complex`` or ``bool``.
     copies : tuple of (str, callable, int, bool)
-        Stores that no step writes in place, by what, of which value, and whether that may lie in a stored array.
+        Stores that no step writes in place, by what, of which value, and whether that may lie in a
+        stored array.
     finite : tuple of str
-        Stored arrays of which all values must be finite, for they were left out where zero multiplies them.
+        Stored arrays of which all values must be finite, for they were left out where zero
+        multiplies them.
     """
 
     steps: Steps
@@ -81,7 +88,8 @@ class Program:
         real: Any,
         reduce: Callable[..., Any],
     ) -> dict[Node, Any]:
-        """Make all calls and stores, under an `errstate` of the caller's; what `reduce` makes of the values of each.
+        """Make all calls and stores, under an `errstate` of the caller's; what `reduce` makes of
+        the values of each.
 
         `values` is a copy of `blank` with the values of `small` in their places.
         """
@@ -98,7 +106,10 @@ class Program:
             if extra is not None:
                 _make(extra.steps, values)
             got[r] = reduce(r, *(values[k] for k in factors))
-        copied = [np.array(values[i]) if raw and len(self.copies) > 1 else values[i] for _, _, i, raw in self.copies]
+        copied = [
+            np.array(values[i]) if raw and len(self.copies) > 1 else values[i]
+            for _, _, i, raw in self.copies
+        ]
         for (name, store, _, _), x in zip(self.copies, copied, strict=True):
             store(block[name], x)
         return got
@@ -113,7 +124,9 @@ def _make(steps: Steps, values: list[Any]) -> None:
 
 
 @lru_cache(maxsize=512)
-def program(p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()) -> Program:
+def program(
+    p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()
+) -> Program:
     """The program of a pass.
 
     Parameters
@@ -123,7 +136,8 @@ def program(p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[No
     storage : tuple of (str, str)
         Stored arrays, and their dtypes. Those that do not round can be written by a step itself.
     given : tuple of (Node, float)
-        Scalars that are zero or one in this step: what these multiply, and what is added then, takes no call.
+        Scalars that are zero or one in this step: what these multiply, and what is added then,
+        takes no call.
     """
     stored, finite = {name: STORED[dtype] for name, dtype in storage}, set[str]()
     p = _without(p, dict(given), stored, finite) if given else p
@@ -138,9 +152,16 @@ def program(p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[No
     bases = {n: n.args[0] for n in order if n.op in _VIEWS}
     direct: dict[Node, str] = {}
     for name, node in p.stores.items():
-        if not stored[name].rounds and node in order and node not in direct and node.op not in _VIEWS:
+        if (
+            not stored[name].rounds
+            and node in order
+            and node not in direct
+            and node.op not in _VIEWS
+        ):
             old, at = read.get(name), order.index(node)
-            still_read = -1 if old is None else max(last.get(old, -1), len(order) if old in kept else -1)
+            still_read = (
+                -1 if old is None else max(last.get(old, -1), len(order) if old in kept else -1)
+            )
             if old in bases.values():
                 continue  # a view of what is stored is read later
             if still_read < at or (still_read == at and OPS[node.op].in_place):
@@ -169,12 +190,19 @@ def program(p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[No
         for a in () if over else dying:
             free[a.dtype].append(where.pop(a))
     copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
-    return replace(_placed(p, stored, targets, summed, extras, copies, tuple(buffers)), finite=tuple(sorted(finite)))
+    return replace(
+        _placed(p, stored, targets, summed, extras, copies, tuple(buffers)),
+        finite=tuple(sorted(finite)),
+    )
 
 
 def _without(p: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]) -> Pass:
-    """A pass without factors of one, and without stored arrays that zero multiplies; these are added to `finite`."""
-    names = {n: name for name, n in p.loads.items() if not stored[name].rounds and n.dtype == "real"}
+    """A pass without factors of one, and without stored arrays that zero multiplies; these are
+    added to `finite`.
+    """
+    names = {
+        n: name for name, n in p.loads.items() if not stored[name].rounds and n.dtype == "real"
+    }
     now: dict[Node, Node] = {}
     nothing, made = dict[Node, str](), list[Node]()
     for n in p.nodes:
@@ -194,7 +222,12 @@ def _without(p: Pass, given: dict[Node, float], stored: dict[str, Codec], finite
             if n.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
                 nothing[now[n]] = names[args[1 - worth.index(0.0)]]
     sums = {r: now.get(r.args[0], r.args[0]) for r in p.reductions}
-    return replace(p, nodes=tuple(made), stores={name: now.get(n, n) for name, n in p.stores.items()}, summed=sums)
+    return replace(
+        p,
+        nodes=tuple(made),
+        stores={name: now.get(n, n) for name, n in p.stores.items()},
+        summed=sums,
+    )
 
 
 def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
@@ -212,33 +245,62 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
     """What a reduction is of: the two factors, where it is a sum of products over a whole tensor."""
     x = p.summed.get(r, r.args[0])
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
-    return x.args if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args) else (x,)
+    return (
+        x.args
+        if dot and all(a.axes == p.axes and a.dtype == "real" and not a.on_host for a in x.args)
+        else (x,)
+    )
 
 
-def _first_half(d: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]) -> Node | None:
-    """An operand of what overwrites a stored value that may overwrite it first, for nothing else reads either."""
+def _first_half(
+    d: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]
+) -> Node | None:
+    """An operand of what overwrites a stored value that may overwrite it first, for nothing else
+    reads either.
+    """
     if old is None or not OPS[d.op].in_place:
         return None
     for a in d.args:
-        alone = a in order and a not in kept and last[a] == order.index(d) and a.dtype == d.dtype and a.op not in _VIEWS
-        if alone and old in a.args and OPS[a.op].in_place and old not in kept and last[old] == order.index(a):
+        alone = (
+            a in order
+            and a not in kept
+            and last[a] == order.index(d)
+            and a.dtype == d.dtype
+            and a.op not in _VIEWS
+        )
+        if (
+            alone
+            and old in a.args
+            and OPS[a.op].in_place
+            and old not in kept
+            and last[old] == order.index(a)
+        ):
             return a
     return None
 
 
 def _extras(p: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
-    """The sums that can be spared, for the pass makes what they stand beside; and what is computed for each alone."""
+    """The sums that can be spared, for the pass makes what they stand beside; and what is computed
+    for each alone.
+    """
     plain = _plain(p)
     can = [r for r in p.reductions if isinstance(r.data, Spare) and (r.data.plain, r.axes) in plain]
     others = [*p.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
     found = [_needed(x, p) for x in (others, *(summed[r] for r in can))]
     needed = Counter(n for some in found for n in some)
-    return {r: [n for n in p.nodes if n in some and needed[n] == 1] for r, some in zip(can, found[1:], strict=True)}
+    return {
+        r: [n for n in p.nodes if n in some and needed[n] == 1]
+        for r, some in zip(can, found[1:], strict=True)
+    }
 
 
 def _plain(p: Pass) -> dict[tuple[int, str], Node]:
     """The sums that no other makes idle, by what they are of, and their axes."""
-    return {(r.args[0].id, r.axes): r for r in p.reductions if r.op == "sum" and not isinstance(r.data, Spare)}
+    return {
+        (r.args[0].id, r.axes): r
+        for r in p.reductions
+        if r.op == "sum" and not isinstance(r.data, Spare)
+    }
 
 
 def _placed(
@@ -274,7 +336,8 @@ def _placed(
     return Program(
         steps=steps(n for n in targets if n not in spare),
         reductions=tuple(
-            (r, tuple(at[a] for a in summed[r]), extra(r) if r in extras else None) for r in [*first, *extras]
+            (r, tuple(at[a] for a in summed[r]), extra(r) if r in extras else None)
+            for r in [*first, *extras]
         ),
         blank=tuple(n.data if n.op == "const" else None for n in at),
         loads=tuple((name, stored[name].load, at[n]) for name, n in p.loads.items()),

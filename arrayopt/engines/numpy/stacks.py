@@ -1,7 +1,9 @@
-"""The passes of a plan over some tensors at once: a stack of equal ones, or small ones of any size end to end.
+"""The passes of a plan over some tensors at once: a stack of equal ones, or small ones of any size
+end to end.
 
-All arrays of a stack are of rank 5: its tensors, then their axes A, B, R and C; of length one where a value is the same
-along an axis. A pass takes blocks that stay in cache. Blocks do not depend on the number of threads.
+All arrays of a stack are of rank 5: its tensors, then their axes A, B, R and C; of length one where
+a value is the same along an axis. A pass takes blocks that stay in cache. Blocks do not depend on
+the number of threads.
 """
 
 import functools
@@ -31,19 +33,25 @@ from arrayopt.fusion.scalars import straight
 __all__ = ["Ragged", "Runs", "Stack", "totals"]
 
 DIMS = {x: i + 1 for i, x in enumerate("ABRC")} | {"r": 4, "c": 4}
-"""Which dimension an axis is; of a product of a matrix with itself, the second axis is the last dimension."""
+"""Which dimension an axis is; of a product of a matrix with itself, the second axis is the last
+dimension.
+"""
 
 START = {"sum": 0.0, "max": -np.inf, "min": np.inf}
 """What a reduction is before the first value."""
 
 LIVE = 2
-"""A block of small matrices has so many times fewer elements: what is computed for each of them lives on in it."""
+"""A block of small matrices has so many times fewer elements: what is computed for each of them
+lives on in it.
+"""
 
 SHORT = 16
 """Axes of up to so many values are short."""
 
 DOT = 256
-"""So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double precision."""
+"""So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double
+precision.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -101,12 +109,16 @@ class Stack:
         return tuple(out)
 
     def column(self, x: Any) -> Any:
-        """A value of each tensor, in the shape in which these are known; one number where all have the same."""
+        """A value of each tensor, in the shape in which these are known; one number where all have
+        the same.
+        """
         return x[0].item() if (x == x[0]).all() else x.reshape(-1, 1, 1, 1, 1)
 
     @np.errstate(all="ignore")
     def run(self, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
-        """All passes and products over arrays by name, with the scalars of the step; what is computed is added."""
+        """All passes and products over arrays by name, with the scalars of the step; what is
+        computed is added.
+        """
         plan, spilled, axes = self.of.plan, self.of.plan.spilled, self.of.plan.extents
         sizes = [math.prod(self.shape(axes[name])) for name in spilled]
         rooms = buffers_of(spilled.values(), self.of.real, max(sizes, default=0), self.of.scratch)
@@ -122,11 +134,18 @@ class Stack:
                 p = plan.passes[k]
                 parts = self._multiply(p, arrays) if p.multiplies else self._pass(p, arrays, known)
 
-    def _between(self, b: Between, parts: dict[Node, Any], arrays: dict[str, Any], known: dict[Node, Any]) -> None:
+    def _between(
+        self, b: Between, parts: dict[Node, Any], arrays: dict[str, Any], known: dict[Node, Any]
+    ) -> None:
         """What is computed and stored between passes; sums that these have made come first."""
         known |= {r: parts[r] for r in b.combine}
         for loop in b.after:
-            if not loop.axes and not loop.reduces and self.extents[0] == 1 and self._scalars(loop.nodes, known):
+            if (
+                not loop.axes
+                and not loop.reduces
+                and self.extents[0] == 1
+                and self._scalars(loop.nodes, known)
+            ):
                 continue
             for n in loop.nodes:
                 known[n] = self._small(n, [self._value(a, arrays, known) for a in n.args])
@@ -149,17 +168,31 @@ class Stack:
         return True
 
     def _segments(self, split: Lanes, arrays: dict[str, Any], known: dict[Node, Any]) -> None:
-        """Passes that follow each other over some small matrices at a time; A counts all matrices here."""
+        """Passes that follow each other over some small matrices at a time; A counts all matrices
+        here.
+        """
         count, each = self.extents[1], math.prod(self.extents[3:])
         carried = {n: np.empty(self.shape(n.axes), self.of.real) for n in split.where.vectors}
         blocks = _blocks((count,), max(1, self.most // (LIVE * each)))
-        local = {name: x for name, x in arrays.items() if x.shape[1] == count and self.of.plan.slots.get(name, "A")}
+        local = {
+            name: x
+            for name, x in arrays.items()
+            if x.shape[1] == count and self.of.plan.slots.get(name, "A")
+        }
 
         def one(s: Segment, found: list[dict[Node, Any]], i: int, some: slice) -> None:
-            here = Stack(self.of, (1, some.stop - some.start, *self.extents[2:]), self.firsts + some.start * each)
+            here = Stack(
+                self.of,
+                (1, some.stop - some.start, *self.extents[2:]),
+                self.firsts + some.start * each,
+            )
             here.most = self.most + each  # one block
             mine = arrays | {name: x[:, some] for name, x in local.items()}
-            env = known | {n: mine[name] for name, n in s.reads.items()} | {n: carried[n][:, some] for n in s.carried}
+            env = (
+                known
+                | {n: mine[name] for name, n in s.reads.items()}
+                | {n: carried[n][:, some] for n in s.carried}
+            )
             for part, k in zip(later[s], (*s.passes, None), strict=True):
                 for n, gone in part:
                     env[n] = here._small(n, [here._value(a, mine, env) for a in n.args])
@@ -180,7 +213,9 @@ class Stack:
             self._between(s.before, parts, arrays, known)
             found: list[dict[Node, Any]] = [{} for _ in blocks]
             self._shared([partial(one, s, found, i, some) for i, (some,) in enumerate(blocks)])
-            parts = {r: REDUCTIONS[r.op].ufunc.reduce([x[r] for x in found]).item() for r in found[0]}
+            parts = {
+                r: REDUCTIONS[r.op].ufunc.reduce([x[r] for x in found]).item() for r in found[0]
+            }
         self._between(split.after, parts, arrays, known)
 
     def _value(self, n: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
@@ -193,7 +228,8 @@ class Stack:
             for axis in _dims("".join(x for x in n.args[0].axes if x not in n.axes)):
                 made = _over(n, made, axis)
         else:
-            several = n.axes and self.extents[0] > 1  # values per tensor are arrays then, in double precision
+            # values per tensor are arrays then, in double precision
+            several = n.axes and self.extents[0] > 1
             if several:
                 args = list(map(self._narrow, args))
             elif not n.axes:
@@ -238,7 +274,9 @@ class Stack:
         zeros = tuple((n, x) for n, x in host if x in (0.0, 1.0))
         bold = program(p, self.of.storage, zeros) if any(x == 0.0 for _, x in zeros) else prog
         blocks, real = _blocks(self.shape(p.axes), self.most), self.of.real
-        spread = {n: self._spread(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION}
+        spread = {
+            n: self._spread(self._value(n, arrays, known)) for n in prog.small if n.op != POSITION
+        }
         begun = {x: _begun(x, spread) for x in (prog, bold)}
         found: list[dict[Node, Any]] = [{} for _ in blocks]
 
@@ -249,14 +287,19 @@ class Stack:
             values, varying = begun[chosen]
             values = values.copy()
             for at, x in varying:
-                values[at] = self._positions(cuts) if x is None else _cut(x, cuts) if len(blocks) > 1 else x
+                values[at] = (
+                    self._positions(cuts) if x is None else _cut(x, cuts) if len(blocks) > 1 else x
+                )
             count = math.prod(here)
             room = [x[:count].reshape(here) for x in buffers_of(chosen.buffers, real, count)]
             reduce = partial(self._reduced, kinds=p.reductions, here=here)
             found[i] = chosen.run(values, block, room, real, reduce)
 
         self._shared([partial(one, i, cuts) for i, cuts in enumerate(blocks)])
-        return {r: self._joined(r, kind, [x[r] for x in found], blocks) for r, kind in p.reductions.items()}
+        return {
+            r: self._joined(r, kind, [x[r] for x in found], blocks)
+            for r, kind in p.reductions.items()
+        }
 
     def _spread(self, x: Any) -> Any:
         """A value of fewer axes as passes take it in."""
@@ -264,7 +307,11 @@ class Stack:
 
     def _narrow(self, x: Any) -> Any:
         """A value in the dtype of arithmetic, as an array: NumPy takes in a number later."""
-        return x if isinstance(x, bool) or (np.ndim(x) and x.dtype == bool) else np.asarray(x, self.of.real)
+        return (
+            x
+            if isinstance(x, bool) or (np.ndim(x) and x.dtype == bool)
+            else np.asarray(x, self.of.real)
+        )
 
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """The positions of a block's elements."""
@@ -273,7 +320,9 @@ class Stack:
         made: Any = functools.reduce(operator.add, np.ix_(*at))
         return made + self.firsts.reshape(-1, 1, 1, 1, 1)
 
-    def _reduced(self, r: Node, x: Any, y: Any = None, *, kinds: dict[Node, str], here: tuple[int, ...]) -> Any:
+    def _reduced(
+        self, r: Node, x: Any, y: Any = None, *, kinds: dict[Node, str], here: tuple[int, ...]
+    ) -> Any:
         """A reduction of a block's values; with `y`, of its products with these."""
         x = np.broadcast_to(x, here)
         if kinds[r] == "tensor":
@@ -294,7 +343,11 @@ class Stack:
         made = parts[0]
         if len(parts) > 1:
             ufunc, kept = REDUCTIONS[r.op].ufunc, _dims(r.axes)
-            made = np.full(self.shape(r.axes), START[r.op], np.float64 if kind in ("tensor", "batch") else self.of.real)
+            made = np.full(
+                self.shape(r.axes),
+                START[r.op],
+                np.float64 if kind in ("tensor", "batch") else self.of.real,
+            )
             for cuts, part in zip(blocks, parts, strict=True):
                 place = made[tuple(cut if i in kept else slice(None) for i, cut in enumerate(cuts))]
                 ufunc(place, part, out=place)
@@ -304,12 +357,19 @@ class Stack:
 
 
 def _wide(x: Any) -> Any:
-    """A value per tensor in double precision, as those are that several tensors do not have in common."""
-    return x.astype(np.result_type(x, np.float64)) if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
+    """A value per tensor in double precision, as those are that several tensors do not have in
+    common.
+    """
+    return (
+        x.astype(np.result_type(x, np.float64))
+        if isinstance(x, np.ndarray) and x.dtype.kind in "fc"
+        else x
+    )
 
 
 class Ragged(Stack):
-    """A step of small tensors of any sizes end to end, under a plan that sees each as one row of elements.
+    """A step of small tensors of any sizes end to end, under a plan that sees each as one row of
+    elements.
 
     Parameters
     ----------
@@ -333,7 +393,9 @@ class Ragged(Stack):
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         return np.arange(self.extents[-1]) + np.repeat(self.firsts - self.starts, self.sizes)
 
-    def _reduced(self, r: Node, x: Any, y: Any = None, *, kinds: dict[Node, str], here: tuple[int, ...]) -> Any:
+    def _reduced(
+        self, r: Node, x: Any, y: Any = None, *, kinds: dict[Node, str], here: tuple[int, ...]
+    ) -> Any:
         x, y = np.broadcast_to(x, here).reshape(-1), None if y is None else y.reshape(-1)
         lengths, first, counts = np.unique(self.sizes, return_index=True, return_counts=True)
         made = np.empty(len(self.sizes))
@@ -346,7 +408,9 @@ class Ragged(Stack):
 
 
 def totals(r: Node, x: Any, y: Any) -> Any:
-    """What each row of values is reduced to, in double precision; with `y`, the sum of its products with these."""
+    """What each row of values is reduced to, in double precision; with `y`, the sum of its products
+    with these.
+    """
     if y is None:
         return REDUCTIONS[r.op].ufunc.reduce(x, axis=1).astype(np.float64)
     whole = x.shape[1] // DOT * DOT
@@ -358,7 +422,9 @@ def totals(r: Node, x: Any, y: Any) -> Any:
 
 
 def _over(r: Node, x: Any, axis: int) -> Any:
-    """A reduction over one axis; over a short one by slices, for NumPy's own calls are as short as the axis."""
+    """A reduction over one axis; over a short one by slices, for NumPy's own calls are as short as
+    the axis.
+    """
     ufunc, n = REDUCTIONS[r.op].ufunc, x.shape[axis]
     if n > SHORT:
         return ufunc.reduce(x, axis=axis, keepdims=True)
@@ -372,7 +438,9 @@ def _over(r: Node, x: Any, axis: int) -> Any:
 
 
 def _begun(prog: Program, spread: dict[Node, Any]) -> tuple[list[Any], list[tuple[int, Any]]]:
-    """The values of a program that all blocks have in common, and by their places those that vary; None: positions."""
+    """The values of a program that all blocks have in common, and by their places those that vary;
+    None: positions.
+    """
     values, varying = list(prog.blank), list[tuple[int, Any]]()
     for n, at in prog.small.items():
         values[at] = spread.get(n)
@@ -386,8 +454,12 @@ def _finite(x: Any) -> bool:
     return bool(np.isfinite(x).all())
 
 
-def _in_order(s: Segment, plan: Plan, carried: Iterable[Node]) -> list[list[tuple[Node, list[Node]]]]:
-    """What a segment computes before each pass, and after the last, each with what nothing looks at after it."""
+def _in_order(
+    s: Segment, plan: Plan, carried: Iterable[Node]
+) -> list[list[tuple[Node, list[Node]]]]:
+    """What a segment computes before each pass, and after the last, each with what nothing looks at
+    after it.
+    """
     wanted, parts = {*s.writes.values(), *carried}, list[list[tuple[Node, list[Node]]]]()
     for between, k in zip(reversed(s.small), (None, *reversed(s.passes)), strict=True):
         wanted |= set() if k is None else {*plan.passes[k].uses}

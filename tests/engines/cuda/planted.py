@@ -74,7 +74,7 @@ MORE = [
     ("a part's elements where the whole tensor's are", "kernels/matrix.cuh", "r * t.stride + c - t.before", "r * t.stride + c", EVEN),
     ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
     ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
-    ("a part's words read by the whole's columns", TABLE, "if self.windows is None else self.windows[:, STRIDE]", "", UNEVEN),
+    ("a part's words read by the whole's columns", TABLE, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
     ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0)", "origin", DRAWN),
     ("PyTorch's stream not taken", DEVICE, "return there if reached.stream is None else", "return there if True else", OF_DEVICES),
     ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "with stream(), there:", OF_DEVICES),
