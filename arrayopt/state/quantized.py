@@ -19,7 +19,7 @@ from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
 from arrayopt.codecs import BLOCK, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 
-__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scales"]
+__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shapes", "scales"]
 
 TINY = 2.0**-119
 """Scales below this count as zero: the reciprocals of others are finite."""
@@ -33,6 +33,12 @@ def scale_of(slot: str) -> str:
 def scales(rule: Rule, rank: int) -> list[str]:
     """The slots of scales of a tensor of some rank under a rule."""
     return [scale_of(slot) for slot, dtype in rule.storage(rank).items() if dtype in QUANTIZED]
+
+
+def scale_shapes(rule: Rule, shapes: dict[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the slots of scales of a tensor of some rank, from those of its slots."""
+    own = [slot for slot, dtype in rule.storage(rank).items() if dtype in QUANTIZED]
+    return {scale_of(slot): _scale_shape(shapes[slot], 0) for slot in own}
 
 
 def narrowed(slots: dict[str, Array]) -> list[str]:
