@@ -56,13 +56,13 @@ def read_blocks(where: str, value: Any) -> Blocks | None:
 def uncuttable(blocks: Any, shape: tuple[int, ...]) -> str:
     """Why a tensor cannot be cut into blocks, in words that follow its name; else empty."""
     if not shape:
-        return "has no axis that blocks could be stretches of"
-    if isinstance(blocks, int):
-        return "" if shape[0] % blocks == 0 else f"has a first axis that {blocks} does not divide"
-    total = sum(blocks)
-    if total == shape[0]:
-        return ""
-    return f"has {shape[0]} along the first axis, and these blocks add up to {total}"
+        return "has no axis"
+    total = sum(blocks) if isinstance(blocks, tuple) else blocks
+    if isinstance(blocks, tuple) and total != shape[0]:
+        return f"has {shape[0]} along the first axis, and these add up to {total}"
+    if not isinstance(blocks, tuple) and shape[0] % total:
+        return f"has {shape[0]} along the first axis, which {total} does not divide"
+    return ""
 
 
 def stretches(blocks: Any, length: int) -> list[Stretch]:

@@ -267,7 +267,9 @@ def _of_blocks(rule: Rule, name: str, array: Array) -> dict[str, Array]:
     reason = uncuttable(rule.blocks, tuple(array.shape))
     if reason:
         who, shape = type(rule).__name__, tuple(array.shape)
-        raise ValueError(f"{who}: {name!r}, of shape {shape}, {reason}: `blocks` is {rule.blocks}; {BY_GROUP}")
+        raise ValueError(
+            f"{who}: `blocks={rule.blocks}` cannot cut {name!r}, of shape {shape}: it {reason}; {BY_GROUP}"
+        )
     cut, stacked = Cut(rule, array.shape, dtype_name(array)), replace(rule, blocks=None, stacked=True)
     return cut.joined_slots([_begun(stacked, name, stack, "block") for stack in cut.parameter(array)])
 
