@@ -204,7 +204,7 @@ def trace(
 
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank)
+        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank, dtype)
     if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
         raise TraceError(
             "slots of 16 bits, and of bools, are not fused; engine='array_api' may have them"
