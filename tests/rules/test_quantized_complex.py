@@ -7,7 +7,7 @@ import arrayopt as ao
 from arrayopt.state.quantized import dequantized, quantized
 from tests.conftest import BACKENDS
 from tests.ranks.test_exact import both
-from tests.rules.test_quantized import as_host, awkward, kept, there, witness
+from tests.rules.test_quantized import awkward, kept, there, witness
 from tests.support.engines import EVERY, SLOW, STAND_IN, each_engine
 from tests.support.slow import marked
 
