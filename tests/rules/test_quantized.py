@@ -376,7 +376,7 @@ def wide_state(opt):
 
 def test_only_what_every_tensor_can_have_is_taken_up():
     opt = ao.Optimizer({"w": np.ones(3, "float32"), "c": np.ones(3, "complex64")}, ao.AdamW())
-    with pytest.raises(ValueError, match="must be None or .int8.; got .bfloat16., and .c."):
+    with pytest.raises(ValueError, match="must be None or 'int8'; got 'bfloat16', and 'c'"):
         opt.state_dtype = "bfloat16"
     assert opt.state["w"]["m"].dtype == np.float32
     assert opt.state_dtype is None
