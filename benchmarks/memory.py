@@ -165,13 +165,12 @@ def _theirs(make: Callable[[Any], Any], params: Any) -> Callable[[Any], object]:
     """What makes a step of an optimizer of PyTorch over NumPy arrays, in their memory."""
     import torch
 
-    arrays = [x for _, x in flatten(params)]
-    tensors = [torch.nn.Parameter(torch.from_numpy(x)) for x in arrays]
-    optimizer = make(tensors)
+    tensors = {name: torch.nn.Parameter(torch.from_numpy(x)) for name, x in flatten(params)}
+    optimizer = make(tensors.values())
 
     def step(grads: Any) -> None:
-        for p, (_, g) in zip(tensors, flatten(grads), strict=True):
-            p.grad = torch.from_numpy(np.ascontiguousarray(g))
+        for name, g in flatten(grads):
+            tensors[name].grad = torch.from_numpy(np.ascontiguousarray(g))
         optimizer.step()
 
     return step
