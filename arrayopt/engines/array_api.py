@@ -22,6 +22,7 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
+from arrayopt.codecs import PAIR
 from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Engine, Report
 from arrayopt.engines.bucket import Bucket
@@ -131,7 +132,7 @@ def _apply(
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
         done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
-    ps, news, reports = ([x[k] for x in done] for k in range(3))
+    ps, news, reports = zip(*done, strict=True)
     stack = array_namespace(p).stack
     return (
         stack(ps),
@@ -146,13 +147,13 @@ def _blocks(
     """`_apply`, to each block of a tensor: to each stack of equal ones."""
     cut, done = Cut(rule, p.shape, dtype_name(p)), []
     stacks = zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True)
-    for stretch, (q, h, own) in zip(cut.stretches, stacks, strict=True):
+    for stretch, stack in zip(cut.stretches, stacks, strict=True):
         at = first + stretch.start * cut.row
-        done.append(_apply(rule, q, h, own, *args, first=at, stacked=True, **options))
-    ps, news, reports = ([x[k] for x in done] for k in range(3))
-    concat = array_namespace(p).concat
-    report = {name: concat([x[name] for x in reports]) for name in reports[0]}
-    return cut.joined(ps), cut.joined_slots(news), report
+        done.append(_apply(rule, *stack, *args, first=at, stacked=True, **options))
+    params, news, reports = zip(*done, strict=True)
+    concat = array_namespace(params[0]).concat
+    report = {name: concat([own[name] for own in reports]) for name in reports[0]}
+    return cut.joined(params), cut.joined_slots(news), report
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:
@@ -200,7 +201,9 @@ def apply_one(
     wide = {
         name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()
     }
-    wide |= {name: dequantized(slots[name], stored[scale_of(name)], scalar) for name in codes}
+    for name in codes:
+        dtype = work if dtype_name(slots[name]) == PAIR else scalar
+        wide[name] = dequantized(slots[name], stored[scale_of(name)], dtype)
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         if "master" in wide:
             wide["master"] = current(p, wide["master"])

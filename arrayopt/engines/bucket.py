@@ -96,7 +96,7 @@ class Bucket:
         return self.tensors[0].kind
 
     def first_layer(self, k: int) -> int:
-        """The number of the first layer of a stacked tensor, by its place: that of its first block."""
+        """The number of the first layer, or block, of the stacked tensor at a place."""
         return 0
 
     def refresh(self) -> None:

@@ -142,18 +142,16 @@ class Stacks(Bucket):
         for tensor, group, at in zip(given.tensors, given.group_of, given.places, strict=True):
             cut = Cut(given.rule, tensor.array.shape, dtype_name(tensor.array))
             made.cuts.append(cut)
-            for stretch, array in zip(
-                cut.stretches, cut.parameter(detached(tensor.array)), strict=True
-            ):
-                stack = Tensor(
-                    tensor.name, array, {}, tensor.run, tensor.place, _share(tensor, size(array))
-                )
+            for stretch in cut.stretches:
+                share = _share(tensor, stretch.count * stretch.length * cut.row)
+                stack = Tensor(tensor.name, tensor.array, {}, tensor.run, tensor.place, share)
                 stack.layer_of = tensor.name, stretch.start * cut.row
                 stack.number = tensor.first
                 made.firsts.append(stretch.first)
                 made.tensors.append(stack)
                 made.group_of.append(group)
                 made.places.append(at)
+        made.refresh()
         return made
 
     @property
@@ -205,21 +203,19 @@ class Layers(Bucket):
         blocks = given.rule.blocks is not None
         stacks = Stacks.of(given) if blocks else given
         made = cls(groups=given.groups, run=given.run, stacks=stacks)
-        for k, tensor in enumerate(stacks.tensors):
+        for at, tensor in enumerate(stacks.tensors):
             count = _count(tensor)
             (name, begin), length = tensor.origin, size(tensor.array) // count
-            first = stacks.first_layer(k)
-            share = _share(tensor, length)
-            for i in range(count):
-                layer = Tensor(
-                    layer_name(name, first + i), tensor.array, {}, tensor.run, tensor.place, share
-                )
-                layer.layer_of = name, begin + i * length
-                layer.number = tensor.first if blocks else tensor.first + i
+            first, share = stacks.first_layer(at), _share(tensor, length)
+            for nth in range(count):
+                own = layer_name(name, first + nth)
+                layer = Tensor(own, tensor.array, {}, tensor.run, tensor.place, share)
+                layer.layer_of = name, begin + nth * length
+                layer.number = tensor.first if blocks else tensor.first + nth
                 made.tensors.append(layer)
-                made.lying.append((k, i))
-            made.group_of += [stacks.group_of[k]] * count
-            made.places += [stacks.places[k]] * count
+                made.lying.append((at, nth))
+            made.group_of += [stacks.group_of[at]] * count
+            made.places += [stacks.places[at]] * count
         made.refresh()
         return made
 

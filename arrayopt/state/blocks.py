@@ -11,9 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace
+from arrayopt.codecs import SCALE
 from arrayopt.rules.base import Rule
 from arrayopt.rules.stretches import stretches
-from arrayopt.state.quantized import scale_shapes
+from arrayopt.state.quantized import scale_shape, scales
 
 __all__ = ["Cut"]
 
@@ -112,6 +113,9 @@ def _end_to_end(stacks: Sequence[Array], shape: tuple[int, ...]) -> Array:
 
 def _slot_shapes(rule: Rule, block: tuple[int, ...], dtype: str) -> dict[str, tuple[int, ...]]:
     """The shapes of the slots of one block."""
-    made = rule.all_slots(np, np.broadcast_to(np.float32(0.0), block), dtype)
+    like = np.float32(0.0) if not dtype.startswith("complex") else np.complex64(0.0)
+    made = rule.all_slots(np, np.broadcast_to(like, block), dtype)
     shapes = {name: tuple(x.shape) for name, x in made.items()}
-    return shapes | scale_shapes(rule, shapes, len(block))
+    for scale in scales(rule, len(block)):
+        shapes[scale] = scale_shape(shapes[scale.removeprefix(SCALE)], 0)
+    return shapes

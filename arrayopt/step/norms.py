@@ -52,7 +52,7 @@ def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _rule(bucket: Bucket) -> GradientNorms:
-    """The rule that measures a bucket's gradients: of what is no tensor of the bucket by itself too."""
+    """The rule that measures a bucket's gradients."""
     blocks = None if isinstance(bucket, Layers) else bucket.rule.blocks
     stacked = bool(bucket.tensors[0].layers)
     return GradientNorms(master_weights=False, stacked=stacked, blocks=blocks)
@@ -66,7 +66,7 @@ def _measured(tensor: Tensor) -> Tensor:
 
 
 def _layers(rule: Rule, tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:
-    """The layers or blocks of a tensor, each of which has a norm of its own, and of its gradient."""
+    """The layers or blocks of a tensor, each of which has a norm of its own."""
     found = []
     for i, part in enumerate(each(rule, g)):
         layer = Tensor(

@@ -141,7 +141,9 @@ def test_a_block_that_is_not_finite_skips_the_step_and_is_named():
         for call in range(3):
             opt.step(bad(arrays(9 + call), call))
         seen.append(opt.nonfinite())
-        assert opt.stats.skipped == 1 and opt.state["w"]["t"] == 2 and opt.skipped_layers() == {}
+        assert opt.stats.skipped == 1
+        assert opt.state["w"]["t"] == 2
+        assert opt.skipped_layers() == {}
     assert seen == [["w[1]"], ["w[1]"]]
 
 
@@ -170,7 +172,8 @@ def test_in_the_functional_form_under_jit_and_where_nothing_can_be_written(expec
         for _ in range(2):
             params, state, stats = update(params, {name: make(g) for name, g in grads.items()}, state)
         np.testing.assert_allclose(params["qkv"], expected, rtol=1e-6 if call is jax.jit else 1e-12)
-        assert stats["qkv"]["trust_ratio"].shape == (4,) and state["tensors"]["qkv"]["m"].shape == (18, 5)
+        assert stats["qkv"]["trust_ratio"].shape == (4,)
+        assert state["tensors"]["qkv"]["m"].shape == (18, 5)
     params, grads = qkv(np.array)
     params["qkv"].flags.writeable = False
     with pytest.warns(ao.NotFusedWarning, match="tensors with blocks where they can be written in place"):
@@ -197,7 +200,7 @@ def test_at_the_doors(expected):
     np.testing.assert_allclose(params["qkv"].detach().numpy(), expected, rtol=1e-12)
     assert opt.state[params["qkv"]]["m"].shape == (18, 5)
     opt.param_groups[0]["blocks"] = 3
-    with pytest.raises(ValueError, match="`blocks` cannot change while training: slots are those of the blocks"):
+    with pytest.raises(ValueError, match="`blocks` cannot change while training: each layer or block has slots"):
         opt.step()
 
     made = ao.optax.transformation(ao.LAMB(lr=0.1, blocks=LENGTHS))
