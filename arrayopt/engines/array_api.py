@@ -1,6 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -120,25 +121,47 @@ def _apply(
         own = (jax.numpy.asarray(t),) if differ else ()
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
         return mapped
-    if not differ:
-        try:
-            # whatever the rule does otherwise, it does of each layer by itself, and raises there
-            return apply_one(
-                rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True
-            )
-        except Exception:
-            pass
+    # whatever the rule does otherwise, it does of each layer by itself, and raises there
+    with suppress(Exception):
+        origin = name, None if differ else first
+        every = _by_number if differ else partial(apply_one, together=True)
+        return every(rule, p, g, slots, t, hypers, origin=origin, **options)
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
         done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
-    ps, news, reports = zip(*done, strict=True)
-    stack = array_namespace(p).stack
-    return (
-        stack(ps),
-        {name: stack([x[name] for x in news]) for name in slots},
-        {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
-    )
+    xp, device = place(p)
+
+    def join(values: list[Any]) -> Array:
+        """Arrays, or numbers of Python, as a switched-off trust ratio is."""
+        return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
+
+    return _joined(done, join)
+
+
+def _joined(
+    done: list[Any], join: Callable[[list[Any]], Array]
+) -> tuple[Array, dict[str, Array], Report]:
+    """Parameters, slots and reports of some layers, from those of fewer."""
+    params, slots, reports = zip(*done, strict=True)
+    new = {name: join([own[name] for own in slots]) for name in slots[0]}
+    report = {name: join([own[name] for own in reports]) for name in reports[0]}
+    return join(list(params)), new, report
+
+
+def _by_number(
+    rule: Rule, p: Array, g: Array, slots: dict[str, Array], t: Any, *args: Any, **options: Any
+) -> Any:
+    """One update of all layers: of those at once that have the same number of updates."""
+    (xp, device), numbers = place(p), np.array([int(number) for number in t])
+    order, done = np.argsort(numbers, kind="stable"), []
+    for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        there, number = xp.asarray(rows, device=device), int(numbers[rows[0]])
+        one, grad, *rest = (xp.take(x, there, axis=0) for x in (p, g, *slots.values()))
+        own = dict(zip(slots, rest, strict=True))
+        done.append(apply_one(rule, one, grad, own, number, *args, **options, together=True))
+    back = xp.asarray(np.argsort(order), device=device)
+    return _joined(done, lambda parts: xp.take(xp.concat(parts), back, axis=0))
 
 
 def _blocks(
@@ -154,14 +177,6 @@ def _blocks(
     concat = array_namespace(params[0]).concat
     report = {name: concat([own[name] for own in reports]) for name in reports[0]}
     return cut.joined(params), cut.joined_slots(news), report
-
-
-def _stacked(p: Array, values: list[Any]) -> Array:
-    """What is reported of each layer: arrays, or numbers of Python, as a switched-off trust ratio
-    is.
-    """
-    xp, device = place(p)
-    return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
 
 
 def apply_one(
@@ -286,39 +301,36 @@ class ArrayAPI(Engine):
         `Engine.prepare`.
         """
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
-        several = bucket.rule.several
-        if isinstance(bucket, Layers):
-            several = isinstance(grads, Split)
-            one = _stack if several else _layer
+        left = [(asked.left or {}).get(tensor.layers) for tensor in tensors]
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, grads = bucket.stacks.tensors, grads.stacks
-            groups = bucket.group_of_stacks
+            tensors, groups, one = bucket.stacks.tensors, bucket.group_of_stacks, _stack
+            left, grads = grads.left, grads.stacks
         took = layers_with(asked.grads)
         # what measures gradients has none
         slots = bucket.rule.several or not isinstance(bucket, Layers)
         done = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
-            for k, (x, g, i) in enumerate(zip(tensors, grads, groups, strict=True)):
-                if g is not None:
-                    call = partial(one, x, x.slots if slots else {})
-                    done.append((k, x, *_update(call, bucket.groups[i].rule, x, g, asked, i)))
+            for k, (x, g, mask) in enumerate(zip(tensors, grads, left, strict=True)):
+                if g is not None and (mask is None or not mask.all()):
+                    call, i = partial(one, x, x.slots if slots else {}), groups[k]
+                    made = _update(call, bucket.groups[i].rule, x, g, asked, i, mask)
+                    done.append((k, x, mask, *made))
 
         def launch() -> dict[str, Report]:
             reports = {}
-            for k, tensor, p, slots, report in done:
+            for k, tensor, mask, p, slots, report in done:
                 if size(p):
                     tensor.put(None, p)
                     for name in slots:
                         tensor.put(name, slots[name])
-                if several and report:
-                    mask = (asked.left or {}).get(tensor.layers)
+                if one is _stack or bucket.rule.several:
                     first = bucket.first_layer(k)
-                    for i in range(size(next(iter(report.values())))):
+                    for i in range(size(next(iter(report.values()), np.zeros(0)))):
                         if mask is None or not mask[i]:
                             of_layer = {name: x[i, ...] for name, x in report.items()}
                             reports[layer_name(tensor.name, first + i)] = of_layer
-                elif not several:
+                else:
                     reports[tensor.name] = report
             bucket.count(took, asked.left)
             return reports
@@ -346,14 +358,6 @@ def _stack(
     return _whole(tensor, slots, *args, **options, stacked=True)
 
 
-def _layer(
-    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
-) -> tuple[Array, dict[str, Array], Report]:
-    """`apply_one` to a layer."""
-    rule, p, g, *others = args
-    return apply_one(rule, p, g, slots, *others, **options, origin=tensor.origin)
-
-
 def _update(
     one: Callable[..., tuple[Array, dict[str, Array], Report]],
     rule: Rule,
@@ -361,14 +365,10 @@ def _update(
     g: Array,
     asked: Asked,
     i: int,
+    left: Any,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One tensor's new parameter, slots and report."""
-    p, g, stats, left = (
-        detached(tensor.array),
-        detached(g),
-        asked.stats,
-        (asked.left or {}).get(tensor.layers),
-    )
+    """One tensor's new parameter, slots and report; those of the layers that are `left` stay."""
+    p, g, stats = detached(tensor.array), detached(g), asked.stats
     with on_its_device(p):
         new, slots, report = one(
             rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats

@@ -224,6 +224,8 @@ class Fused(Engine):
         """
         grads, work = asked.grads, []
         found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
+        if isinstance(grads, Split):
+            complete = complete and bool(grads.there.all())
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
@@ -359,4 +361,6 @@ def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Arra
     """Some of the gradients, and None for the others."""
     if all(which):
         return grads
+    if isinstance(grads, Split):
+        return grads.where(which)
     return [g if x else None for g, x in zip(grads, which, strict=True)]

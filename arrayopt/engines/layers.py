@@ -88,17 +88,34 @@ class Split(Sequence[Array | None]):
         The gradients of the stacked tensors.
     counts : list of int
         How many layers each has.
+    left : list of array of bool, or None
+        Which layers of each are left out, as if they had no gradient.
     """
 
-    def __init__(self, stacks: Sequence[Array | None], counts: list[int]) -> None:
+    def __init__(
+        self, stacks: Sequence[Array | None], counts: list[int], left: Sequence[Any] = ()
+    ) -> None:
         self.stacks, self.counts = stacks, counts
+        self.left = list(left) or [None] * len(counts)
+
+    @property
+    def there(self) -> Any:
+        """Whether each layer has a gradient."""
+        found = np.repeat([g is not None for g in self.stacks], self.counts)
+        for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
+            if mask is not None:
+                found[first : first + len(mask)] &= ~np.asarray(mask)
+        return found
 
     @cached_property
     def _each(self) -> list[Array | None]:
         found: list[Array | None] = []
         for g, count in zip(self.stacks, self.counts, strict=True):
             found += [None] * count if g is None else split(g)
-        return found
+        there = self.there
+        return (
+            found if there.all() else [g if x else None for g, x in zip(found, there, strict=True)]
+        )
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -109,11 +126,24 @@ class Split(Sequence[Array | None]):
     def __iter__(self) -> Iterator[Array | None]:
         return iter(self._each)
 
+    def chosen(self, places: Sequence[int]) -> "Split":
+        """The gradients at some places, which are all layers of some of the stacks."""
+        of = np.repeat(np.arange(len(self.counts)), self.counts)[np.asarray(places, np.int64)]
+        some = np.unique(of).tolist()
+        stacks, counts = [self.stacks[at] for at in some], [self.counts[at] for at in some]
+        return Split(stacks, counts, [self.left[at] for at in some])
+
+    def where(self, which: Sequence[bool]) -> "Split":
+        """These gradients, but for those that are to count as left out."""
+        ends = np.cumsum(self.counts)[:-1]
+        left = [~mask for mask in np.split(self.there & np.asarray(which, bool), ends)]
+        return Split(self.stacks, self.counts, left)
+
 
 def layers_with(grads: Sequence[Array | None]) -> Ints:
     """The places of those that are not None."""
     if isinstance(grads, Split):
-        return np.flatnonzero(np.repeat([g is not None for g in grads.stacks], grads.counts))
+        return np.flatnonzero(grads.there)
     return np.flatnonzero([g is not None for g in grads])
 
 
@@ -235,18 +265,9 @@ class Layers(Bucket):
     def own(
         self, every: Sequence[Array | None], left: Left | None = None
     ) -> Sequence[Array | None]:
-        layers = Split(self.stacks.own(every), list(map(_count, self.stacks.tensors)))
+        counts = list(map(_count, self.stacks.tensors))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
-        if all(mask is None for mask in masks):
-            return layers
-        out = [
-            np.zeros(n, bool) if mask is None else mask
-            for n, mask in zip(layers.counts, masks, strict=True)
-        ]
-        return [
-            None if skipped else g
-            for g, skipped in zip(layers, np.concatenate(out).tolist(), strict=True)
-        ]
+        return Split(self.stacks.own(every), counts, masks)
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)
