@@ -20,6 +20,7 @@ from arrayopt.rules import (
     LAMB,
     LANS,
     LARS,
+    LBFGS,
     SGD,
     SOAP,
     AdaBelief,
@@ -41,6 +42,8 @@ from arrayopt.rules import (
     Sophia,
 )
 from arrayopt.rules.draws import random
+from arrayopt.solving.minimize import minimize
+from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "LAMB",
     "LANS",
     "LARS",
+    "LBFGS",
     "SGD",
     "SOAP",
     "AdEMAMix",
@@ -73,6 +77,7 @@ __all__ = [
     "RMSprop",
     "RankError",
     "Ranks",
+    "Result",
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
@@ -80,6 +85,7 @@ __all__ = [
     "init",
     "load_optax",
     "load_torch",
+    "minimize",
     "projections",
     "random",
     "ranks",

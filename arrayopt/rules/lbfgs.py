@@ -29,6 +29,7 @@ class LBFGS(Rule):
     complex_ok: ClassVar[bool] = True
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", *NUMBERS)
     rings: ClassVar[tuple[str, ...]] = ("s", "y")
+    joint: ClassVar[bool] = True
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         made = {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p)}
@@ -64,7 +65,8 @@ class LBFGS(Rule):
         numbers = started(xp, begins, found.numbers, f, turned["slope"], h.lr * first)
         numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
         new = {"x": x, "grad": grad, "d": d, "s": turned["s"], "y": turned["y"], "since": turned["since"]}
-        new |= {"accepted": s["accepted"] + xp.where(taken, 1.0, 0.0), "ended": ended}
+        accepted = s["accepted"] + xp.where(taken, xp.where(h.t == 1, 0.0, 1.0), 0.0)
+        new |= {"accepted": accepted, "ended": ended}
         return x + numbers["step"] * d, {**new, **numbers}
 
     def _turned(self, xp: Any, g: Array, s: dict[str, Array], h: Any, step: Array, change: Array, since: Array) -> dict[str, Array]:
