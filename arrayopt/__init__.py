@@ -20,7 +20,6 @@ from arrayopt.rules import (
     LAMB,
     LANS,
     LARS,
-    LBFGS,
     SGD,
     SOAP,
     AdaBelief,
@@ -42,6 +41,7 @@ from arrayopt.rules import (
     Sophia,
 )
 from arrayopt.rules.draws import random
+from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.solving.minimize import minimize
 from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale

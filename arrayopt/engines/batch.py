@@ -181,18 +181,19 @@ class Batch(ABC):
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
         value = hypers[0].get(VALUE) if VALUE in self._names else None
-        values: dict[str, Any] = {}
+        of_layers: dict[str, Any] = {}
         if getattr(value, "ndim", 0) == 1:
-            values[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers()]
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers()]
             hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
-        if numbers != self._numbers or values:
+        if numbers != self._numbers or of_layers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
             each = {
                 name: x[0] if len(x) == 1 else np.array(x)[self.groups]
                 for name, x in columns.items()
             }
-            self._constants, self._numbers = self.code.constants(self.fixed | each | values), numbers
+            self._constants = self.code.constants(self.fixed | each | of_layers)
+            self._numbers = numbers
             self._uniform = np.ndarray not in map(type, self._constants)
         t: Any = self.bucket.updates()
         alike = isinstance(t, int)

@@ -10,7 +10,6 @@ from arrayopt.rules.factored import CAME, Adafactor
 from arrayopt.rules.fista import FISTA
 from arrayopt.rules.lamb import LAMB, LANS
 from arrayopt.rules.lars import LARS
-from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.rules.lion import Lion
 from arrayopt.rules.muon import Muon, MuonH, NorMuon
 from arrayopt.rules.nadam import NAdam
@@ -27,7 +26,6 @@ __all__ = [
     "LAMB",
     "LANS",
     "LARS",
-    "LBFGS",
     "SGD",
     "SOAP",
     "AdEMAMix",

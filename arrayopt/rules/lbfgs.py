@@ -69,7 +69,9 @@ class LBFGS(Rule):
         new |= {"accepted": accepted, "ended": ended}
         return x + numbers["step"] * d, {**new, **numbers}
 
-    def _turned(self, xp: Any, g: Array, s: dict[str, Array], h: Any, step: Array, change: Array, since: Array) -> dict[str, Array]:
+    def _turned(
+        self, xp: Any, g: Array, s: dict[str, Array], h: Any, step: Array, change: Array, since: Array
+    ) -> dict[str, Array]:
         newest = (h.t - 1) % self.memory
         steps, changes = put(s["s"], newest, step), put(s["y"], newest, change)
         order = [(newest + 1 + i) % self.memory for i in range(self.memory)]  # the oldest first
@@ -103,7 +105,9 @@ class LBFGS(Rule):
         }
 
 
-def two_loops(xp: Any, order: list[int], usable: list[Array], sy: Any, yy: Any, sg: list[Array], yg: list[Array]) -> tuple[Any, Any, Any, Any]:
+def two_loops(
+    xp: Any, order: list[int], usable: list[Array], sy: Any, yy: Any, sg: list[Array], yg: list[Array]
+) -> tuple[Any, Any, Any, Any]:
     """Nocedal and Wright, algorithm 7.4, on the coefficients of steps, changes and the gradient."""
     rho, known, scale = {}, None, 1.0
     for ok, i in zip(usable, order):

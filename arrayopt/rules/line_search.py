@@ -48,9 +48,7 @@ def begun(xp: Any, p: Array) -> dict[str, Array]:
     return {name: number(xp, p) for name in NUMBERS}
 
 
-def started(
-    xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any
-) -> dict[str, Array]:
+def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any) -> dict[str, Array]:
     """The numbers of a new search where it begins, of the old one elsewhere."""
     new = dict.fromkeys(NUMBERS, 0.0)
     new |= {"value": f, "slope": slope, "step": step, "low_value": f, "low_slope": slope}
@@ -82,9 +80,7 @@ def search(xp: Any, s: dict[str, Array], f: Any, slope: Array, curvature: Any) -
     return Found(taken, ~taken & spent & ~improved, numbers)
 
 
-def _refined(
-    xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array
-) -> dict[str, Array]:
+def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) -> dict[str, Array]:
     """The interval after a step that is not taken, and the next step to try.
 
     The four cases are those of Moré and Thuente (ACM Trans. Math. Software 20, 1994, section 4).
@@ -102,18 +98,14 @@ def _refined(
     secant = step + slope / nonzero(xp, low_slope - slope) * way
     near, far = step + 1.1 * way, step + 4.0 * way
 
-    at_first = xp.where(
-        xp.abs(cubic - low) < xp.abs(square - low), cubic, 0.5 * (cubic + square)
-    )
+    at_first = xp.where(xp.abs(cubic - low) < xp.abs(square - low), cubic, 0.5 * (cubic + square))
     at_turn = xp.where(xp.abs(cubic - step) >= xp.abs(secant - step), cubic, secant)
     ahead = xp.where((cubic - step) * way > 0, cubic, far)  # false of NaN, too
     closer = xp.abs(ahead - step) < xp.abs(secant - step)
     bent = xp.where(closer == bracketed, ahead, secant)
     limit = step + 0.66 * (s["high"] - step)
     held = xp.where(way > 0, xp.minimum(bent, limit), xp.maximum(bent, limit))
-    beyond = xp.where(
-        bracketed, xp.where(flatter, held, other), xp.where(flatter, bent, far)
-    )
+    beyond = xp.where(bracketed, xp.where(flatter, held, other), xp.where(flatter, bent, far))
     beyond = xp.where(bracketed, beyond, xp.minimum(xp.maximum(beyond, near), far))
 
     ends = rises | turns

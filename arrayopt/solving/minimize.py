@@ -8,7 +8,8 @@ from arrayopt.arrays import Array, copied
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
-from arrayopt.rules import LBFGS, SGD, Rule
+from arrayopt.rules import SGD, Rule
+from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.solving.problem import Problem
 from arrayopt.solving.result import Result
 

@@ -69,9 +69,7 @@ class Problem:
         counts = {name: tuple(x.shape)[:1] for name, x in self._named}
         if len(set(counts.values())) != 1 or () in counts.values():
             listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self._named)
-            raise ValueError(
-                f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
-            )
+            raise ValueError(f"minimize: with `stacked` the first axis of all params counts problems; got {listed}")
         return int(self._named[0][1].shape[0])
 
     def _packed(self, leaves: list[Array]) -> Array:
@@ -79,8 +77,7 @@ class Problem:
         kinds = {(array_namespace(x), dtype_name(x), place(x)[1]) for x in leaves}
         if len(kinds) > 1:
             raise ValueError(
-                "minimize: params must be of one library, dtype and device under a rule that"
-                " takes all tensors together"
+                "minimize: params must be of one library, dtype and device under a rule that takes all tensors together"
             )
         lead = () if self.count is None else (self.count,)
         flat = []
@@ -124,9 +121,7 @@ class Problem:
         elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":
             raise TypeError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
         if tuple(value.shape) != shape:
-            raise ValueError(
-                f"minimize: `f` must return {wanted} as the value; got {_said(value)}"
-            )
+            raise ValueError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
         value = detached(value)
         if place(value) != (self.xp, self._device):
             return self.xp.asarray(to_host(value), dtype=self.real, device=self._device)

@@ -382,9 +382,11 @@ def _check_values(value: Array, buckets: list[Bucket], ranks: int) -> None:
         raise ValueError(f"{who}, which ranks cannot share yet; give one number")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
-            x, count = tensor.array, tuple(value.shape)[0]
+            x, count = tensor.array, int(value.shape[0])
             if not bucket.rule.stacked or x.shape[0] != count:
-                kind = f"{x.shape[0]} layers" if bucket.rule.stacked else "no layers: `stacked` is off"
+                kind = (
+                    f"{x.shape[0]} layers" if bucket.rule.stacked else "no layers: `stacked` is off"
+                )
                 raise ValueError(f"{who}, of {count}; {tensor.name!r} has {kind}")
             if array_namespace(x) is not array_namespace(value):
                 raise TypeError(f"{who}, of {library(value)}; {tensor.name!r} is of {library(x)}")
