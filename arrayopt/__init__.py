@@ -40,6 +40,7 @@ from arrayopt.rules import (
     ScheduleFreeAdamW,
     Sophia,
 )
+from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
 from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.solving.minimize import minimize
@@ -48,6 +49,7 @@ from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
     "CAME",
+    "CG",
     "FISTA",
     "LAMB",
     "LANS",
@@ -55,6 +57,7 @@ __all__ = [
     "LBFGS",
     "SGD",
     "SOAP",
+    "SPG",
     "AdEMAMix",
     "AdaBelief",
     "Adafactor",

@@ -6,9 +6,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from arrayopt.arrays import Array, kind
-from arrayopt.hyper import Hyper, choice, real, structural, whole
-from arrayopt.rules.base import Rule
-from arrayopt.rules.line_search import NUMBERS, begun, search, started
+from arrayopt.hyper import choice, structural, whole
+from arrayopt.rules.line_search import Searching, Turn
 from arrayopt.rules.words import dot, nonzero, number, real_name
 
 __all__ = ["LBFGS"]
@@ -20,100 +19,129 @@ def _memory(where: str, value: Any) -> int:
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LBFGS(Rule):
-    lr: Hyper = real("(0, inf)", 1.0)
+class LBFGS(Searching):
+    r"""Quasi-Newton steps from the last gradients (Liu and Nocedal 1989), with a line search.
+
+    .. math::
+
+        d = -H g, \qquad p \leftarrow x + a d
+
+    H estimates the inverse of the Hessian from the last pairs :math:`s = x' - x` and
+    :math:`y = g' - g`, by the two-loop recursion. One step is one evaluation: of the point p that
+    the last step has given. Where it satisfies the strong Wolfe conditions it becomes x, and a new
+    direction begins; else another length a is tried on the same line.
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1
+        The length that is tried first in each direction, in (0, inf). In the first one, of which
+        nothing is known, it is divided by the norm of the gradient. Without a line search, that of
+        each step; the first one is times min(1, 1 / the sum of magnitudes of the gradient).
+    memory : int, default 10
+        How many pairs are kept, from 1 to 100.
+    line_search : {"strong_wolfe", None}
+        How lengths are found. None takes `lr` as it is; this rule is ``torch.optim.LBFGS`` then.
+    curvature : number, schedule or sequence, default 0.9
+        The part of the slope that may be left where a length is taken, in (0, 1).
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    The rule is for whole functions, and not for gradients of batches. With a line search it asks
+    for the value: ``opt.step(grads, value=f)``. `arrayopt.minimize` does so, and looks when to
+    end. Each tensor is a problem of its own; with `stacked`, each layer. `arrayopt.minimize` makes
+    one tensor of several. Values and slopes that are not finite make the length shorter.
+
+    The slot ``x`` is the last point taken; ``accepted`` counts these, and ``ended`` is 1 where no
+    length makes the value less. A pair takes the place of the oldest in each step; where a length
+    is not taken, zeros do. Pairs whose product is not positive are left out.
+
+    References
+    ----------
+    Liu, Nocedal, "On the limited memory BFGS method for large scale optimization", Mathematical
+    Programming 45, 1989; on coefficients, as Chen, Wang, Zhou, "Large-scale L-BFGS using
+    MapReduce", NIPS 2014. The line search: Moré, Thuente, "Line search algorithms with guaranteed
+    sufficient decrease", ACM Trans. Math. Software 20, 1994.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> x = np.array([3.0, 4.0])
+    >>> opt = ao.Optimizer(x, ao.LBFGS(), engine="array_api")
+    >>> for _ in range(8):
+    ...     x = opt.step(x * [1.0, 9.0], value=(x * x * [0.5, 4.5]).sum())
+    >>> bool(abs(x).max() < 1e-6)
+    True
+    """
+
     memory: int = structural(10, _memory)
     line_search: str | None = choice("strong_wolfe", None)
-    curvature: Hyper = real("(0, 1)", 0.9)
 
-    complex_ok: ClassVar[bool] = True
-    wide: ClassVar[tuple[str, ...]] = ("x", "grad", *NUMBERS)
     rings: ClassVar[tuple[str, ...]] = ("s", "y")
-    joint: ClassVar[bool] = True
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        made = {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p)}
-        made |= {name: ring(xp, p, self.memory) for name in self.rings}
-        if self.line_search is None:
-            return made
-        numbers = {name: number(xp, p) for name in ("accepted", "ended")}
-        return {**made, "d": xp.zeros_like(p), **begun(xp, p), **numbers}
+        rings = {name: ring(xp, p, self.memory) for name in self.rings}
+        if self.line_search is not None:
+            return {**super().slots(xp, p), **rings}
+        return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **rings}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
-        if self.line_search is None:
-            turned = self._turned(xp, g, s, h, p - s["x"], g - s["grad"], s["since"] + 1.0)
-            step = h.lr * xp.where(h.t == 1, 1.0 / xp.maximum(xp.sum(xp.abs(g)), 1.0), 1.0)
-            new = {"x": p, "grad": g, "since": s["since"] + 1.0, "s": turned["s"], "y": turned["y"]}
-            return p + step * turned["d"], new
-        slope = dot(xp, g, s["d"])
-        found = search(xp, s, h.value, slope, h.curvature)
-        going = s["ended"] == 0
-        taken = going & ((h.t == 1) | found.taken)
-        failed = going & ~taken & found.failed
-        again = failed & (s["since"] > 0)  # from where it is, by steepest descent
-        ended = xp.where(failed & ~again, 1.0, s["ended"])
+        if self.line_search is not None:
+            return super().update(xp, p, g, s, h)
+        turned = self.turn(xp, g, s, h, step=p - s["x"], change=g - s["grad"], since=s["since"] + 1.0)
+        step = h.lr * xp.where(h.t == 1, 1.0 / xp.maximum(xp.sum(xp.abs(g)), 1.0), 1.0)
+        return p + step * turned.d, {"x": p, "grad": g, "since": turned.since, **turned.slots}
 
-        x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
-        f = xp.where(taken, h.value, s["value"])
-        since = xp.where(again, 0.0, s["since"] + 1.0)
-        zeros = xp.zeros_like(p)
-        step_made, change = xp.where(taken, p - s["x"], zeros), xp.where(taken, g - s["grad"], zeros)
-        turned = self._turned(xp, grad, s, h, step_made, change, since)
-        begins = taken | again
-        d = xp.where(begins, turned["d"], s["d"])
-        first = xp.where(turned["known"], 1.0, 1.0 / xp.sqrt(nonzero(xp, turned["square"])))
-        numbers = started(xp, begins, found.numbers, f, turned["slope"], h.lr * first)
-        numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
-        new = {"x": x, "grad": grad, "d": d, "s": turned["s"], "y": turned["y"], "since": turned["since"]}
-        accepted = s["accepted"] + xp.where(taken, xp.where(h.t == 1, 0.0, 1.0), 0.0)
-        new |= {"accepted": accepted, "ended": ended}
-        return x + numbers["step"] * d, {**new, **numbers}
-
-    def _turned(
-        self, xp: Any, g: Array, s: dict[str, Array], h: Any, step: Array, change: Array, since: Array
-    ) -> dict[str, Array]:
+    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
         newest = (h.t - 1) % self.memory
         steps, changes = put(s["s"], newest, step), put(s["y"], newest, change)
-        order = [(newest + 1 + i) % self.memory for i in range(self.memory)]  # the oldest first
         sy, yy = dots(steps, changes), dots(changes, changes)
         sg, yg = dots(steps, g), dots(changes, g)
-        least = 1e-10 if self.line_search is None else float(np.finfo(real_name(g)).eps)
+        order = [(newest + 1 + i) % self.memory for i in range(self.memory)]  # the oldest first
         usable = []
-        for age, i in zip(range(self.memory - 1, -1, -1), order):
-            floor = least if self.line_search is None else least * yy[i][i]
-            usable.append((sy[i][i] > floor) & (since > age))
-        known, scale, by_s, by_y = two_loops(xp, order, usable, sy, yy, sg, yg)
+        for age, i in enumerate(reversed(order)):
+            # as PyTorch's rule, or Fortran's
+            least = 1e-10 if self.line_search is None else float(np.finfo(real_name(g)).eps) * yy[i][i]
+            usable.append((sy[i][i] > least) & (since > age))
+        known, scale, by_s, by_y = two_loops(xp, order, usable[::-1], sy, yy, sg, yg)
         square = dot(xp, g, g)
         slope = scale * square
         for i in range(self.memory):
             slope = slope + by_s[i] * sg[i] + by_y[i] * yg[i]
         falls = (slope > 0) & (slope < np.inf)
-        if self.line_search is None:
-            falls = slope == slope
-        scale = xp.where(falls, scale, 1.0)
-        by_s = [xp.where(falls, c, 0.0) for c in by_s]
-        by_y = [xp.where(falls, c, 0.0) for c in by_y]
         d = -(scale * g + combined(steps, by_s) + combined(changes, by_y))
-        return {
-            "s": steps,
-            "y": changes,
-            "d": d,
-            "known": known & falls,
-            "slope": xp.where(falls, -slope, -square),
-            "square": square,
-            "since": xp.where(falls, since, 0.0),
-        }
+        if self.line_search is None:
+            return Turn(d, -slope, 1.0, since, {"s": steps, "y": changes})
+        first = xp.where(known & falls, 1.0, 1.0 / xp.sqrt(nonzero(xp, square)))
+        return Turn(
+            d=xp.where(falls, d, -g),
+            slope=-xp.where(falls, slope, square),
+            step=h.lr * first,
+            since=xp.where(falls, since, 0.0),
+            slots={"s": steps, "y": changes},
+        )
 
 
 def two_loops(
     xp: Any, order: list[int], usable: list[Array], sy: Any, yy: Any, sg: list[Array], yg: list[Array]
-) -> tuple[Any, Any, Any, Any]:
-    """Nocedal and Wright, algorithm 7.4, on the coefficients of steps, changes and the gradient."""
-    rho, known, scale = {}, None, 1.0
-    for ok, i in zip(usable, order):
+) -> tuple[Array, Array, list[Array], list[Array]]:
+    """Nocedal and Wright, algorithm 7.4, on the coefficients of the gradient, of steps and of changes.
+
+    `order` has the places of pairs, the oldest first, and `usable` whether they count. The first of what is returned
+    says whether one does.
+    """
+    rho: dict[int, Any] = {}
+    known, scale = usable[0], sg[0] * 0.0 + 1.0
+    for ok, i in zip(usable, order, strict=True):
         rho[i] = xp.where(ok, 1.0 / xp.where(ok, sy[i][i], 1.0), 0.0)
         scale = xp.where(ok, sy[i][i] / xp.where(ok, yy[i][i], 1.0), scale)
-        known = ok if known is None else known | ok
+        known = known | ok
     a: dict[int, Any] = {}
     for i in reversed(order):
         left = sg[i]
@@ -129,8 +157,9 @@ def two_loops(
         for j, part in by_s.items():
             left = left + part * sy[j][i]
         by_s[i] = a[i] - rho[i] * left
-    count = range(len(order))
-    return known, scale, [by_s[i] for i in count], [-scale * a[i] for i in count]
+    places = range(len(order))
+    # signs as in H g = scale·g + the sums over steps and changes
+    return known, scale, [by_s[i] for i in places], [-scale * a[i] for i in places]
 
 
 # ---- until rings are words -------------------------------------------------------------------------------------------

@@ -1,17 +1,21 @@
 """A line search for the strong Wolfe conditions, one evaluation a step, made of `where` alone.
 
-A rule that searches keeps the numbers of `NUMBERS` among its slots. In each step it was evaluated
-at x + a·d, and `search` says whether that point is taken, or where on the line to look next.
+A rule that searches keeps the numbers of `NUMBERS` among its slots. In each step it was evaluated at x + a·d. Then
+`search` says whether that point is taken, or where on the line to look next.
 """
 
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from arrayopt.arrays import Array
-from arrayopt.rules.words import nonzero, number, real_name
+from arrayopt.hyper import Hyper, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import dot, nonzero, number, real_name
 
-__all__ = ["NUMBERS", "Found", "begun", "search", "started"]
+__all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn"]
 
 NUMBERS = (
     *("value", "slope", "step", "trials", "width"),
@@ -25,6 +29,80 @@ MOST = 20
 
 ARMIJO = 1e-4
 """The part of the slope at x by which f must fall."""
+
+
+class Turn(NamedTuple):
+    """A new direction.
+
+    Attributes
+    ----------
+    d : array
+        The direction.
+    slope : array, 0-d
+        The slope of f along it; it is negative.
+    step : number or 0-d array
+        The length to try first.
+    since : array, 0-d
+        How many directions there were since one was that of steepest descent.
+    slots : dict of str to array
+        What the rule keeps beside that.
+    """
+
+    d: Array
+    slope: Array
+    step: Any
+    since: Array
+    slots: dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Searching(Rule):
+    """A rule that turns where a point is taken, and looks along a line for the next one."""
+
+    lr: Hyper = real("(0, inf)", 1.0)
+    curvature: Hyper = real("(0, 1)", 0.9)
+
+    complex_ok: ClassVar[bool] = True
+    wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS)
+    joint: ClassVar[bool] = True
+    """Whether all tensors of a problem are one unknown."""
+
+    def check(self) -> None:
+        if self.project is not None:
+            who = type(self).__name__
+            raise ValueError(f"{who}: `project` would leave the line that is searched; SPG projects, as does SGD")
+
+    @abstractmethod
+    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
+        """A direction of descent from where the gradient is g.
+
+        `step` and `change` are how far the last point taken, and the gradient, lie from those before, or zeros.
+        """
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
+        return arrays | {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        found = search(xp, s, h.value, dot(xp, g, s["d"]), h.curvature)
+        going = s["ended"] == 0
+        taken = going & ((h.t == 1) | found.taken)
+        failed = going & ~taken & found.failed
+        again = failed & (s["since"] > 0)  # from where it is, by steepest descent
+        ended = xp.where(failed & ~again, 1.0, s["ended"])
+        x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
+        step, change = xp.where(taken, p - s["x"], 0.0), xp.where(taken, g - s["grad"], 0.0)
+        since = xp.where(again, 0.0, s["since"] + 1.0)
+        turned = self.turn(xp, grad, s, h, step=step, change=change, since=since)
+        begins = taken | again
+        value = xp.where(taken, h.value, s["value"])
+        numbers = started(xp, begins, found.numbers, value, turned.slope, turned.step)
+        numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
+        numbers["since"] = xp.where(begins, turned.since, s["since"] + 1.0)
+        numbers["accepted"] = s["accepted"] + xp.where(taken & (h.t > 1), 1.0, 0.0)
+        d = xp.where(begins, turned.d, s["d"])
+        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots}
+        return x + numbers["step"] * d, new
 
 
 class Found(NamedTuple):

@@ -9,13 +9,16 @@ from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Rule
+from arrayopt.rules.conjugate import SPG
 from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.solving.problem import Problem
 from arrayopt.solving.result import Result
 
 __all__ = ["minimize"]
 
-ENDED = "no step makes the value less: it is as small as rounding lets it be, or the gradient is wrong"
+ENDED = (
+    "no step makes the value less: it is as small as rounding lets it be, or the gradient is wrong"
+)
 
 
 class _Seen(NamedTuple):
@@ -43,6 +46,67 @@ def minimize(
     callback: Callable[[Result], Any] | None = None,
     check_every: int = 1,
 ) -> Result:
+    """Find a local minimum of a function, or those of many functions side by side.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(params) -> (value, grads)``: one real number, or with `stacked` an array of one for each
+        problem; and gradients in the structure of the parameters. It must be the whole function,
+        and not one of batches or samples.
+    params : array, or tree of arrays
+        Where to begin, in any library; see `Optimizer`. The arrays are copied.
+    rule : Rule, optional
+        How to step; `LBFGS` if left out, and `SPG` where there is a `project`. Every rule will do.
+        Under LBFGS, CG and SPG the elements of all arrays are one unknown; these must have one
+        dtype and device then.
+    tol : number, default 1e-6
+        A problem has converged where no element of its gradient is larger, in [0, inf).
+    max_steps : int, default 500
+        The most steps; there is one evaluation more than steps.
+    stacked : bool, default False
+        The first axis of all arrays counts problems that have nothing to do with each other. Each
+        has its own step lengths, its own history, and its own end: then it stands still.
+    project : callable, optional
+        Where the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`.
+    engine : str, default "auto"
+        As for `Optimizer`.
+    callback : callable, optional
+        A function of the `Result` so far, called after each evaluation. It may end the run by
+        raising StopIteration.
+    check_every : int, default 1
+        After how many evaluations the host looks whether all problems have ended, and calls back.
+        On a GPU only this waits for the device.
+
+    Returns
+    -------
+    Result
+        The best point that was evaluated, and what is known of it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If something cannot be used, such as what `f` returns. What `f` raises comes through.
+
+    Notes
+    -----
+    Ctrl-C ends the run, and what has been found so far is returned; the message says so. It is
+    raised only where nothing has been evaluated yet. Values that are NaN or infinite are worse than
+    any other: the rule tries a shorter step.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> def rosenbrock(x):
+    ...     a, b = x[..., 0], x[..., 1]
+    ...     value = (1 - a) ** 2 + 100 * (b - a**2) ** 2
+    ...     return value, np.stack([2 * (a - 1) - 400 * a * (b - a**2), 200 * (b - a**2)], axis=-1)
+    >>> ao.minimize(rosenbrock, np.array([-1.2, 1.0])).params.round(6)
+    array([1., 1.])
+    >>> many = np.random.default_rng(0).uniform(-2, 2, (1000, 2))
+    >>> ao.minimize(rosenbrock, many, stacked=True).message
+    '1000 of 1000 problems converged'
+    """
     tol = scalar("minimize: `tol`", tol, "[0, inf)")
     max_steps = whole("minimize: `max_steps`", max_steps)
     check_every = whole("minimize: `check_every`", check_every, first=1)
@@ -59,7 +123,7 @@ def minimize(
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
     """The rule, with what `minimize` was given beside it."""
     if rule is None:
-        rule = LBFGS()
+        rule = LBFGS() if project is None else SPG()
     if not isinstance(rule, Rule):
         raise TypeError(f"minimize: `rule` must be a Rule such as LBFGS(memory=20); got {rule!r}")
     given: dict[str, Any] = {"stacked": True} if stacked else {}
@@ -193,7 +257,11 @@ class _Run:
         if problem.count is None:
             kinds = (float, float, int, int, bool)
             numbers = [kind(x) for kind, x in zip(kinds, numbers, strict=True)]
-            message = "converged: the gradient is within `tol`" if numbers[4] else f"not converged: {ended}"
+            message = (
+                "converged: the gradient is within `tol`"
+                if numbers[4]
+                else f"not converged: {ended}"
+            )
         else:
             good = int(problem.xp.sum(problem.xp.astype(seen.converged, problem.xp.int64)))
             message = f"{good} of {problem.count} problems converged"

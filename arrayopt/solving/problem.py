@@ -14,7 +14,6 @@ from arrayopt.arrays import (
     kind,
     library,
     place,
-    size,
     to_host,
     working_dtype,
 )
@@ -52,7 +51,9 @@ class Problem:
 
     def __init__(self, f: Callable[[Any], Any], params: Any, *, stacked: bool, joint: bool) -> None:
         if not callable(f):
-            raise TypeError(f"minimize: `f` must be a function f(params) -> (value, grads); got {f!r:.60}")
+            raise TypeError(
+                f"minimize: `f` must be a function f(params) -> (value, grads); got {f!r:.60}"
+            )
         self._f, self._tree, self._named = f, params, named_params(params, "minimize")
         first = self._named[0][1]
         self.xp, self._device = place(first)
@@ -69,7 +70,9 @@ class Problem:
         counts = {name: tuple(x.shape)[:1] for name, x in self._named}
         if len(set(counts.values())) != 1 or () in counts.values():
             listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self._named)
-            raise ValueError(f"minimize: with `stacked` the first axis of all params counts problems; got {listed}")
+            raise ValueError(
+                f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
+            )
         return int(self._named[0][1].shape[0])
 
     def _packed(self, leaves: list[Array]) -> Array:
@@ -80,9 +83,8 @@ class Problem:
                 "minimize: params must be of one library, dtype and device under a rule that takes all tensors together"
             )
         lead = () if self.count is None else (self.count,)
-        flat = []
-        for x in leaves:
-            flat.append(self.xp.reshape(x, (*lead, size(x) // max(1, math.prod(lead)))))
+        shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]
+        flat = [self.xp.reshape(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
         return self.xp.concat(flat, axis=-1)
 
     def tree(self, arrays: list[Array]) -> Any:
@@ -115,7 +117,9 @@ class Problem:
     def _value(self, value: Any) -> Array:
         """What the function returned as its value, as an array of the library of the parameters."""
         shape = () if self.count is None else (self.count,)
-        wanted = "one real number" if self.count is None else f"an array of {self.count} real numbers"
+        wanted = (
+            "one real number" if self.count is None else f"an array of {self.count} real numbers"
+        )
         if is_number(value):
             value = self.xp.asarray(float(value), dtype=self.real, device=self._device)
         elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":

@@ -42,12 +42,15 @@ class Result:
 
     def __repr__(self) -> str:
         lines = [f"message: {self.message}"]
-        for name in ("converged", "value", "grad_norm", "steps", "evaluations"):
-            lines.append(f"{name}: {_shown(getattr(self, name))}")
-        for name, x in flatten(self.params):
-            shown = None if x is None else f"{x}" if size(x) <= 8 else f"array of shape {tuple(x.shape)}"
-            lines.append(f"params {name}: {shown}")
+        shown = ("converged", "value", "grad_norm", "steps", "evaluations")
+        lines += [f"{name}: {_shown(getattr(self, name))}" for name in shown]
+        lines += [f"params {name}: {_array(x)}" for name, x in flatten(self.params)]
         return "\n".join(lines)
+
+
+def _array(x: Any) -> str:
+    """An array, if it is short."""
+    return str(x) if x is None or size(x) <= 8 else f"array of shape {tuple(x.shape)}"
 
 
 def _shown(x: Any) -> str:
