@@ -62,14 +62,14 @@ class CG(Searching):
 
     def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
         old, square = dot(xp, s["grad"], s["grad"]), dot(xp, g, g)
-        beta = xp.where(since > 1, dot(xp, g, change) / nonzero(xp, old), 0.0)
+        beta = xp.where(since > 0, dot(xp, g, change) / nonzero(xp, old), 0.0)
         beta = xp.where((beta > 0) & (beta < np.inf), beta, 0.0)
         slope = beta * dot(xp, g, s["d"]) - square
         falls = slope < 0
         beta = xp.where(falls, beta, 0.0)
         slope = xp.where(falls, slope, -square)
         alike = s["step"] * s["slope"] / nonzero(xp, slope)
-        first = xp.where((since > 1) & (alike > 0), alike, 1.0 / xp.sqrt(nonzero(xp, square)))
+        first = xp.where((since > 0) & (alike > 0), alike, 1.0 / xp.sqrt(nonzero(xp, square)))
         return Turn(beta * s["d"] - g, slope, h.lr * first, xp.where(falls, since, 0.0), {})
 
 
@@ -163,7 +163,7 @@ class SPG(Rule):
             "slope": xp.where(taken, dot(xp, grad, d), s["slope"]),
             "step": xp.where(ended > 0, 0.0, xp.where(taken, 1.0, shorter)),
             "trials": xp.where(taken, 0.0, s["trials"] + 1.0),
-            "accepted": s["accepted"] + xp.where(taken & (h.t > 1), 1.0, 0.0),
+            "accepted": xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"]),
             "ended": ended,
         }
         return x + numbers["step"] * d, {"x": x, "grad": grad, "d": d, **numbers}

@@ -181,9 +181,8 @@ def put(ring: Array, i: int, x: Array) -> Array:
 
     (a, made), (b, _) = _layers(ring), _layers(x)
     xp = array_namespace(a)
-    new = xp.asarray(a, copy=True)
-    new[:, i, ...] = b
-    return made(new)
+    mask = xp.reshape(xp.arange(a.shape[1]) == i, (1, -1, *(1,) * (a.ndim - 2)))
+    return made(xp.where(mask, xp.expand_dims(b, axis=1), a))
 
 
 def dots(a: Array, b: Array) -> Any:

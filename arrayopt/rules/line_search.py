@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     step : number or 0-d array
         The length to try first.
     since : array, 0-d
-        How many directions there were since one was that of steepest descent.
+        How many steps there were since a direction was that of steepest descent.
     slots : dict of str to array
         What the rule keeps beside that.
     """
@@ -88,18 +88,19 @@ class Searching(Rule):
         going = s["ended"] == 0
         taken = going & ((h.t == 1) | found.taken)
         failed = going & ~taken & found.failed
-        again = failed & (s["since"] > 0)  # from where it is, by steepest descent
+        # by steepest descent, where the direction was another
+        again = failed & (s["since"] > s["trials"])
         ended = xp.where(failed & ~again, 1.0, s["ended"])
         x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
         step, change = xp.where(taken, p - s["x"], 0.0), xp.where(taken, g - s["grad"], 0.0)
-        since = xp.where(again, 0.0, s["since"] + 1.0)
+        since = xp.where(again | (h.t == 1), 0.0, s["since"] + 1.0)
         turned = self.turn(xp, grad, s, h, step=step, change=change, since=since)
         begins = taken | again
         value = xp.where(taken, h.value, s["value"])
         numbers = started(xp, begins, found.numbers, value, turned.slope, turned.step)
         numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
         numbers["since"] = xp.where(begins, turned.since, s["since"] + 1.0)
-        numbers["accepted"] = s["accepted"] + xp.where(taken & (h.t > 1), 1.0, 0.0)
+        numbers["accepted"] = xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"])
         d = xp.where(begins, turned.d, s["d"])
         new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots}
         return x + numbers["step"] * d, new
@@ -151,7 +152,7 @@ def search(xp: Any, s: dict[str, Array], f: Any, slope: Array, curvature: Any) -
     numbers = _refined(xp, s, f, slope, finite)
     tight = numbers["width"] <= rounding * (numbers["low"] + numbers["high"])
     spent = (numbers["trials"] >= MOST) | tight
-    improved = numbers["low"] > 0
+    improved = numbers["low_value"] < s["value"]
     # the best step is taken in its turn, and evaluated once more
     numbers["step"] = xp.where(spent, numbers["low"], numbers["step"])
     numbers["trials"] = xp.where(spent, float(MOST), numbers["trials"])

@@ -219,7 +219,7 @@ class _Run:
         none = xp.zeros_like(value)
         if old is None:
             small = norm <= self._tol
-            counts = xp.astype(none, xp.int64)
+            counts = xp.astype(none, xp.int32)
             return _Seen([copied(x) for x in now], value, norm, counts, counts + 1, small, small)
         going = ~old.done
         slack = 100.0 * float(xp.finfo(self._problem.real).eps) * xp.abs(old.value)
@@ -231,7 +231,7 @@ class _Run:
             value=xp.where(better, value, old.value),
             norm=xp.where(better, norm, old.norm),
             steps=old.steps,
-            evaluations=old.evaluations + xp.astype(going, xp.int64),
+            evaluations=old.evaluations + xp.astype(going, xp.int32),
             converged=old.converged | small,
             done=old.done | small,
         )
@@ -241,11 +241,11 @@ class _Run:
         assert self._seen is not None
         xp, seen = self._problem.xp, self._seen
         if "accepted" not in self._own:
-            steps = seen.steps + xp.astype(~seen.done, xp.int64)
+            steps = seen.steps + xp.astype(~seen.done, xp.int32)
             self._seen = seen._replace(steps=steps)
             return
         state = self._opt.state["0"]
-        accepted = xp.astype(state["accepted"], xp.int64)
+        accepted = xp.astype(state["accepted"], xp.int32)
         done = seen.done | (state["ended"] > 0)
         self._seen = seen._replace(steps=xp.where(seen.done, seen.steps, accepted), done=done)
 
@@ -263,7 +263,7 @@ class _Run:
                 else f"not converged: {ended}"
             )
         else:
-            good = int(problem.xp.sum(problem.xp.astype(seen.converged, problem.xp.int64)))
+            good = int(problem.xp.sum(problem.xp.astype(seen.converged, problem.xp.int32)))
             message = f"{good} of {problem.count} problems converged"
             message += "" if good == problem.count else f"; the others not: {ended}"
         names = ("value", "grad_norm", "steps", "evaluations", "converged")
