@@ -116,8 +116,14 @@ def minimize(
         raise TypeError(f"minimize: `callback` must be a function of a Result; got {callback!r}")
     rule = _rule(rule, project, stacked=stacked)
     problem = Problem(f, params, stacked=rule.stacked, joint=getattr(rule, "joint", False))
-    opt = Optimizer(problem.arrays, rule, engine="array_api" if hasattr(rule, "rings") else engine)
-    return _Run(problem, opt, tol, max_steps, check_every, callback).result()
+    probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
+    if rule.project is not None:
+        none = [problem.xp.zeros_like(x) for x in problem.arrays]
+        problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
+    # rings are not fused yet
+    engine = "array_api" if engine == "auto" and hasattr(rule, "rings") else engine
+    opt = Optimizer(problem.arrays, rule, engine=engine)
+    return _Run(problem, opt, probe, tol, max_steps, check_every, callback).result()
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:
@@ -139,6 +145,7 @@ class _Run:
         self,
         problem: Problem,
         opt: Optimizer,
+        probe: Rule,
         tol: float,
         max_steps: int,
         check_every: int,
@@ -147,10 +154,9 @@ class _Run:
         self._problem, self._opt, self._tol = problem, opt, tol
         self._max_steps, self._check_every, self._callback = max_steps, check_every, callback
         self._own = opt.state["0"].keys()
-        rule = opt.rule
-        # a step of SGD tells how far a gradient leads where parameters are projected
-        self._probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
-        self._probed = None if rule.project is None else init(self._probe, problem.arrays)
+        # a step of this rule tells how far a gradient leads where parameters are projected
+        self._probe = probe
+        self._probed = None if probe.project is None else init(probe, problem.arrays)
         self._seen: _Seen | None = None
 
     def result(self) -> Result:
