@@ -22,6 +22,7 @@ from arrayopt.arrays import (
     size,
     working_dtype,
 )
+from arrayopt.codecs import PAIR
 from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Engine, Report
 from arrayopt.engines.bucket import Bucket
@@ -193,7 +194,9 @@ def apply_one(
     wide = {
         name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()
     }
-    wide |= {name: dequantized(slots[name], stored[scale_of(name)], scalar) for name in codes}
+    for name in codes:
+        dtype = work if dtype_name(slots[name]) == PAIR else scalar
+        wide[name] = dequantized(slots[name], stored[scale_of(name)], dtype)
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         if "master" in wide:
             wide["master"] = current(p, wide["master"])

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.codecs import PAIR
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Kind, Rows
@@ -176,7 +177,9 @@ class Fused(Engine):
         """
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if found.quantized and not (
-            self.codes and in_rows(options.get("shape", ()), found.element)
+            self.codes
+            and in_rows(options.get("shape", ()), found.element)
+            and PAIR not in found.storage.values()
         ):
             return widened(found)
         return found

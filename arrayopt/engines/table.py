@@ -29,10 +29,10 @@ __all__ = [
 
 
 class NotFusedWarning(UserWarning):
-    """No fused engine runs a rule, for a reason that can be changed: it is slower, and needs more
-    memory, than it need.
+    """No fused engine runs a rule, for a reason that can be changed.
 
-    An `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything.
+    So it is slower than it need be, and takes more memory. An
+    `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything.
     The message says the reason and what to do. ``engine="array_api"`` runs the same without the
     warning.
     """

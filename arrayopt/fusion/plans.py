@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from arrayopt.arrays import REAL, WORKING
+from arrayopt.codecs import PAIR
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.plan import Plan, plan
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, trace
@@ -112,5 +113,7 @@ def widened(plan: Plan) -> Plan:
     """
     if not plan.quantized:
         return plan
-    real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])
-    return replace(plan, storage=plan.storage | dict.fromkeys(plan.quantized, real))
+    working = WORKING[plan.storage["p"]]
+    wide = {name: REAL.get(working, working) for name in plan.quantized}
+    wide |= {name: working for name in plan.quantized if plan.storage[name] == PAIR}
+    return replace(plan, storage=plan.storage | wide)

@@ -234,19 +234,19 @@ class Rule(ABC):
         fixed = {n: xp.zeros_like(p) if kind(x) == "complex" else zeros_abs2(xp, p) for n, x in self.constants.items()}
         return {**own, **copies, **fixed}
 
-    def storage(self, rank: int) -> dict[str, str]:
+    def storage(self, rank: int, dtype: str = "float64") -> dict[str, str]:
         """The slots of a tensor that `state_dtype` narrows, each with the dtype that it is stored in.
 
         These are slots of the rule with a value for each element.
         """
         if self.state_dtype is None:
             return {}
-        p = np.zeros((2,) * rank)
+        p = np.zeros((2,) * rank, complex if dtype.startswith("complex") else float)
         found = {}
         for name, x in self.slots(np, p).items():
-            dtype = storage_for(self.state_dtype, name)
-            if dtype is not None and x.shape == p.shape and name not in self.wide:
-                found[name] = code_of(dtype, unsigned=name in self.squares)
+            stored = storage_for(self.state_dtype, name)
+            if stored is not None and x.shape == p.shape and name not in self.wide:
+                found[name] = code_of(stored, unsigned=name in self.squares, pairs=x.dtype.kind == "c")
         return found
 
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:

@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from arrayopt.arrays import (
     Array,
     array_namespace,
+    dtype_name,
     dtype_of,
+    kind,
     on_its_device,
     working_dtype,
 )
-from arrayopt.codecs import QUANTIZED, SCALE
+from arrayopt.codecs import PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
@@ -47,9 +49,10 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
         The rule that its slots are of, and the same one with another `state_dtype`.
     """
     rank = p.ndim - new.stacked
-    stored, wanted, codes = old.storage(rank), new.storage(rank), narrowed(slots)
+    dtype, codes = dtype_name(p), narrowed(slots)
+    stored, wanted = old.storage(rank, dtype), new.storage(rank, dtype)
     xp = array_namespace(p)
-    real = working_dtype(xp, p, real=True)
+    working, real = working_dtype(xp, p), working_dtype(xp, p, real=True)
     made: dict[str, Array] = {}
     with on_its_device(p):
         for slot, x in slots.items():
@@ -60,7 +63,10 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
                 if slot in codes:
                     made[scale_of(slot)] = slots[scale_of(slot)]
                 continue
-            wide = dequantized(x, slots[scale_of(slot)], real) if slot in codes else xp.astype(x, real)
+            if slot in codes:
+                wide = dequantized(x, slots[scale_of(slot)], working if dtype_name(x) == PAIR else real)
+            else:
+                wide = x if kind(x) == "complex" else xp.astype(x, real)
             if slot in new.squares and slot in stored:
                 wide = wide * wide
             if slot in new.squares and slot in wanted:

@@ -225,11 +225,19 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     if reason:
         instead = "" if ";" in reason else f"; {BY_GROUP}"
         raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}{instead}")
-    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.storage(array.ndim - rule.stacked)
+    xp, dtype, narrow = (
+        array_namespace(array),
+        dtype_name(array),
+        rule.storage(array.ndim - rule.stacked, dtype_name(array)),
+    )
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
-    if narrow and kind(array) == "complex":
-        raise ValueError(f"{who}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
+    halves = sorted({x for x in narrow.values() if x in NARROW})
+    if halves and kind(array) == "complex":
+        raise ValueError(
+            f"{who}: `state_dtype` of complex parameters must be None or 'int8'; got {halves[0]!r}, and {name!r} is"
+            f" of {dtype}"
+        )
     _check_named(rule, array)
     stored = {slot: dtype_of(xp, dtype) for slot, dtype in narrow.items()}
     with on_its_device(array):

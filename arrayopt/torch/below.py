@@ -171,7 +171,8 @@ class Below:
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
         """Raise ValueError where a group's rule has changed so that it needs other state."""
-        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in fields_of(type(rule)))
+        names = [name for name in fields_of(type(rule)) if hasattr(group.rule, name)]  # Adam has not all of AdamW's
+        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in names)
         try:
             group.checked(group.rule, {name: new for name, old, new in pairs if new is not old and new != old})
         except ValueError as error:
