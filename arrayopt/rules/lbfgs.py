@@ -5,7 +5,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from arrayopt.arrays import Array, kind
+from arrayopt.arrays import Array, array_namespace, kind
 from arrayopt.hyper import choice, structural, whole
 from arrayopt.rules.line_search import Searching, Turn
 from arrayopt.rules.words import dot, nonzero, number, real_name
@@ -86,7 +86,7 @@ class LBFGS(Searching):
     rings: ClassVar[tuple[str, ...]] = ("s", "y")
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        rings = {name: ring(xp, p, self.memory) for name in self.rings}
+        rings = {name: _ring(xp, p, self.memory) for name in self.rings}
         if self.line_search is not None:
             return {**super().slots(xp, p), **rings}
         return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **rings}
@@ -100,9 +100,9 @@ class LBFGS(Searching):
 
     def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
         newest = (h.t - 1) % self.memory
-        steps, changes = put(s["s"], newest, step), put(s["y"], newest, change)
-        sy, yy = dots(steps, changes), dots(changes, changes)
-        sg, yg = dots(steps, g), dots(changes, g)
+        steps, changes = _put(s["s"], newest, step), _put(s["y"], newest, change)
+        sy, yy = _dots(steps, changes), _dots(changes, changes)
+        sg, yg = _dots(steps, g), _dots(changes, g)
         order = [(newest + 1 + i) % self.memory for i in range(self.memory)]  # the oldest first
         usable = []
         for age, i in enumerate(reversed(order)):
@@ -115,7 +115,7 @@ class LBFGS(Searching):
         for i in range(self.memory):
             slope = slope + by_s[i] * sg[i] + by_y[i] * yg[i]
         falls = (slope > 0) & (slope < np.inf)
-        d = -(scale * g + combined(steps, by_s) + combined(changes, by_y))
+        d = -(scale * g + _combined(steps, by_s) + _combined(changes, by_y))
         if self.line_search is None:
             return Turn(d, -slope, 1.0, since, {"s": steps, "y": changes})
         first = xp.where(known & falls, 1.0, 1.0 / xp.sqrt(nonzero(xp, square)))
@@ -172,22 +172,21 @@ def _layers(x: Any) -> tuple[Any, Any]:
     return x[None, ...], lambda y: y[0, ...]
 
 
-def ring(xp: Any, p: Array, k: int) -> Array:
+def _ring(xp: Any, p: Array, k: int) -> Array:
+    """Room for k arrays like p."""
     return xp.stack([xp.zeros_like(p)] * k)
 
 
-def put(ring: Array, i: int, x: Array) -> Array:
-    from arrayopt.arrays import array_namespace
-
+def _put(ring: Array, i: int, x: Array) -> Array:
+    """A ring with x as its member i."""
     (a, made), (b, _) = _layers(ring), _layers(x)
     xp = array_namespace(a)
     mask = xp.reshape(xp.arange(a.shape[1]) == i, (1, -1, *(1,) * (a.ndim - 2)))
     return made(xp.where(mask, xp.expand_dims(b, axis=1), a))
 
 
-def dots(a: Array, b: Array) -> Any:
-    from arrayopt.arrays import array_namespace
-
+def _dots(a: Array, b: Array) -> Any:
+    """The inner products of the members of a ring with those of another, or with an array."""
     (x, made), (y, _) = _layers(a), _layers(b)
     xp = array_namespace(x)
     n, k = x.shape[:2]
@@ -201,9 +200,8 @@ def dots(a: Array, b: Array) -> Any:
     return [made(out[:, i, 0]) for i in range(k)]
 
 
-def combined(ring: Array, c: list[Array]) -> Array:
-    from arrayopt.arrays import array_namespace
-
+def _combined(ring: Array, c: list[Array]) -> Array:
+    """The sum of a ring's members, each times a number."""
     x, made = _layers(ring)
     xp = array_namespace(x)
     n, k = x.shape[:2]

@@ -13,7 +13,7 @@ __all__ = ["Result"]
 class Result:
     """What `minimize` has found; with `stacked`, numbers are arrays with one for each problem.
 
-    Attributes
+    Parameters
     ----------
     params : tree of arrays
         The best point that was evaluated, in the structure that was given.

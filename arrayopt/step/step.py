@@ -409,18 +409,24 @@ def _form(
     return coming.version, grads.dtype, verdict.factor is None
 
 
-def _check_values(value: Array, buckets: list[Bucket], ranks: int) -> None:
-    """Raise ValueError or TypeError where there cannot be a value for each layer."""
-    who = "Optimizer.step: `value` has one for each layer"
+def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
+    """Raise TypeError where there cannot be a value for each layer."""
+    who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
     if ranks > 1:
-        raise ValueError(f"{who}, which ranks cannot share yet; give one number")
+        raise TypeError(f"{who}, which ranks cannot share yet; got {len(values)} values")
     for bucket in buckets:
         for tensor in bucket.whole.tensors:
-            x, count = tensor.array, int(value.shape[0])
-            if not bucket.rule.stacked or x.shape[0] != count:
-                kind = (
-                    f"{x.shape[0]} layers" if bucket.rule.stacked else "no layers: `stacked` is off"
+            if not bucket.rule.stacked:
+                raise TypeError(
+                    f"{who}; got {len(values)} values, and {tensor.name!r} is not stacked"
                 )
-                raise ValueError(f"{who}, of {count}; {tensor.name!r} has {kind}")
-            if array_namespace(x) is not array_namespace(value):
-                raise TypeError(f"{who}, of {library(value)}; {tensor.name!r} is of {library(x)}")
+            if len(tensor.array) != len(values):
+                count = len(tensor.array)
+                raise TypeError(
+                    f"{who}; got {len(values)} values, and {tensor.name!r} has {count} layers"
+                )
+            if array_namespace(tensor.array) is not array_namespace(values):
+                other = library(tensor.array)
+                raise TypeError(
+                    f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
+                )

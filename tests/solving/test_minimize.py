@@ -314,11 +314,37 @@ def test_what_it_is_given_is_checked(options, error, match):
 
 
 def test_values_of_layers_are_for_stacked_tensors():
+    grads = {"w": np.ones((3, 2))}
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1))
-    with pytest.raises(ValueError, match=r"of 3; 'w' has no layers: `stacked` is off"):
-        opt.step({"w": np.ones((3, 2))}, value=np.ones(3))
+    with pytest.raises(TypeError, match=r"got 3 values, and 'w' is not stacked"):
+        opt.step(grads, value=np.ones(3))
     opt = ao.Optimizer({"w": np.ones((3, 2))}, ao.SGD(lr=0.1, stacked=True))
-    with pytest.raises(ValueError, match=r"of 2; 'w' has 3 layers"):
-        opt.step({"w": np.ones((3, 2))}, value=np.ones(2))
-    with pytest.raises(TypeError, match=r"of torch; 'w' is of numpy"):
-        opt.step({"w": np.ones((3, 2))}, value=torch.ones(3))
+    with pytest.raises(TypeError, match=r"got 2 values, and 'w' has 3 layers"):
+        opt.step(grads, value=np.ones(2))
+    with pytest.raises(TypeError, match=r"got a torch array, and 'w' is of numpy"):
+        opt.step(grads, value=torch.ones(3))
+    assert opt.step_count == 0
+
+
+class Polyak(ao.Rule):
+    """Polyak's step for a least value of zero."""
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        return p - h.value / xp.sum(g * g) * g, {}
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "numba", "cpp"])
+def test_a_value_for_each_layer_is_what_the_layer_gets_alone(engine):
+    curvature, start = np.array([[1.0, 3.0], [2.0, 0.5], [1.0, 1.0]]), np.arange(1.0, 7.0).reshape(3, 2)
+
+    def run(h, x, **options):
+        opt = ao.Optimizer(x.copy(), Polyak(**options), engine=engine)
+        for _ in range(3):
+            opt.step(h * opt.params, value=0.5 * (h * opt.params**2).sum(-1))
+        return opt.params
+
+    together = run(curvature, start, stacked=True)
+    np.testing.assert_array_equal(together, [run(h, x) for h, x in zip(curvature, start, strict=True)])
