@@ -87,6 +87,7 @@ class LBFGS(Searching):
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         rings = {name: _ring(xp, p, self.memory) for name in self.rings}
+        rings |= {name: _ring(xp, _ring(xp, number(xp, p), self.memory), self.memory) for name in ("sy", "yy")}
         if self.line_search is not None:
             return {**super().slots(xp, p), **rings}
         return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **rings}
@@ -99,74 +100,99 @@ class LBFGS(Searching):
         return p + step * turned.d, {"x": p, "grad": g, "since": turned.since, **turned.slots}
 
     def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
+        if not isinstance(h.t, int):
+            raise TypeError("LBFGS: the place of the newest pair must be known: engine='array_api' runs it, untraced")
         newest = (h.t - 1) % self.memory
         steps, changes = _put(s["s"], newest, step), _put(s["y"], newest, change)
-        sy, yy = _dots(steps, changes), _dots(changes, changes)
-        sg, yg = _dots(steps, g), _dots(changes, g)
+        sg, by_steps = _dots(steps, g, change)
+        yg, by_changes = _dots(changes, g, change)
+        # in each row the products of a change with what was there before it
+        sy, yy = _put(s["sy"], newest, by_steps), _put(s["yy"], newest, by_changes)
         order = [(newest + 1 + i) % self.memory for i in range(self.memory)]  # the oldest first
-        usable = []
-        for age, i in enumerate(reversed(order)):
-            # as PyTorch's rule, or Fortran's
-            least = 1e-10 if self.line_search is None else float(np.finfo(real_name(g)).eps) * yy[i][i]
-            usable.append((sy[i][i] > least) & (since > age))
-        known, scale, by_s, by_y = two_loops(xp, order, usable[::-1], sy, yy, sg, yg)
+        # as PyTorch's rule, or Fortran's
+        least = (1e-10, 0.0) if self.line_search is None else (0.0, float(np.finfo(real_name(g)).eps))
+        pairs = Pairs(xp, order, _numbers(sy), _numbers(yy), least, since)
+        known, scale, by_s, by_y = pairs.direction(_numbers(sg), _numbers(yg))
         square = dot(xp, g, g)
         slope = scale * square
-        for i in range(self.memory):
-            slope = slope + by_s[i] * sg[i] + by_y[i] * yg[i]
+        for i, product in enumerate(_numbers(sg)):
+            slope = slope + by_s[i] * product
+        for i, product in enumerate(_numbers(yg)):
+            slope = slope + by_y[i] * product
         falls = (slope > 0) & (slope < np.inf)
         d = -(scale * g + _combined(steps, by_s) + _combined(changes, by_y))
+        slots = {"s": steps, "y": changes, "sy": sy, "yy": yy}
         if self.line_search is None:
-            return Turn(d, -slope, 1.0, since, {"s": steps, "y": changes})
+            return Turn(d, -slope, 1.0, since, slots)
         first = xp.where(known & falls, 1.0, 1.0 / xp.sqrt(nonzero(xp, square)))
         return Turn(
             d=xp.where(falls, d, -g),
             slope=-xp.where(falls, slope, square),
             step=h.lr * first,
             since=xp.where(falls, since, 0.0),
-            slots={"s": steps, "y": changes},
+            slots=slots,
         )
 
 
-def two_loops(
-    xp: Any, order: list[int], usable: list[Array], sy: Any, yy: Any, sg: list[Array], yg: list[Array]
-) -> tuple[Array, Array, list[Array], list[Array]]:
-    """Nocedal and Wright, algorithm 7.4, on the coefficients of the gradient, of steps and of changes.
+class Pairs:
+    """Pairs of steps and changes of the gradient, known by their inner products.
 
-    `order` has the places of pairs, the oldest first, and `usable` whether they count. The first of what is returned
-    says whether one does.
+    Parameters
+    ----------
+    xp : namespace
+        That of the numbers.
+    order : list of int
+        The places of pairs, the oldest first.
+    sy, yy : list of list of number
+        For each pair the product of its change with the steps and the changes that are older, and with its own.
+    least : tuple of float
+        A pair counts whose product is larger than the first, and than the second times the square of its change.
+    since : number
+        So many of the newest pairs count.
     """
-    rho: dict[int, Any] = {}
-    known, scale = usable[0], sg[0] * 0.0 + 1.0
-    for ok, i in zip(usable, order, strict=True):
-        rho[i] = xp.where(ok, 1.0 / xp.where(ok, sy[i][i], 1.0), 0.0)
-        scale = xp.where(ok, sy[i][i] / xp.where(ok, yy[i][i], 1.0), scale)
-        known = known | ok
-    a: dict[int, Any] = {}
-    for i in reversed(order):
-        left = sg[i]
-        for j, part in a.items():
-            left = left - part * sy[i][j]
-        a[i] = rho[i] * left
-    by_s: dict[int, Any] = {}
-    for i in order:
-        left = yg[i]
-        for j, part in a.items():
-            left = left - part * yy[i][j]
-        left = scale * left
-        for j, part in by_s.items():
-            left = left + part * sy[j][i]
-        by_s[i] = a[i] - rho[i] * left
-    places = range(len(order))
-    # signs as in H g = scale·g + the sums over steps and changes
-    return known, scale, [by_s[i] for i in places], [-scale * a[i] for i in places]
+
+    def __init__(self, xp: Any, order: list[int], sy: Any, yy: Any, least: tuple[float, float], since: Array) -> None:
+        self.order, self._sy, self._yy = order, sy, yy
+        self._rho: dict[int, Array] = {}
+        self._scale: Any = since * 0.0 + 1.0
+        self._known = since < 0
+        for age, i in zip(range(len(order) - 1, -1, -1), order, strict=True):
+            mine, square = sy[i][i], yy[i][i]
+            counts = (mine > least[0]) & (mine > least[1] * square) & (since > age)
+            self._rho[i] = xp.where(counts, 1.0 / xp.where(counts, mine, 1.0), 0.0)
+            self._scale = xp.where(counts, mine / xp.where(counts, square, 1.0), self._scale)
+            self._known = self._known | counts
+
+    def direction(self, sg: list[Array], yg: list[Array]) -> tuple[Array, Array, list[Array], list[Array]]:
+        """H g by its coefficients: whether a pair counts; the factors of g, of the steps and of the changes.
+
+        Nocedal and Wright, algorithm 7.4; `sg` and `yg` are the products of steps and changes with g.
+        """
+        a: dict[int, Any] = {}
+        for i in reversed(self.order):
+            left = sg[i]
+            for j, part in a.items():
+                left = left - part * self._sy[j][i]
+            a[i] = self._rho[i] * left
+        by_s: dict[int, Any] = {}
+        for i in self.order:
+            left = yg[i]
+            for j, part in a.items():
+                newer, older = (i, j) if self.order.index(i) > self.order.index(j) else (j, i)
+                left = left - part * self._yy[newer][older]
+            left = self._scale * left
+            for j, part in by_s.items():
+                left = left + part * self._sy[i][j]
+            by_s[i] = a[i] - self._rho[i] * left
+        places = range(len(self.order))
+        return self._known, self._scale, [by_s[i] for i in places], [-self._scale * a[i] for i in places]
 
 
-# ---- until rings are words -------------------------------------------------------------------------------------------
+# ---- rings: a slot of k arrays, of each layer where the rule is run on all layers at once ----------------------------
 
 
 def _layers(x: Any) -> tuple[Any, Any]:
-    """The array, with an axis of layers, and what makes the like of it."""
+    """An array with an axis of layers, and what makes the like of it."""
     if hasattr(x, "x"):
         return x.x, type(x)
     return x[None, ...], lambda y: y[0, ...]
@@ -180,31 +206,35 @@ def _ring(xp: Any, p: Array, k: int) -> Array:
 def _put(ring: Array, i: int, x: Array) -> Array:
     """A ring with x as its member i."""
     (a, made), (b, _) = _layers(ring), _layers(x)
+    return made(array_namespace(a).concat([a[:, :i, ...], b[:, None, ...], a[:, i + 1 :, ...]], axis=1))
+
+
+def _dots(ring: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """The inner products of the members of a ring with two arrays."""
+    a, made = _layers(ring)
     xp = array_namespace(a)
-    mask = xp.reshape(xp.arange(a.shape[1]) == i, (1, -1, *(1,) * (a.ndim - 2)))
-    return made(xp.where(mask, xp.expand_dims(b, axis=1), a))
+    count, k = a.shape[:2]
+    both = xp.reshape(xp.stack([_layers(x)[0], _layers(y)[0]], axis=1), (count, 2, -1))
+    a = xp.reshape(a, (count, k, -1))
+    if kind(a) == "complex":
+        a, both = (xp.concat([xp.real(z), xp.imag(z)], axis=2) for z in (a, both))
+    out = xp.matmul(a, xp.matrix_transpose(both))
+    return made(out[:, :, 0]), made(out[:, :, 1])
 
 
-def _dots(a: Array, b: Array) -> Any:
-    """The inner products of the members of a ring with those of another, or with an array."""
-    (x, made), (y, _) = _layers(a), _layers(b)
-    xp = array_namespace(x)
-    n, k = x.shape[:2]
-    both = a.ndim == b.ndim
-    x, y = xp.reshape(x, (n, k, -1)), xp.reshape(y, (n, y.shape[1] if both else 1, -1))
-    if kind(x) == "complex":
-        x, y = xp.concat([xp.real(x), xp.imag(x)], axis=2), xp.concat([xp.real(y), xp.imag(y)], axis=2)
-    out = xp.matmul(x, xp.matrix_transpose(y))
-    if both:
-        return [[made(out[:, i, j]) for j in range(k)] for i in range(k)]
-    return [made(out[:, i, 0]) for i in range(k)]
+def _numbers(x: Array) -> Any:
+    """The numbers of a vector or a matrix, as a list or a list of lists."""
+    a, made = _layers(x)
+    if a.ndim == 2:
+        return [made(a[:, i]) for i in range(a.shape[1])]
+    return [_numbers(made(a[:, i, :])) for i in range(a.shape[1])]
 
 
-def _combined(ring: Array, c: list[Array]) -> Array:
+def _combined(ring: Array, factors: list[Array]) -> Array:
     """The sum of a ring's members, each times a number."""
-    x, made = _layers(ring)
-    xp = array_namespace(x)
-    n, k = x.shape[:2]
-    coefficients = xp.stack([_layers(one)[0] for one in c], axis=1)
-    out = xp.matmul(xp.astype(coefficients[:, None, :], x.dtype), xp.reshape(x, (n, k, -1)))
-    return made(xp.reshape(out, (n, *x.shape[2:])))
+    a, made = _layers(ring)
+    xp = array_namespace(a)
+    count, k = a.shape[:2]
+    row = xp.stack([_layers(x)[0] for x in factors], axis=1)[:, None, :]
+    out = xp.matmul(xp.astype(row, a.dtype), xp.reshape(a, (count, k, -1)))
+    return made(xp.reshape(out, (count, *a.shape[2:])))
