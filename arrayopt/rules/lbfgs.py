@@ -5,9 +5,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, kind
+from arrayopt.arrays import Array
 from arrayopt.hyper import choice, structural, whole
 from arrayopt.rules.line_search import Searching, Turn
+from arrayopt.rules.pairs import begun, direction, remembered
 from arrayopt.rules.words import dot, nonzero, number, real_name
 
 __all__ = ["LBFGS"]
@@ -86,11 +87,10 @@ class LBFGS(Searching):
     rings: ClassVar[tuple[str, ...]] = ("s", "y")
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
-        rings = {name: _ring(xp, p, self.memory) for name in self.rings}
-        rings |= {name: _ring(xp, _ring(xp, number(xp, p), self.memory), self.memory) for name in ("sy", "yy")}
+        memory = begun(xp, p, self.memory)
         if self.line_search is not None:
-            return {**super().slots(xp, p), **rings}
-        return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **rings}
+            return {**super().slots(xp, p), **memory}
+        return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **memory}
 
     def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
         if self.line_search is not None:
@@ -103,138 +103,20 @@ class LBFGS(Searching):
         if not isinstance(h.t, int):
             raise TypeError("LBFGS: the place of the newest pair must be known: engine='array_api' runs it, untraced")
         newest = (h.t - 1) % self.memory
-        steps, changes = _put(s["s"], newest, step), _put(s["y"], newest, change)
-        sg, by_steps = _dots(steps, g, change)
-        yg, by_changes = _dots(changes, g, change)
-        # in each row the products of a change with what was there before it
-        sy, yy = _put(s["sy"], newest, by_steps), _put(s["yy"], newest, by_changes)
-        order = [(newest + 1 + i) % self.memory for i in range(self.memory)]  # the oldest first
+        slots, sg, yg = remembered(s, newest, step, change, g)
         # as PyTorch's rule, or Fortran's
         least = (1e-10, 0.0) if self.line_search is None else (0.0, float(np.finfo(real_name(g)).eps))
-        pairs = Pairs(xp, order, _numbers(sy), _numbers(yy), least, since)
-        known, scale, by_s, by_y = pairs.direction(_numbers(sg), _numbers(yg))
+        order = [(newest + 1 + i) % self.memory for i in range(self.memory)]
         square = dot(xp, g, g)
-        slope = scale * square
-        for i, product in enumerate(_numbers(sg)):
-            slope = slope + by_s[i] * product
-        for i, product in enumerate(_numbers(yg)):
-            slope = slope + by_y[i] * product
-        falls = (slope > 0) & (slope < np.inf)
-        d = -(scale * g + _combined(steps, by_s) + _combined(changes, by_y))
-        slots = {"s": steps, "y": changes, "sy": sy, "yy": yy}
+        found = direction(slots, sg, yg, g, square, order=order, since=since, least=least)
         if self.line_search is None:
-            return Turn(d, -slope, 1.0, since, slots)
-        first = xp.where(known & falls, 1.0, 1.0 / xp.sqrt(nonzero(xp, square)))
+            return Turn(-found.array, -found.slope, 1.0, since, slots)
+        falls = (found.slope > 0) & (found.slope < np.inf)
+        first = xp.where(found.known & falls, 1.0, 1.0 / xp.sqrt(nonzero(xp, square)))
         return Turn(
-            d=xp.where(falls, d, -g),
-            slope=-xp.where(falls, slope, square),
+            d=-xp.where(falls, found.array, g),
+            slope=-xp.where(falls, found.slope, square),
             step=h.lr * first,
             since=xp.where(falls, since, 0.0),
             slots=slots,
         )
-
-
-class Pairs:
-    """Pairs of steps and changes of the gradient, known by their inner products.
-
-    Parameters
-    ----------
-    xp : namespace
-        That of the numbers.
-    order : list of int
-        The places of pairs, the oldest first.
-    sy, yy : list of list of number
-        For each pair the product of its change with the steps and the changes that are older, and with its own.
-    least : tuple of float
-        A pair counts whose product is larger than the first, and than the second times the square of its change.
-    since : number
-        So many of the newest pairs count.
-    """
-
-    def __init__(self, xp: Any, order: list[int], sy: Any, yy: Any, least: tuple[float, float], since: Array) -> None:
-        self.order, self._sy, self._yy = order, sy, yy
-        self._rho: dict[int, Array] = {}
-        self._scale: Any = since * 0.0 + 1.0
-        self._known = since < 0
-        for age, i in zip(range(len(order) - 1, -1, -1), order, strict=True):
-            mine, square = sy[i][i], yy[i][i]
-            counts = (mine > least[0]) & (mine > least[1] * square) & (since > age)
-            self._rho[i] = xp.where(counts, 1.0 / xp.where(counts, mine, 1.0), 0.0)
-            self._scale = xp.where(counts, mine / xp.where(counts, square, 1.0), self._scale)
-            self._known = self._known | counts
-
-    def direction(self, sg: list[Array], yg: list[Array]) -> tuple[Array, Array, list[Array], list[Array]]:
-        """H g by its coefficients: whether a pair counts; the factors of g, of the steps and of the changes.
-
-        Nocedal and Wright, algorithm 7.4; `sg` and `yg` are the products of steps and changes with g.
-        """
-        a: dict[int, Any] = {}
-        for i in reversed(self.order):
-            left = sg[i]
-            for j, part in a.items():
-                left = left - part * self._sy[j][i]
-            a[i] = self._rho[i] * left
-        by_s: dict[int, Any] = {}
-        for i in self.order:
-            left = yg[i]
-            for j, part in a.items():
-                newer, older = (i, j) if self.order.index(i) > self.order.index(j) else (j, i)
-                left = left - part * self._yy[newer][older]
-            left = self._scale * left
-            for j, part in by_s.items():
-                left = left + part * self._sy[i][j]
-            by_s[i] = a[i] - self._rho[i] * left
-        places = range(len(self.order))
-        return self._known, self._scale, [by_s[i] for i in places], [-self._scale * a[i] for i in places]
-
-
-# ---- rings: a slot of k arrays, of each layer where the rule is run on all layers at once ----------------------------
-
-
-def _layers(x: Any) -> tuple[Any, Any]:
-    """An array with an axis of layers, and what makes the like of it."""
-    if hasattr(x, "x"):
-        return x.x, type(x)
-    return x[None, ...], lambda y: y[0, ...]
-
-
-def _ring(xp: Any, p: Array, k: int) -> Array:
-    """Room for k arrays like p."""
-    return xp.stack([xp.zeros_like(p)] * k)
-
-
-def _put(ring: Array, i: int, x: Array) -> Array:
-    """A ring with x as its member i."""
-    (a, made), (b, _) = _layers(ring), _layers(x)
-    return made(array_namespace(a).concat([a[:, :i, ...], b[:, None, ...], a[:, i + 1 :, ...]], axis=1))
-
-
-def _dots(ring: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """The inner products of the members of a ring with two arrays."""
-    a, made = _layers(ring)
-    xp = array_namespace(a)
-    count, k = a.shape[:2]
-    both = xp.reshape(xp.stack([_layers(x)[0], _layers(y)[0]], axis=1), (count, 2, -1))
-    a = xp.reshape(a, (count, k, -1))
-    if kind(a) == "complex":
-        a, both = (xp.concat([xp.real(z), xp.imag(z)], axis=2) for z in (a, both))
-    out = xp.matmul(a, xp.matrix_transpose(both))
-    return made(out[:, :, 0]), made(out[:, :, 1])
-
-
-def _numbers(x: Array) -> Any:
-    """The numbers of a vector or a matrix, as a list or a list of lists."""
-    a, made = _layers(x)
-    if a.ndim == 2:
-        return [made(a[:, i]) for i in range(a.shape[1])]
-    return [_numbers(made(a[:, i, :])) for i in range(a.shape[1])]
-
-
-def _combined(ring: Array, factors: list[Array]) -> Array:
-    """The sum of a ring's members, each times a number."""
-    a, made = _layers(ring)
-    xp = array_namespace(a)
-    count, k = a.shape[:2]
-    row = xp.stack([_layers(x)[0] for x in factors], axis=1)[:, None, :]
-    out = xp.matmul(xp.astype(row, a.dtype), xp.reshape(a, (count, k, -1)))
-    return made(xp.reshape(out, (count, *a.shape[2:])))
