@@ -1,34 +1,31 @@
 """`ao.minimize` beside SciPy, jaxopt, Optimistix and PyTorch: evaluations, and time.
 
-Run it from the root of the repository: ``python benchmarks/minimize.py``. It takes some minutes. Peers that are not
+Run it from the root of the repository: ``python -m benchmarks.minimize``. It takes some minutes. Peers that are not
 installed are left out. Times of JAX are those of a second call; the first one, which compiles, stands beside them.
 """
 
 import argparse
-import sys
 import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from scipy import fft, optimize
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+import arrayopt as ao
+from tests.support.mgh import PROBLEMS, Function
 
-from scipy import fft, optimize  # noqa: E402
-
-import arrayopt as ao  # noqa: E402
-from tests.support.mgh import PROBLEMS, Function  # noqa: E402
+CONSOLE = Console(soft_wrap=True, highlight=False, markup=False)
 
 
 def table(head: list[str], rows: list[list[Any]]) -> None:
     """Print a table in Markdown."""
-    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    CONSOLE.print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:
-        print(f"| {' | '.join(f'{x:.4g}' if isinstance(x, float) else str(x) for x in row)} |")
+        CONSOLE.print(f"| {' | '.join(f'{x:.4g}' if isinstance(x, float) else str(x) for x in row)} |")
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -43,7 +40,7 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 def collected() -> None:
     """Moré, Garbow and Hillstrom's functions: minima that were found, and evaluations."""
-    print("\n## Test functions: solved, and evaluations")
+    CONSOLE.print("\n## Test functions: solved, and evaluations")
 
     def scipys(method: str, **options: Any) -> Callable[[Function], float]:
         return lambda f: (
@@ -146,7 +143,7 @@ def peaks_by_hand(data: Any) -> Callable[[Any], tuple[Any, Any]]:
 
 def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> None:
     """A thousand problems: each solver's time, and how many end at the least value that one has found."""
-    print(f"\n## {count} {title}")
+    CONSOLE.print(f"\n## {count} {title}")
     data, _, start = made(count, np, np.random.default_rng(0))
     values, rows = {}, []
     found, seconds = timed(lambda: ao.minimize(by_hand(data), start, stacked=True, max_steps=steps))
@@ -242,7 +239,7 @@ def deconvolution(side: int) -> tuple[Callable[[Any], tuple[float, Any]], Any]:
 
 def large(side: int, evaluations: int) -> None:
     """One large problem: seconds of each evaluation, those of the function alone, and memory."""
-    print(f"\n## A deconvolution of {side} x {side} unknowns in float64: {evaluations} evaluations")
+    CONSOLE.print(f"\n## A deconvolution of {side} x {side} unknowns in float64: {evaluations} evaluations")
     f, start = deconvolution(side)
     f(start)
     alone = min(timed(lambda: f(start))[1] for _ in range(3))

@@ -122,6 +122,7 @@ class SPG(Rule):
     memory: Hyper = real("[0, 1)", 0.85)
 
     complex_ok: ClassVar[bool] = True
+    begins_at_zero: ClassVar[bool] = True
     numbers: ClassVar[tuple[str, ...]] = ("average", "weight", "slope", "step", "trials", "accepted", "ended")
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", *numbers)
     joint: ClassVar[bool] = True

@@ -63,6 +63,7 @@ class Searching(Rule):
     curvature: Hyper = real("(0, 1)", 0.9)
 
     complex_ok: ClassVar[bool] = True
+    begins_at_zero: ClassVar[bool] = True
     wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS)
     joint: ClassVar[bool] = True
     """Whether all tensors of a problem are one unknown."""
