@@ -131,7 +131,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_again(self, inner: Inner, below: Below) -> None:
         """Update parameters that are in a group several times as often, as PyTorch does."""
-        if all(len(distinct(group)) == len(group["params"]) for group in self.param_groups):
+        if not below.repeats:
             return
         often = Counter(p for group in self.param_groups for p in group["params"])
         grads, steps = self._gradients(below.params), inner.step_count - 1

@@ -42,6 +42,11 @@ class Below:
         State for some of the parameters, as `arrayopt.torch.state.show` has it; it is copied.
     steps : int
         The number of steps made.
+
+    Attributes
+    ----------
+    repeats : bool
+        Whether a group has a parameter more than once.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Below:
         found = iter(values)
         self._rules = [] if self.made is None else [self.made.rule, *(group.rule for group in self.made.groups)]
         self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
+        self.repeats = any(len(distinct(group)) < len(group["params"]) for group in groups)
 
     def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
         """Whether a group holds the very objects that it did; tensors as values may have become others."""

@@ -247,8 +247,24 @@ def _pickled(place: Place, opt: Any, grads: Any) -> Any:
     return _straight(place, pickle.loads(pickle.dumps(opt)), grads)
 
 
+def _given(place: Place, opt: Any, grads: Any) -> Any:
+    """Gradients are given one by one, in any order, where nothing needs all of them."""
+    names = [name for name, g in grads.items() if g is not None]
+    place.rng.shuffle(names)
+    for i, name in enumerate(names):
+        try:
+            opt.give(name, grads[name])
+        except ValueError as error:
+            if i > 0 or "need all gradients" not in str(error):
+                raise
+            return _straight(place, opt, grads)
+    opt.step()
+    return opt
+
+
 CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "straight": _straight,
+    "given": _given,
     "refused": _refused,
     "signals": _signalled,
     "faults": _faulty,
@@ -259,8 +275,9 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
 }
 """How a call of `step` is made; what is returned is the optimizer to go on with."""
 
-ALONE = ("signals", "deepcopy", "pickle")
-"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
+ALONE = ("given", "signals", "deepcopy", "pickle")
+"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied, nor given
+gradients one by one."""
 
 
 # ---- what must change no bit: where it runs -------------------------------------------------------------------------
