@@ -17,10 +17,8 @@ def example(name):
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_peaks_are_fitted_in_three_ways(backend, monkeypatch, tmp_path):
+def test_peaks_are_fitted_in_three_ways(backend, tmp_path):
     peaks = example("peaks")
-    monkeypatch.setattr(peaks, "STEPS", 300)
-    monkeypatch.setattr(peaks, "LR", 0.1)
     counts, found = peaks.run(backend, 12)
     above = peaks.excess(found)
     assert above["ao.minimize"].max() < 1e-6
