@@ -33,6 +33,7 @@ from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
+from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -108,6 +109,8 @@ def _apply(
         mine = hypers if value is None else {**hypers, VALUE: value}
         return apply_one(rule, p, g, slots, t, mine, origin=(name, first), **options)
 
+    if stacked is None and rule.blocks is not None:
+        return _blocks(rule, p, g, slots, t, hypers, name=name, first=first, **options)
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
         return one(p, g, slots, first)
     differ = getattr(t, "ndim", 0) == 1
@@ -138,13 +141,28 @@ def _apply(
         of_layer = {name: x[i, ...] for name, x in slots.items()}
         own = {} if values is None else {VALUE: values[i, ...]}
         done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t, **own))
-    ps, news, reports = ([x[k] for x in done] for k in range(3))
+    ps, news, reports = zip(*done, strict=True)
     stack = array_namespace(p).stack
     return (
         stack(ps),
         {name: stack([x[name] for x in news]) for name in slots},
         {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
     )
+
+
+def _blocks(
+    rule: Rule, p: Array, g: Array, slots: dict[str, Array], *args: Any, first: int, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
+    """`_apply`, to each block of a tensor: to each stack of equal ones."""
+    cut, done = Cut(rule, p.shape, dtype_name(p)), []
+    stacks = zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True)
+    for stretch, stack in zip(cut.stretches, stacks, strict=True):
+        at = first + stretch.start * cut.row
+        done.append(_apply(rule, *stack, *args, first=at, stacked=True, **options))
+    params, news, reports = zip(*done, strict=True)
+    concat = array_namespace(params[0]).concat
+    report = {name: concat([own[name] for own in reports]) for name in reports[0]}
+    return cut.joined(params), cut.joined_slots(news), report
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:
@@ -279,53 +297,39 @@ class ArrayAPI(Engine):
         `Engine.prepare`.
         """
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
+        several = bucket.rule.several
+        if isinstance(bucket, Layers):
+            several = isinstance(grads, Split)
+            one = _stack if several else _layer
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, grads, groups, one = (
-                bucket.stacks.tensors,
-                grads.stacks,
-                bucket.group_of_stacks,
-                _stack,
-            )
-        elif isinstance(bucket, Layers):
-            one = _layer
-        elif bucket.rule.stacked:
-            one = _stack
+            tensors, grads = bucket.stacks.tensors, grads.stacks
+            groups = bucket.group_of_stacks
         took = layers_with(asked.grads)
         # what measures gradients has none
-        slots = bucket.rule.stacked or not isinstance(bucket, Layers)
+        slots = bucket.rule.several or not isinstance(bucket, Layers)
+        done = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
-            done = [
-                (
-                    x,
-                    *_update(
-                        partial(one, x, x.slots if slots else {}),
-                        bucket.groups[i].rule,
-                        x,
-                        g,
-                        asked,
-                        i,
-                    ),
-                )
-                for x, g, i in zip(tensors, grads, groups, strict=True)
-                if g is not None
-            ]
+            for k, (x, g, i) in enumerate(zip(tensors, grads, groups, strict=True)):
+                if g is not None:
+                    call = partial(one, x, x.slots if slots else {})
+                    done.append((k, x, *_update(call, bucket.groups[i].rule, x, g, asked, i)))
 
         def launch() -> dict[str, Report]:
             reports = {}
-            for tensor, p, slots, report in done:
-                mask = (asked.left or {}).get(tensor.layers)
+            for k, tensor, p, slots, report in done:
                 if size(p):
                     tensor.put(None, p)
                     for name in slots:
                         tensor.put(name, slots[name])
-                if one is _stack:
-                    for i in range(p.shape[0] if report else 0):
+                if several and report:
+                    mask = (asked.left or {}).get(tensor.layers)
+                    first = bucket.first_layer(k)
+                    for i in range(size(next(iter(report.values())))):
                         if mask is None or not mask[i]:
-                            reports[layer_name(tensor.name, i)] = {
-                                name: x[i, ...] for name, x in report.items()
-                            }
-                else:
+                            of_layer = {name: x[i, ...] for name, x in report.items()}
+                            reports[layer_name(tensor.name, first + i)] = of_layer
+                elif not several:
                     reports[tensor.name] = report
             bucket.count(took, asked.left)
             return reports

@@ -22,7 +22,7 @@ from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
 from arrayopt.codecs import BLOCK, PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 
-__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scales"]
+__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shape", "scales"]
 
 TINY = 2.0**-119
 """Scales below this count as zero: the reciprocals of others are finite."""
@@ -43,7 +43,7 @@ def narrowed(slots: dict[str, Array]) -> list[str]:
     return [slot for slot, x in slots.items() if scale_of(slot) in slots and dtype_name(x) in QUANTIZED]
 
 
-def _scale_shape(shape: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def scale_shape(shape: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """The shape of the scales of a slot, of which each index of the first `layers` axes has blocks of its own."""
     count = int(np.prod(shape[layers:], dtype=np.int64))
     return (*shape[:layers], -(-count // BLOCK))
@@ -87,7 +87,7 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
         How many of the first axes have blocks of their own for each index.
     """
     xp = array_namespace(x)
-    shape = _scale_shape(tuple(x.shape), layers)
+    shape = scale_shape(tuple(x.shape), layers)
     codes_dtype, scale_dtype = getattr(xp, dtype), dtype_of(xp, "bfloat16")
     if size(x) == 0:
         codes = xp.zeros(tuple(x.shape), dtype=codes_dtype, device=_device(x))

@@ -127,6 +127,7 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "schedule": lambda case: case.groups.update({"b": {"lr": ao.schedules.Warmup(0.1, 4)}}),
     "a rule of its own": lambda case: case.groups.update({"number": ao.SGD(lr=0.1, momentum=0.5)}),
     "stacked": lambda case: case.groups.update({"stack": {"stacked": True}}),
+    "blocks": lambda case: case.groups.update({"w": {"blocks": (2, 2, 1, 1)}}),
     "project": lambda case: case.rule.update(project=ao.projections.box(-0.5, 0.5)),
     "ema": lambda case: case.rule.update(ema_decay=0.5),
     "lookahead": lambda case: case.rule.update(lookahead_steps=2),
