@@ -31,10 +31,12 @@ class CG(Searching):
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        What lengths that are tried first are multiplied by, in (0, inf). The first one goes a way of this length; later
-        ones are those by which f would fall as much as the last time, by its slope.
+        What lengths that are tried first are multiplied by, in (0, inf). They are those by which f would fall as much
+        as the last time, by its slope.
     curvature : number, schedule or sequence, default 0.1
         The part of the slope that may be left where a length is taken, in (0, 1).
+    first_step : number, schedule or sequence, default 1
+        How far the very first step goes, in the units of the unknowns, in (0, inf).
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -69,7 +71,7 @@ class CG(Searching):
         beta = xp.where(falls, beta, 0.0)
         slope = xp.where(falls, slope, -square)
         alike = s["step"] * s["slope"] / nonzero(xp, slope)
-        first = xp.where((since > 0) & (alike > 0), alike, 1.0 / xp.sqrt(nonzero(xp, square)))
+        first = xp.where((since > 0) & (alike > 0), alike, h.first_step / xp.sqrt(nonzero(xp, square)))
         return Turn(beta * s["d"] - g, slope, h.lr * first, xp.where(falls, since, 0.0), {})
 
 
@@ -90,6 +92,8 @@ class SPG(Rule):
     ----------
     memory : number, schedule or sequence, default 0.85
         How much of the average of values is kept from step to step, in [0, 1); with 0, no step goes up.
+    first_step : number, schedule or sequence, default 1
+        How far the very first step goes, by its largest element, in (0, inf).
     project : callable, optional
         Onto a convex set, see `Rule`; for a penalty, such as `projections.soft_threshold`, take `FISTA`.
     grad_centralization : bool, default False
@@ -120,6 +124,7 @@ class SPG(Rule):
     """
 
     memory: Hyper = real("[0, 1)", 0.85)
+    first_step: Hyper = real("(0, inf)", 1.0)
 
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
@@ -146,7 +151,7 @@ class SPG(Rule):
         along, square = dot(xp, step, change), dot(xp, step, step)
         reach = xp.max(xp.abs(self._to(xp, p, g, 1.0, h) - p))
         # as far as p is large, where the curvature does not say
-        large = xp.where(first, 1.0, xp.maximum(xp.max(xp.abs(p)), xp.max(xp.abs(step)))) / nonzero(xp, reach)
+        large = xp.where(first, h.first_step, xp.maximum(xp.max(xp.abs(p)), xp.max(xp.abs(step)))) / nonzero(xp, reach)
         far = xp.where(along > 0, square / nonzero(xp, along), large)
         far = clamp(xp, far, 1e-10, 1e10)
         d = xp.where(taken, self._to(xp, p, g, far, h) - p, s["d"])

@@ -35,15 +35,17 @@ class LBFGS(Searching):
     Parameters
     ----------
     lr : number, schedule or sequence, default 1
-        The length that is tried first in each direction, in (0, inf). In the first one, of which
-        nothing is known, it is divided by the norm of the gradient. Without a line search, that of
-        each step; the first one is times min(1, 1 / the sum of magnitudes of the gradient).
+        The length that is tried first in each direction, in (0, inf). Without a line search, that of each step; the
+        first one is times min(1, 1 / the sum of magnitudes of the gradient).
     memory : int, default 10
         How many pairs are kept, from 1 to 100.
     line_search : {"strong_wolfe", None}
         How lengths are found. None takes `lr` as it is; this rule is ``torch.optim.LBFGS`` then.
     curvature : number, schedule or sequence, default 0.9
         The part of the slope that may be left where a length is taken, in (0, 1).
+    first_step : number, schedule or sequence, default 1
+        How far the very first step goes, in the units of the unknowns, in (0, inf). Make it smaller where the start is
+        good, and a step of 1 would lead into another valley.
     grad_centralization : bool, default False
         See `Rule`, for this and the other options of every rule.
 
@@ -112,7 +114,7 @@ class LBFGS(Searching):
         if self.line_search is None:
             return Turn(-found.array, -found.slope, 1.0, since, slots)
         falls = (found.slope > 0) & (found.slope < np.inf)
-        first = xp.where(found.known & falls, 1.0, 1.0 / xp.sqrt(nonzero(xp, square)))
+        first = xp.where(found.known & falls, 1.0, h.first_step / xp.sqrt(nonzero(xp, square)))
         return Turn(
             d=-xp.where(falls, found.array, g),
             slope=-xp.where(falls, found.slope, square),

@@ -61,6 +61,7 @@ class Searching(Rule):
 
     lr: Hyper = real("(0, inf)", 1.0)
     curvature: Hyper = real("(0, 1)", 0.9)
+    first_step: Hyper = real("(0, inf)", 1.0)
 
     complex_ok: ClassVar[bool] = True
     begins_at_zero: ClassVar[bool] = True
