@@ -40,17 +40,24 @@ from arrayopt.rules import (
     ScheduleFreeAdamW,
     Sophia,
 )
+from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
+from arrayopt.rules.lbfgs import LBFGS
+from arrayopt.solving.minimize import minimize
+from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
     "CAME",
+    "CG",
     "FISTA",
     "LAMB",
     "LANS",
     "LARS",
+    "LBFGS",
     "SGD",
     "SOAP",
+    "SPG",
     "AdEMAMix",
     "AdaBelief",
     "Adafactor",
@@ -73,6 +80,7 @@ __all__ = [
     "RMSprop",
     "RankError",
     "Ranks",
+    "Result",
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
@@ -80,6 +88,7 @@ __all__ = [
     "init",
     "load_optax",
     "load_torch",
+    "minimize",
     "projections",
     "random",
     "ranks",

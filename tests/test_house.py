@@ -30,6 +30,7 @@ UP = (  # from the lowest room to the highest; a room may import from those befo
     ("saving",),
     ("functional", "settings"),
     ("optimizer",),
+    ("solving",),
     ("exchange", "libraries", "monitor", "optax", "torch"),
     ("arrayopt",),
     ("testing", "demo"),

@@ -24,14 +24,14 @@ from arrayopt.arrays import (
     working_dtype,
 )
 from arrayopt.codecs import PAIR
-from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
+from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Engine, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
-from arrayopt.rules.names import Values
+from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
 from arrayopt.state.blocks import Cut
@@ -105,21 +105,29 @@ def _apply(
     """`apply`, as the libraries' arrays are."""
 
     def one(
-        p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t
+        p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t, value: Any = None
     ) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options)
+        mine = hypers if value is None else {**hypers, VALUE: value}
+        return apply_one(rule, p, g, slots, t, mine, origin=(name, first), **options)
 
     if stacked is None and rule.blocks is not None:
         return _blocks(rule, p, g, slots, t, hypers, name=name, first=first, **options)
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
         return one(p, g, slots, first)
     differ = getattr(t, "ndim", 0) == 1
+    values = hypers.get(VALUE)
+    values = values if getattr(values, "ndim", 0) == 1 else None
     if array_api_compat.is_jax_array(p):
         import jax
 
         firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-        own = (jax.numpy.asarray(t),) if differ else ()
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
+        own = {} if not differ else {"t": jax.numpy.asarray(t)}
+        own |= {} if values is None else {VALUE: values}
+
+        def layer(p: Array, g: Array, slots: dict[str, Array], first: Any, own: Any) -> Any:
+            return one(p, g, slots, first, **own)
+
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(layer)(p, g, slots, firsts, own)
         return mapped
     # whatever the rule does otherwise, it does of each layer by itself, and raises there
     with suppress(Exception):
@@ -129,7 +137,8 @@ def _apply(
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
-        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
+        own = {} if values is None else {VALUE: values[i, ...]}
+        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t, **own))
     xp, device = place(p)
 
     def join(values: list[Any]) -> Array:
@@ -150,16 +159,26 @@ def _joined(
 
 
 def _by_number(
-    rule: Rule, p: Array, g: Array, slots: dict[str, Array], t: Any, *args: Any, **options: Any
+    rule: Rule,
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    t: Any,
+    hypers: dict[str, Any],
+    **options: Any,
 ) -> Any:
     """One update of all layers: of those at once that have the same number of updates."""
+    arrays = [p, g, *slots.values()]
     (xp, device), numbers = place(p), np.array([int(number) for number in t])
     order, done = np.argsort(numbers, kind="stable"), []
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         there, number = xp.asarray(rows, device=device), int(numbers[rows[0]])
-        one, grad, *rest = (xp.take(x, there, axis=0) for x in (p, g, *slots.values()))
-        own = dict(zip(slots, rest, strict=True))
-        done.append(apply_one(rule, one, grad, own, number, *args, **options, together=True))
+        param, grad, *rest = (xp.take(x, there, axis=0) for x in arrays)
+        own, mine = dict(zip(slots, rest, strict=True)), hypers
+        if getattr(hypers.get(VALUE), "ndim", 0) == 1:
+            mine = {**hypers, VALUE: xp.take(hypers[VALUE], there, axis=0)}
+        made = apply_one(rule, param, grad, own, number, mine, **options, together=True)
+        done.append(made)
     back = xp.asarray(np.argsort(order), device=device)
     return _joined(done, lambda parts: xp.take(xp.concat(parts), back, axis=0))
 
@@ -201,6 +220,8 @@ def apply_one(
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
     h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    if together and getattr(hypers.get(VALUE), "ndim", 0) == 1:
+        setattr(h, VALUE, Abreast(getattr(h, VALUE)))
     setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
     space = rule_namespace(abreast(xp) if together else xp)
     run: Callable[..., Any] = partial(of_layers, rule) if together else rule

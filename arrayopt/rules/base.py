@@ -113,6 +113,9 @@ class Rule(ABC):
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
 
+    begins_at_zero: ClassVar[bool] = False
+    """Whether each slot begins as zeros, or as the parameter: stacked ones need not be made layer by layer then."""
+
     evaluated_from: ClassVar[tuple[str, ...]] = ()
     """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
 

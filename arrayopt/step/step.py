@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, detached, dtype_name, is_array
+from arrayopt.arrays import Array, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import Buckets
@@ -148,7 +148,10 @@ class Step:
         """All that the host knows of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
-        if value is not None:
+        if value is not None and getattr(value, "ndim", 0) == 1:
+            _check_values(value, buckets, self._team.size)
+            value = detached(value)
+        elif value is not None:
             value = detached(value) if self._team.size == 1 and is_array(value) else float(value)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
@@ -404,3 +407,26 @@ def _form(
     if not grads.locations.complete or verdict.skip is not False or verdict.left:
         return None
     return coming.version, grads.dtype, verdict.factor is None
+
+
+def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
+    """Raise TypeError where there cannot be a value for each layer."""
+    who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
+    if ranks > 1:
+        raise TypeError(f"{who}, which ranks cannot share yet; got {len(values)} values")
+    for bucket in buckets:
+        for tensor in bucket.whole.tensors:
+            if not bucket.rule.stacked:
+                raise TypeError(
+                    f"{who}; got {len(values)} values, and {tensor.name!r} is not stacked"
+                )
+            if len(tensor.array) != len(values):
+                count = len(tensor.array)
+                raise TypeError(
+                    f"{who}; got {len(values)} values, and {tensor.name!r} has {count} layers"
+                )
+            if array_namespace(tensor.array) is not array_namespace(values):
+                other = library(tensor.array)
+                raise TypeError(
+                    f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
+                )
