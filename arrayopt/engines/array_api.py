@@ -160,24 +160,24 @@ def _joined(
 
 def _by_number(
     rule: Rule,
-    p: Array,
-    g: Array,
+    param: Array,
+    grad: Array,
     slots: dict[str, Array],
-    t: Any,
+    updates: Any,
     hypers: dict[str, Any],
     **options: Any,
 ) -> Any:
     """One update of all layers: of those at once that have the same number of updates."""
-    arrays = [p, g, *slots.values()]
-    (xp, device), numbers = place(p), np.array([int(number) for number in t])
+    arrays = [param, grad, *slots.values()]
+    (xp, device), numbers = place(param), np.array([int(number) for number in updates])
     order, done = np.argsort(numbers, kind="stable"), []
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         there, number = xp.asarray(rows, device=device), int(numbers[rows[0]])
-        param, grad, *rest = (xp.take(x, there, axis=0) for x in arrays)
-        own, mine = dict(zip(slots, rest, strict=True)), hypers
+        mine, of_mine, *rest = (xp.take(x, there, axis=0) for x in arrays)
+        own, now = dict(zip(slots, rest, strict=True)), hypers
         if getattr(hypers.get(VALUE), "ndim", 0) == 1:
-            mine = {**hypers, VALUE: xp.take(hypers[VALUE], there, axis=0)}
-        made = apply_one(rule, param, grad, own, number, mine, **options, together=True)
+            now = {**hypers, VALUE: xp.take(hypers[VALUE], there, axis=0)}
+        made = apply_one(rule, mine, of_mine, own, number, now, **options, together=True)
         done.append(made)
     back = xp.asarray(np.argsort(order), device=device)
     return _joined(done, lambda parts: xp.take(xp.concat(parts), back, axis=0))
