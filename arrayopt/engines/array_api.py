@@ -391,6 +391,8 @@ def _update(
     """One tensor's new parameter, slots and report; those of the layers that are `left` stay."""
     p, g, stats = detached(tensor.array), detached(g), asked.stats
     with on_its_device(p):
+        if left is not None:  # LAPACK raises where it is given NaN
+            g = unless(left, g, array_namespace(g).zeros_like(g))
         new, slots, report = one(
             rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats
         )

@@ -14,7 +14,7 @@ from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
 from arrayopt.engines.batch import Batch, Idle, Kind, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
-from arrayopt.engines.layers import Split
+from arrayopt.engines.layers import Split, layers_with
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
@@ -337,11 +337,13 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     """
     if not bucket.rule.branches:
         return dict, asked
-    t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
-    numbers = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
+    updates = (np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1).tolist()
+    numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
     if not any(numbers.values()):
         return dict, asked
-    due = [g is not None and numbers[n] for g, n in zip(asked.grads, t.tolist(), strict=True)]
+    due = [False] * len(updates)
+    for i in layers_with(asked.grads).tolist():
+        due[i] = numbers[updates[i]]
     ready = []
     for small, held in ((True, one_thread), (False, nullcontext)):
         mine = [
