@@ -41,6 +41,7 @@ from arrayopt.rules import (
     Sophia,
 )
 from arrayopt.rules.draws import random
+from arrayopt.rules.totals import total
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "schedules",
     "source",
     "to_torch",
+    "total",
     "update",
 ]
 

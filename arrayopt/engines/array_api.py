@@ -1,6 +1,6 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import (
     NARROW,
     Array,
+    Ints,
     array_namespace,
     copied,
     detached,
@@ -20,18 +21,21 @@ from arrayopt.arrays import (
     place,
     sharded_like,
     size,
+    to_host,
     working_dtype,
 )
-from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
-from arrayopt.engines.base import Asked, Engine, Report
+from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
+from arrayopt.engines.base import Asked, Engine, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
+from arrayopt.engines.meeting import Meeting
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
+from arrayopt.rules.totals import PREFIX, TOTALS, Heard, of_total, totals_in
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -101,20 +105,31 @@ def _apply(
 ) -> tuple[Array, dict[str, Array], Report]:
     """`apply`, as the libraries' arrays are."""
 
+    totals = {key: x for key, x in hypers.items() if key.startswith(PREFIX)}
+
     def one(
-        p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t
+        p: Array,
+        g: Array,
+        slots: dict[str, Array],
+        first: Any,
+        totals: dict[str, Any],
+        t: Any = t,
     ) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options)
+        now = {**hypers, **totals} if totals else hypers
+        return apply_one(rule, p, g, slots, t, now, origin=(name, first), **options)
 
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
-        return one(p, g, slots, first)
+        return one(p, g, slots, first, totals)
     differ = getattr(t, "ndim", 0) == 1
     if array_api_compat.is_jax_array(p):
         import jax
 
         firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
         own = (jax.numpy.asarray(t),) if differ else ()
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
+        totals = {key: jax.numpy.asarray(x) for key, x in totals.items()}
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(
+            p, g, slots, firsts, totals, *own
+        )
         return mapped
     if not differ:
         try:
@@ -127,7 +142,8 @@ def _apply(
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
-        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
+        known = {key: x[i] for key, x in totals.items()}
+        done.append(one(q, h, of_layer, first + i * size(q), known, int(t[i]) if differ else t))
     ps, news, reports = ([x[k] for x in done] for k in range(3))
     stack = array_namespace(p).stack
     return (
@@ -165,11 +181,24 @@ def apply_one(
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
-    h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
+    numbers, known = dict[str, Any](), dict[str, Any]()
+    for name, x in {**hypers, "t": t}.items():
+        if name.startswith(PREFIX):
+            known[name] = _total(xp, x, p, scalar) if together else _scalar(xp, x, scalar)
+        else:
+            numbers[name] = _scalar(xp, x, scalar)
+    h = Values(**numbers)
+    heard = Heard(p, scalar, known)
+    setattr(h, TOTALS, heard)
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
     setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
     space = rule_namespace(abreast(xp) if together else xp)
-    run: Callable[..., Any] = partial(of_layers, rule) if together else rule
+
+    def telling(*args: Any) -> tuple[Array, dict[str, Array]]:
+        new_p, out = rule(*args)
+        return new_p, {**out, **heard.told} if heard.told else out
+
+    run: Callable[..., Any] = partial(of_layers, telling) if together else telling
     norms: Callable[..., Any] = partial(of_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
@@ -232,6 +261,13 @@ def apply_one(
     return kept(new_p, wide_p, p), new_slots, report
 
 
+def _total(xp: Any, x: Any, p: Array, dtype: Any) -> Abreast:
+    """A total of all layers as a rule takes that of one."""
+    if array_namespace(x) is xp:
+        return Abreast(xp.astype(x, dtype))
+    return Abreast(xp.asarray(x, dtype=dtype, device=place(p)[1]))
+
+
 def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -> dict[str, Array]:
     """What the rule returned of a slot that is stored as codes, with its scales."""
     codes, scale = stored[name], stored[scale_of(name)]
@@ -264,6 +300,62 @@ class ArrayAPI(Engine):
         """Compute the whole step without writing; the returned function writes it. See
         `Engine.prepare`.
         """
+        done = _Updates(bucket, asked)
+        for _, _, _, report in done.made:
+            if totals_in(report):
+                raise ReturnedError(
+                    f"{type(bucket.rule).__name__}.update asks for a total here, and for none of a"
+                    " tensor of ones; it must ask for as many of each tensor"
+                )
+        return done.write
+
+    def prepare_joint(
+        self,
+        bucket: Bucket,
+        asked: Asked,
+        meetings: Sequence[Meeting],
+        reports: dict[str, Report],
+    ) -> Iterator[list[Partials]]:
+        """See `Engine.prepare_joint`: the step is computed anew whenever totals are known."""
+        done = _Updates(bucket, asked)
+        for meeting in meetings:
+            meeting.join()
+
+        def steps(done: _Updates) -> Iterator[list[Partials]]:
+            for meeting in meetings:
+                for some in meeting.rounds:
+                    done.tell(meeting, some)
+                    while any(j not in meeting.known for j in some):
+                        yield []
+                    if meeting is meetings[0]:
+                        done = _Updates(bucket, asked, meeting)
+            reports.update(done.write())
+
+        return steps(done)
+
+    def explain(self, bucket: Bucket) -> str:
+        """See `Engine.explain`."""
+        return "whole arrays, one operation of the rule after the other; each makes a temporary"
+
+
+class _Updates:
+    """The updates of a bucket, which have been computed and not been written.
+
+    Parameters
+    ----------
+    bucket, asked
+        As for `Engine.prepare`.
+    meeting : Meeting, optional
+        What knows the totals.
+
+    Attributes
+    ----------
+    made : list of tuple
+        The tensors, each with its new array, its new slots, and its report.
+    """
+
+    def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
+        self.bucket, self.asked = bucket, asked
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
         if isinstance(bucket, Layers) and isinstance(grads, Split):
             tensors, grads, groups, one = (
@@ -276,51 +368,74 @@ class ArrayAPI(Engine):
             one = _layer
         elif bucket.rule.stacked:
             one = _stack
-        took = layers_with(asked.grads)
+        self.by_layer = one is _stack
         # what measures gradients has none
         slots = bucket.rule.stacked or not isinstance(bucket, Layers)
+        self.made: list[tuple[Tensor, Array, dict[str, Array], Report]] = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
-            done = [
-                (
-                    x,
-                    *_update(
-                        partial(one, x, x.slots if slots else {}),
-                        bucket.groups[i].rule,
-                        x,
-                        g,
-                        asked,
-                        i,
-                    ),
-                )
-                for x, g, i in zip(tensors, grads, groups, strict=True)
-                if g is not None
-            ]
+            for x, g, i in zip(tensors, grads, groups, strict=True):
+                if g is not None:
+                    each = partial(one, x, x.slots if slots else {})
+                    known = {} if meeting is None else self._totals(x, meeting)
+                    rule = bucket.groups[i].rule
+                    self.made.append((x, *_update(each, rule, x, g, asked, i, known)))
 
-        def launch() -> dict[str, Report]:
-            reports = {}
-            for tensor, p, slots, report in done:
-                mask = (asked.left or {}).get(tensor.layers)
+    def _numbers(self, tensor: Tensor) -> tuple[Ints, Any]:
+        """The places of a tensor, or of its layers, among the numbers of the run; and of which of
+        them there are totals.
+        """
+        count = tensor.array.shape[0] if self.by_layer and size(tensor.array) else 1
+        mask = (self.asked.left or {}).get(tensor.layers) if self.by_layer else None
+        numbers = tensor.first + np.arange(count)
+        return numbers, slice(None) if mask is None else ~np.asarray(mask)
+
+    def _totals(self, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
+        """The totals that are known, for a tensor or each of its layers."""
+        if not size(tensor.array):
+            return {}
+        numbers, some = self._numbers(tensor)
+        found: dict[str, Any] = {}
+        for j in meeting.known:
+            each = np.ones(len(numbers))
+            each[some] = meeting.total(j, numbers[some])
+            found[of_total(j)] = each if self.by_layer else float(each[0])
+        return found
+
+    def tell(self, meeting: Meeting, some: list[int]) -> None:
+        """Tell the numbers of some totals."""
+        for j in some:
+            numbers, values = list[Ints](), list[Any]()
+            for tensor, p, _, report in self.made:
                 if size(p):
-                    tensor.put(None, p)
-                    for name in slots:
-                        tensor.put(name, slots[name])
-                if one is _stack:
-                    for i in range(p.shape[0] if report else 0):
-                        if mask is None or not mask[i]:
-                            reports[layer_name(tensor.name, i)] = {
-                                name: x[i, ...] for name, x in report.items()
-                            }
-                else:
-                    reports[tensor.name] = report
-            bucket.count(took, asked.left)
-            return reports
+                    which, here = self._numbers(tensor)
+                    told = report.get(of_total(j), 0.0)
+                    told = to_host(told) if is_array(told) else told
+                    values.append(np.broadcast_to(np.asarray(told, np.float64), len(which))[here])
+                    numbers.append(which[here])
+            none = [np.zeros(0, np.int64)]
+            meeting.tell(j, np.concatenate(none + numbers), np.concatenate(none + values))
 
-        return launch
-
-    def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
-        return "whole arrays, one operation of the rule after the other; each makes a temporary"
+    def write(self) -> dict[str, Report]:
+        """Write the updates, and count them; what they report."""
+        reports = {}
+        for tensor, p, slots, told in self.made:
+            report = {name: x for name, x in told.items() if not name.startswith(PREFIX)}
+            mask = (self.asked.left or {}).get(tensor.layers)
+            if size(p):
+                tensor.put(None, p)
+                for name in slots:
+                    tensor.put(name, slots[name])
+            if self.by_layer:
+                for i in range(p.shape[0] if report else 0):
+                    if mask is None or not mask[i]:
+                        reports[layer_name(tensor.name, i)] = {
+                            name: x[i, ...] for name, x in report.items()
+                        }
+            else:
+                reports[tensor.name] = report
+        self.bucket.count(layers_with(self.asked.grads), self.asked.left)
+        return reports
 
 
 def _whole(
@@ -354,8 +469,9 @@ def _update(
     g: Array,
     asked: Asked,
     i: int,
+    totals: dict[str, Any],
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One tensor's new parameter, slots and report."""
+    """One tensor's new parameter, slots and report; with the totals that are known."""
     p, g, stats, left = (
         detached(tensor.array),
         detached(g),
@@ -363,8 +479,9 @@ def _update(
         (asked.left or {}).get(tensor.layers),
     )
     with on_its_device(p):
+        hypers = asked.hypers[i] if not totals else {**asked.hypers[i], **totals}
         new, slots, report = one(
-            rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats
+            rule, p, g, tensor.updates + 1, hypers, clip=asked.clip, stats=stats
         )
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
 from arrayopt.engines.bucket import Bucket
@@ -11,6 +11,9 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
+
+if TYPE_CHECKING:
+    from arrayopt.engines.meeting import Meeting
 
 __all__ = [
     "Asked",
@@ -140,6 +143,27 @@ class Engine(ABC):
             by tensor name, as
             arrays that later steps leave alone.
         """
+
+    def prepare_joint(
+        self,
+        bucket: Bucket,
+        asked: Asked,
+        meetings: "Sequence[Meeting]",
+        reports: dict[str, Report],
+    ) -> Iterator[list[Partials]]:
+        """Make a step ready in which the tensors of all buckets meet; what is returned runs it.
+
+        Parameters
+        ----------
+        bucket, asked
+            As for `prepare`.
+        meetings : sequence of Meeting
+            Where they meet: for the update; or first for what reports of it, and then for the
+            update. The engine joins each, tells numbers, and stops where it waits.
+        reports : dict
+            Where reports go.
+        """
+        raise ValueError(f"the engine {self.name!r} does not make totals; use engine='array_api'")
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Have the hyper-parameters of the next step where a captured step will look for them."""

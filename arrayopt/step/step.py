@@ -309,7 +309,7 @@ class Step:
         form = None if stats else _form(coming, grads, verdict)
         if last is not None and form == last.form and last.again(asked):
             return last
-        return Ready(self._engine, zip(coming.buckets, asked, strict=True), form)
+        return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
 
     # ---- in two halves, so that the second can be captured ---------------------------------------
 

@@ -284,7 +284,8 @@ class NumPy(Fused):
         return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options))
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
-        return lanes(plan) if suits(tensor.array.shape) and not plan.multiplies else None
+        alone = plan.multiplies or plan.phases
+        return lanes(plan) if suits(tensor.array.shape) and not alone else None
 
     def describe(self) -> str:
         """See `Fused.describe`."""

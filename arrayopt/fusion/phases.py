@@ -1,0 +1,170 @@
+"""Plans with totals, cut where tensors meet: each phase is a plan, which a batch of its own runs.
+
+What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the step, as the totals
+do. A value per row or column cannot.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from arrayopt.fusion.dims import WAY_OUT, TraceError
+from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, reachable
+from arrayopt.fusion.passes import Pass
+from arrayopt.rules.totals import of_total
+
+if TYPE_CHECKING:
+    from arrayopt.fusion.plan import Plan
+
+__all__ = ["GIVEN", "Meets", "in_rounds", "meetings", "phases"]
+
+KEPT, GIVEN = ":kept", (":kept", ":total")
+"""What the names of scalars begin with that an earlier phase has computed; and of all that a meeting brings."""
+
+AWAY = "away"
+"""The operation that stands for a value per row or column of an earlier phase."""
+
+PutTogether = Callable[[tuple[Pass, ...], dict[str, Node], dict[str, Node]], "Plan"]
+
+
+class Meets(NamedTuple):
+    """When tensors meet for a total: before pass `level`, as the `turn`-th; and what the total is."""
+
+    level: int
+    turn: int
+    how: str
+
+
+def meetings(totals: Sequence[Node]) -> tuple[Meets, ...]:
+    """When tensors meet for each total."""
+    found: dict[Node, Meets] = {}
+    for x in totals:
+        before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
+        found[x] = Meets(x.level, max(before, default=-1) + 1, x.data[1])
+    return tuple(found.values())
+
+
+def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
+    """The totals that are added up together, round after round, for tensors of several plans.
+
+    Raises
+    ------
+    ValueError
+        If the plans have no order in common.
+    """
+    plans = list(several)
+    waiting, made = set(range(len(plans[0]))), list[list[int]]()
+    while waiting:
+        ready = []
+        for j in sorted(waiting):
+            if not any(plan[i][:2] < plan[j][:2] for plan in plans for i in waiting):
+                ready.append(j)
+        if not ready:
+            raise ValueError("total: tensors of different shape ask for totals in another order")
+        made.append(ready)
+        waiting -= set(ready)
+    return made
+
+
+def phases(
+    whole: "Plan", totals: Sequence[Node], levels: Sequence[int], put_together: PutTogether
+) -> "tuple[Plan, ...]":
+    """The phases of a plan.
+
+    What a phase is to tell the others is among its reports: the numbers of the totals that tensors meet for after it,
+    and what later phases need.
+
+    Parameters
+    ----------
+    whole : Plan
+        The plan, in which totals are operations.
+    totals : sequence of Node
+        The totals, in order.
+    levels : sequence of int
+        The level of each pass.
+    put_together : callable
+        Makes a plan of passes, of what slots of fewer axes are to hold, and of reports.
+
+    Raises
+    ------
+    TraceError
+        If a value per row or column would have to wait for a total.
+    """
+    meets = dict(zip(totals, meetings(totals), strict=True))
+    rounds = sorted({x[:2] for x in meets.values()})
+    phase_of = [sum(level <= k for level, _ in rounds) for k in levels]
+    made_in = {s: i for p, i in zip(whole.passes, phase_of, strict=True) for s in p.sums}
+    ends = [x for p in whole.passes for x in (*p.stores.values(), *p.sums)]
+    every = reachable([*ends, *whole.small.values(), *whole.reports.values()])
+    first: dict[Node, int] = {}
+    """The phase that computes each value per row, column or tensor; -1 for what each computes."""
+    for n in every:
+        if n in meets:
+            first[n] = rounds.index(meets[n][:2]) + 1
+        elif n in made_in:
+            first[n] = made_in[n]
+        else:
+            small = [first[a] for a in n.args if not is_whole(a.axes, whole.element)]
+            first[n] = max(small, default=-1)
+    made, wanted = list["Plan"](), set[str]()
+    copies = count(1 << 30)
+    for i in reversed(range(len(rounds) + 1)):
+        now = _within(every, first, i, whole.element)
+        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == i]
+        last = i == len(rounds)
+        small = {name: now[n] for name, n in whole.small.items()} if last else {}
+        told = {name: n for name, n in whole.reports.items() if last and n.op != TOTAL}
+        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == i + 1}
+        told |= {f"{KEPT}{n.id}": n for n in every if f"{KEPT}{n.id}" in wanted and first[n] == i}
+        reports = {}
+        for name, n in told.items():
+            x = now[n]
+            copied = x.op == "input"
+            reports[name] = (
+                Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
+            )
+        plan = put_together(tuple(passes), small, reports)
+        _check(plan)
+        wanted |= {n.data for n in reachable(plan.scalars) if str(n.data).startswith(KEPT)}
+        made.append(plan)
+    return tuple(reversed(made))
+
+
+def _within(every: Sequence[Node], first: dict[Node, int], i: int, element: str) -> dict[Node, Node]:
+    """What each value is in phase i, where those of earlier phases are known."""
+    now: dict[Node, Node] = {}
+    for n in every:
+        here = tuple(now[a] for a in n.args)
+        known = n.op == TOTAL and first[n] <= i
+        if known or (not is_whole(n.axes, element) and 0 <= first[n] < i):
+            name = of_total(n.data[0]) if known else f"{KEPT}{n.id}"
+            op = AWAY if n.axes else "host"
+            now[n] = Node(op, (), n.axes, 0, n.dtype, name, n.id)
+        elif here == n.args or n.op == POSITION:
+            now[n] = n
+        else:
+            now[n] = Node(n.op, here, n.axes, n.level, n.dtype, n.data, n.id)
+    return now
+
+
+def _now(p: Pass, now: dict[Node, Node]) -> Pass:
+    """A pass of what values are in a phase."""
+    return replace(
+        p,
+        loads={name: now.get(n, n) for name, n in p.loads.items()},
+        nodes=tuple(now[n] for n in p.nodes),
+        stores={name: now[n] for name, n in p.stores.items()},
+        sums=tuple(now[s] for s in p.sums),
+    )
+
+
+def _check(plan: "Plan") -> None:
+    """Raise TraceError where a phase uses a value per row or column of an earlier one."""
+    used = [n for p in plan.passes for n in p.uses]
+    used += [a for b in plan.between for n in b.nodes for a in n.args]
+    used += plan.small.values()
+    if any(n.op == AWAY for n in used):
+        raise TraceError(
+            f"it uses a value per row or column, which it has before a total, after that total{WAY_OUT}"
+        )
