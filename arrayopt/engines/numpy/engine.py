@@ -85,7 +85,7 @@ class _Blocks(Batch):
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
-        self.flat = plan.element == "C" and not plan.small
+        self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
