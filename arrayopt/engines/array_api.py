@@ -35,7 +35,7 @@ from arrayopt.rules.draws import DRAWS, Drawn
 from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
-from arrayopt.rules.totals import PREFIX, TOTALS, Heard, of_total, totals_in
+from arrayopt.rules.totals import PREFIX, TOTALS, Heard, of_total, totals_in, unforeseen
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -303,10 +303,7 @@ class ArrayAPI(Engine):
         done = _Updates(bucket, asked)
         for _, _, _, report in done.made:
             if totals_in(report):
-                raise ReturnedError(
-                    f"{type(bucket.rule).__name__}.update asks for a total here, and for none of a"
-                    " tensor of ones; it must ask for as many of each tensor"
-                )
+                raise unforeseen(type(bucket.rule))
         return done.write
 
     def prepare_joint(

@@ -68,7 +68,7 @@ class Bucket:
     """The array of the numbers of updates on the device, shared by all tables of the bucket; see
     `Run.give_to`.
     """
-    totals: "list[tuple[Meets, ...]] | None" = None
+    totals: "set[tuple[Meets, ...]] | None" = None
     """When the tensors meet for totals, for each way that the rule takes them; None where that is not
     known yet.
     """

@@ -6,8 +6,9 @@ from typing import Any
 import array_api_compat
 
 from arrayopt.arrays import Array, kind, place
+from arrayopt.rules.returned import ReturnedError
 
-__all__ = ["HOW", "TOTALS", "Heard", "of_total", "total", "totals_in"]
+__all__ = ["HOW", "PREFIX", "TOTALS", "Heard", "of_total", "total", "totals_in", "unforeseen"]
 
 TOTALS = "_totals"
 """Where in `h` engines put what takes the numbers of a tensor; no field can be called that."""
@@ -28,6 +29,14 @@ def of_total(j: int) -> str:
 def totals_in(report: dict[str, Any]) -> list[int]:
     """Which totals are in a report, or among scalars."""
     return [int(name.removeprefix(PREFIX)) for name in report if name.startswith(PREFIX)]
+
+
+def unforeseen(rule: type[Any]) -> ReturnedError:
+    """What to raise where an update asks for totals that were not foreseen."""
+    return ReturnedError(
+        f"{rule.__name__}.update asks for other totals of this tensor than of one of ones; it must"
+        " ask for the same ones of each tensor"
+    )
 
 
 def total(h: Any, x: Any, how: str = "sum") -> Array:

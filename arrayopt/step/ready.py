@@ -7,8 +7,10 @@ from arrayopt.arrays import dtype_name
 from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused, Launch
+from arrayopt.engines.layers import Layers
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.table import instead, select
+from arrayopt.engines.totals import as_many
 from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.plans import totals_for
 from arrayopt.ranks.alone import Alone
@@ -116,21 +118,18 @@ def _meetings(
             classes.setdefault(type(bucket.rule), []).append((bucket, wanted))
     made = {}
     for rule, several in classes.items():
-        plans = [x for bucket, _ in several for x in bucket.totals or ()]
-        if len(set(map(len, plans))) > 1:
-            raise ValueError(
-                f"{rule.__name__}: the update of each tensor must ask for as many totals; some ask for"
-                f" {' and '.join(map(str, sorted(set(map(len, plans)))))}"
-            )
+        plans = set().union(*(bucket.totals or () for bucket, _ in several))
+        as_many(rule, plans)
         rank, ranks = (0, 1) if team is None else (team.rank, team.size)
         runs = 1 + any(wanted.stats for _, wanted in several)
-        made[rule] = [Meeting(several, plans, rank, ranks) for _ in range(runs)]
+        made[rule] = [Meeting(several, list(plans), rank, ranks) for _ in range(runs)]
     return made
 
 
-def _totals(bucket: Bucket) -> list[tuple[Meets, ...]]:
+def _totals(bucket: Bucket) -> set[tuple[Meets, ...]]:
     """When the tensors of a bucket meet, for each way that its rule takes tensors."""
     dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Meets, ...]]()
-    for shape in {x.shape for x in bucket.tensors}:
+    stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
+    for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:
         found.add(totals_for(bucket.rule, shape, dtype))
-    return list(found) if any(found) else []
+    return found if any(found) else set()

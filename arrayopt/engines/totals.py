@@ -1,0 +1,117 @@
+"""Updates of several tensors as they are written, and the totals that they ask for: pure, and traced by any library."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, size
+from arrayopt.engines.base import Report
+from arrayopt.engines.layers import unless
+from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.fusion.plans import totals_for
+from arrayopt.rules.base import Rule
+from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
+
+__all__ = ["Work", "as_many", "together"]
+
+Done = tuple[Array, dict[str, Array], Report]
+"""A new parameter, its new slots, and what is reported."""
+
+
+class Work(NamedTuple):
+    """The update of a tensor.
+
+    Attributes
+    ----------
+    rule : Rule
+        Its rule.
+    p : array
+        The parameter.
+    run : callable
+        Makes the update, with the totals that are known.
+    left : array of bool, optional
+        Which of its layers are left as they are.
+    """
+
+    rule: Rule
+    p: Array
+    run: Callable[[dict[str, Any]], Done]
+    left: Any = None
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has, if it is stacked; else 0."""
+        return int(self.p.shape[0]) if self.rule.stacked else 0
+
+
+def together(work: dict[str, Work]) -> dict[str, Done]:
+    """Make all updates; those that ask for totals are made again whenever some are known."""
+    done = {name: one.run({}) for name, one in work.items()}
+    classes: dict[type[Rule], list[str]] = {}
+    for name, (_, _, report) in done.items():
+        if totals_in(report):
+            classes.setdefault(type(work[name].rule), []).append(name)
+    for rule, names in classes.items():
+        plans = set[tuple[Meets, ...]]()
+        for name in names:
+            one = work[name]
+            shape = tuple(one.p.shape)[1 if one.rule.stacked else 0 :]
+            plans.add(totals_for(one.rule, shape, dtype_name(one.p)))
+        as_many(rule, plans)
+        if {len(x) for x in plans} != {len(totals_in(done[names[0]][2]))}:
+            raise unforeseen(rule)
+        how = [x.how for x in next(iter(plans))]
+        known: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for some in in_rounds(plans):
+            for j in some:
+                total = dict[int, Any]()
+                for name in names:
+                    x = _told(work[name], done[name][2][of_total(j)], how[j])
+                    at = work[name].layers
+                    total[at] = _taken(how[j], total[at], x) if at in total else x
+                for name in names:
+                    known[name][of_total(j)] = total[work[name].layers]
+            done |= {name: work[name].run(known[name]) for name in names}
+    reported = {}
+    for name, (p, slots, report) in done.items():
+        shown = {key: x for key, x in report.items() if not key.startswith(PREFIX)}
+        reported[name] = p, slots, shown
+    return reported
+
+
+def as_many(rule: type[Rule], plans: set[tuple[Meets, ...]]) -> None:
+    """Raise ValueError where tensors of a class of rule ask for more totals than others."""
+    counts = sorted({len(x) for x in plans})
+    if len(counts) > 1:
+        raise ValueError(
+            f"{rule.__name__}: the update of each tensor must ask for as many totals; some ask for"
+            f" {' and '.join(map(str, counts))}, by their shape"
+        )
+
+
+def _told(work: Work, x: Any, how: str) -> Any:
+    """A number of a tensor, or of each layer, in double precision; of none that is left out."""
+    if not is_array(x):
+        return x
+    xp = array_namespace(x)
+    wide = xp.float64
+    if array_api_compat.is_jax_array(x):
+        import jax
+
+        wide = jax.dtypes.canonicalize_dtype(np.float64)
+    x = xp.astype(x, wide)
+    nothing = xp.zeros_like(x) if how == "sum" else xp.full_like(x, -float("inf"))
+    return x if work.left is None else unless(work.left, nothing, x)
+
+
+def _taken(how: str, a: Any, b: Any) -> Any:
+    """The sum of two numbers, or the larger one."""
+    arrays = [x for x in (a, b) if is_array(x)]
+    if len({array_namespace(x) for x in arrays}) > 1:
+        a, b, arrays = float(a), float(b), []
+    if how == "sum":
+        return a + b
+    return rule_namespace(array_namespace(*arrays)).maximum(a, b) if arrays else max(a, b)
