@@ -159,6 +159,8 @@ class Placement:
         The pass of each sum.
     spilled : dict of Node to int
         Values that are kept in scratch memory, and the pass that stores each.
+    put_off : dict of str to int
+        Stores that come later than they could, and the pass of each.
     hasty : bool
         Whether to store as soon as a value is there, whatever reads the old one later: what
         spilling could make good.
@@ -175,12 +177,19 @@ class Placement:
     """
 
     def __init__(
-        self, work: Work, summed: dict[Node, int], spilled: dict[Node, int], *, hasty: bool = False
+        self,
+        work: Work,
+        summed: dict[Node, int],
+        spilled: dict[Node, int],
+        *,
+        hasty: bool = False,
+        put_off: dict[str, int] | None = None,
     ) -> None:
         self.work, self.summed, self.spilled = work, summed, spilled
+        self.put_off = put_off or {}
         suffix = work.element if work.products else ""
         self.scratch = {f"{SCRATCH}{i}{suffix}": n for i, n in enumerate(spilled)}
-        self.stored = {name: x.level for name, x in work.outputs.items()}
+        self.stored = {name: x.level for name, x in work.outputs.items()} | self.put_off
         self.passes = [self._pass(k) for k in range(work.count)]
         while late := {} if hasty else self._late():
             self.stored |= late
@@ -201,8 +210,9 @@ class Placement:
         }
 
     def but(self, **changes: Any) -> "Placement":
-        """The same with another `summed`, `spilled` or `hasty`."""
-        return Placement(self.work, **{"summed": self.summed, "spilled": self.spilled} | changes)
+        """The same with another `summed`, `spilled`, `hasty` or `put_off`."""
+        now = {"summed": self.summed, "spilled": self.spilled, "put_off": self.put_off}
+        return Placement(self.work, **now | changes)
 
     @property
     def size(self) -> int:
@@ -224,6 +234,18 @@ class Placement:
             (self.but(summed={**self.summed, **dict.fromkeys(alike, k)}) for k in passes),
             key=lambda x: x.size,
         )
+
+    def with_stores(self) -> "Placement":
+        """The same with stores put off to a pass that reads again what they have stored, where all
+        passes read and write less then.
+        """
+        best = self
+        for k in range(1, self.work.count):
+            read = self.passes[k].loads
+            again = {name: k for name, n in self.work.outputs.items() if read.get(name) is n}
+            if again:
+                best = min(best, self.but(put_off=again), key=lambda x: x.size)
+        return best
 
     def with_spills(self) -> "Placement":
         """The same with values spilled until no other that was tried makes all passes read and
