@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "CODECS", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec"]
+__all__ = ["BLOCK", "CODECS", "PAIR", "QUANTIZED", "SCALE", "SPLIT", "STORED", "Codec"]
 
 
 BLOCK = 32
@@ -91,7 +91,14 @@ def _codes(top: int, cuda: str) -> Codec:
     return Codec(1, "float32", cuda, True, top=top)
 
 
-QUANTIZED = {"int8": _codes(127, "signed char"), "uint8": _codes(255, "unsigned char")}
+PAIR = "int16"
+"""What complex numbers are stored in as codes: two of 8 bits, the real part in the lower half."""
+
+QUANTIZED = {
+    "int8": _codes(127, "signed char"),
+    "uint8": _codes(255, "unsigned char"),
+    PAIR: Codec(2, "complex64", "short", True, top=127),
+}
 """Dtypes of codes, in which slots can be stored; see `arrayopt.state.quantized`."""
 
 

@@ -238,8 +238,8 @@ def update(
 
 def _update(*given: Any, **options: Any) -> Any:
     """One tensor's update; given last are its hyper-parameters and the totals that are known."""
-    *first, hypers, known = given
-    return apply(*first, {**hypers, **known} if known else hypers, **options)
+    rule, p, g, slots, t, hypers, known = given
+    return apply(rule, p, g, slots, t, {**hypers, **known} if known else hypers, **options)
 
 
 def _counts(p: Any) -> Any:

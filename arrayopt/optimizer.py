@@ -223,7 +223,8 @@ class Optimizer(Settings):
 
         So not all gradients need exist at once: the memory of each is free when its tensor has been updated. What a
         rule computes of a tensor does not depend on the others, so the result is that of ``step(grads)``, to the last
-        bit. Hyper-parameters are those of the step, in all tensors.
+        bit. Hyper-parameters are those of the step, in all tensors. With `accumulate`, a gradient is added to the sum
+        of its tensor, `step()` ends a micro-step, and in the last one each tensor is updated.
 
         Parameters
         ----------
@@ -236,7 +237,7 @@ class Optimizer(Settings):
         ------
         TypeError, ValueError
             As `step`; or if the tensor is unknown, or was updated in this step. If something needs all gradients of a
-            step: `clip_norm`, a loss scale, `skip_nonfinite`, `accumulate`, `stats`, hooks before a step, ranks. The
+            step: `clip_norm`, a loss scale, `skip_nonfinite`, `stats`, hooks before a step, ranks. The
             tensor stays as it is then, and others that were given before it have been updated.
 
         Notes
@@ -258,7 +259,8 @@ class Optimizer(Settings):
             try:
                 matched = self._parameters.match({**dict.fromkeys(names), name: grad})
                 coming = self._step.coming(None, None)
-                begun = self._step.begin(coming, matched, stats=False)
+                only = names.index(name) if self._step.accumulator.every > 1 else None
+                begun = self._step.begin(coming, matched, stats=False, only=only)
                 self._step.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
             except Exception as error:
                 self._step.release.refused[name] = str(error)
@@ -270,9 +272,8 @@ class Optimizer(Settings):
         step = self._step
         found = {
             "`clip_norm`": self.clip_norm is not None,
-            "a loss scale": step.judging.scaling is not None,
+            "a loss scale": step.judging.scaling is not None or step.accumulator.scaled,
             "`skip_nonfinite`": step.judging.skip_nonfinite,
-            "`accumulate`": step.accumulator.every > 1,
             "`stats`": self._stats.wanted,
             "hooks before a step": bool(self._before),
             "ranks": self._team.size > 1,
@@ -284,10 +285,9 @@ class Optimizer(Settings):
         with self._guard("Optimizer.step"):
             if not self._step.release:
                 raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
-            with uninterrupted():
-                self._step.release.end(incomplete=incomplete)
-            for after in list(self._after):
-                after(self)
+            if self._step.end_release(incomplete=incomplete):
+                for after in list(self._after):
+                    after(self)
             return self.params
 
     def _record(self, reports: dict[str, Report], norm: Any) -> None:

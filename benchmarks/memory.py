@@ -5,11 +5,13 @@
 
 import argparse
 import contextlib
+import importlib.util
 import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +21,7 @@ from rich.console import Console
 import arrayopt as ao
 from arrayopt.demo import digits
 from arrayopt.libraries import open_library
+from arrayopt.params.trees import flatten
 from arrayopt.state.quantized import dequantized, quantized
 
 CONSOLE = Console(soft_wrap=True, highlight=False)
@@ -139,6 +142,85 @@ def accuracy_table(steps: int) -> None:
             CONSOLE.print(f"| {name} | {title} | {loss} | {score} |")
 
 
+# ---- the transformer ------------------------------------------------------------------------------------------------
+
+
+def _example() -> Any:
+    """The module of the example of docs/examples/transformer.md."""
+    path = Path(__file__).parents[1] / "docs" / "examples" / "transformer.py"
+    spec = importlib.util.spec_from_file_location("transformer_example", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _ours(rule: ao.Rule, params: Any) -> Callable[[Any], object]:
+    """What makes a step of one of our rules over NumPy arrays."""
+    return ao.Optimizer(params, rule).step
+
+
+def _theirs(make: Callable[[Any], Any], params: Any) -> Callable[[Any], object]:
+    """What makes a step of an optimizer of PyTorch over NumPy arrays, in their memory."""
+    import torch
+
+    tensors = {name: torch.nn.Parameter(torch.from_numpy(x)) for name, x in flatten(params)}
+    optimizer = make(tensors.values())
+
+    def step(grads: Any) -> None:
+        for name, g in flatten(grads):
+            tensors[name].grad = torch.from_numpy(np.ascontiguousarray(g))
+        optimizer.step()
+
+    return step
+
+
+def _peers() -> dict[str, Callable[[Any], Any]]:
+    """AdamW with state in 8 bits of others, where they are installed."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    with contextlib.suppress(ImportError):
+        from bitsandbytes.optim import AdamW8bit as OfBitsandbytes
+
+        found["bitsandbytes AdamW8bit"] = partial(OfBitsandbytes, lr=0.006, weight_decay=0.01)
+    with contextlib.suppress(ImportError):
+        from torchao.optim import AdamW8bit as OfTorchao
+
+        found["torchao AdamW8bit"] = partial(OfTorchao, lr=0.006, weight_decay=0.01)
+    return found
+
+
+def transformer_table(steps: int) -> None:
+    """Print losses of the transformer of the examples, means and ranges over the seeds."""
+    example = _example()
+    letters, vocabulary = example.text()
+    held = len(letters) * 9 // 10
+
+    def batch(rng: Any) -> Any:
+        starts = rng.integers(0, held - example.LENGTH - 1, 16)
+        return letters[starts[:, None] + np.arange(example.LENGTH + 1)]
+
+    def run(start: Callable[[Any], Callable[[Any], object]], seed: int) -> tuple[float, float]:
+        rng, params = np.random.default_rng(seed), example.init(np, vocabulary)
+        step, losses = start(params), []
+        for _ in range(steps):
+            loss, grads = example.loss_and_grads(params, batch(rng))
+            step(grads)
+            losses.append(loss)
+        return float(np.mean(losses[-50:])), float(example.unseen_loss(params))
+
+    runs: list[tuple[str, str, Callable[[Any], Callable[[Any], object]]]] = []
+    for name, lr in (("AdamW", 0.006), ("LAMB", 0.01)):
+        for storage, options in STORAGES.items():
+            runs.append((name, storage, partial(_ours, getattr(ao, name)(lr=lr, weight_decay=0.01, **options))))
+    runs += [(title, "8 bits", partial(_theirs, make)) for title, make in _peers().items()]
+    CONSOLE.print("| rule | state | loss of the last 50 steps | loss on unseen text |\n|---|---|---|---|")
+    for name, storage, start in runs:
+        found = np.array([run(start, seed) for seed in SEEDS])
+        cells = [f"{x.mean():.3f} ({x.min():.3f} to {x.max():.3f})" for x in found.T]
+        CONSOLE.print(f"| {name} | {storage} | {' | '.join(cells)} |")
+
+
 # ---- memory of a process --------------------------------------------------------------------------------------------
 
 
@@ -178,15 +260,21 @@ def main() -> None:
     parser.add_argument("--train", choices=["float32", "int8"])
     parser.add_argument("--release", action="store_true")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--transformer", action="store_true", help="that table alone")
     given = parser.parse_args()
     if given.train:
         train(given.train, given.release)
+        return
+    if given.transformer:
+        transformer_table(given.steps)
         return
     bytes_table()
     CONSOLE.print()
     memory_table()
     CONSOLE.print()
     accuracy_table(given.steps)
+    CONSOLE.print()
+    transformer_table(given.steps)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tests.support.problems import STEPS, problems
 from tests.support.slow import marked, settled
 
 REAL = {"complex64": "float32", "complex128": "float64"}
-SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf", "d", "previous", "m_slow")
+SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf", "d", "previous", "m_slow", "hess")
 NUMBERS = {"mu_product": 1.0, "theta": 1.0, "lr_max": 0.0, "points": 0.0, "radius": 0.0}
 """Slots of one number, and what they are at first."""
 

@@ -1,6 +1,6 @@
 """What `make test` leaves out is a part of what it runs."""
 
-from tests.support.slow import COSTLY
+from tests.support.costly import COSTLY
 
 
 def test_each_slow_test_has_a_quick_sibling(cases):

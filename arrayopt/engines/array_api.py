@@ -1,7 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import array_api_compat
@@ -24,11 +24,12 @@ from arrayopt.arrays import (
     to_host,
     working_dtype,
 )
+from arrayopt.codecs import PAIR
 from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
 from arrayopt.engines.base import Asked, Engine, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
-from arrayopt.engines.meeting import Meeting
+from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
@@ -36,6 +37,7 @@ from arrayopt.rules.names import Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
 from arrayopt.rules.totals import PREFIX, TOTALS, Heard, of_total, totals_in, unforeseen
+from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -118,6 +120,8 @@ def _apply(
         now = {**hypers, **totals} if totals else hypers
         return apply_one(rule, p, g, slots, t, now, origin=(name, first), **options)
 
+    if stacked is None and rule.blocks is not None:
+        return _blocks(rule, p, g, slots, t, hypers, name=name, first=first, **options)
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
         return one(p, g, slots, first, totals)
     differ = getattr(t, "ndim", 0) == 1
@@ -126,7 +130,8 @@ def _apply(
 
         firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
         own = (jax.numpy.asarray(t),) if differ else ()
-        totals = {key: jax.numpy.asarray(x) for key, x in totals.items()}
+        count = (p.shape[0],)
+        totals = {key: jax.numpy.broadcast_to(x, count) for key, x in totals.items()}
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(
             p, g, slots, firsts, totals, *own
         )
@@ -142,15 +147,30 @@ def _apply(
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
-        known = {key: x[i] for key, x in totals.items()}
+        known = {key: x[i] if getattr(x, "ndim", 0) else x for key, x in totals.items()}
         done.append(one(q, h, of_layer, first + i * size(q), known, int(t[i]) if differ else t))
-    ps, news, reports = ([x[k] for x in done] for k in range(3))
+    ps, news, reports = zip(*done, strict=True)
     stack = array_namespace(p).stack
     return (
         stack(ps),
         {name: stack([x[name] for x in news]) for name in slots},
         {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
     )
+
+
+def _blocks(
+    rule: Rule, p: Array, g: Array, slots: dict[str, Array], *args: Any, first: int, **options: Any
+) -> tuple[Array, dict[str, Array], Report]:
+    """`_apply`, to each block of a tensor: to each stack of equal ones."""
+    cut, done = Cut(rule, p.shape, dtype_name(p)), []
+    stacks = zip(cut.parameter(p), cut.parameter(g), cut.slots(slots), strict=True)
+    for stretch, stack in zip(cut.stretches, stacks, strict=True):
+        at = first + stretch.start * cut.row
+        done.append(_apply(rule, *stack, *args, first=at, stacked=True, **options))
+    params, news, reports = zip(*done, strict=True)
+    concat = array_namespace(params[0]).concat
+    report = {name: concat([own[name] for own in reports]) for name in reports[0]}
+    return cut.joined(params), cut.joined_slots(news), report
 
 
 def _stacked(p: Array, values: list[Any]) -> Array:
@@ -184,7 +204,8 @@ def apply_one(
     numbers, known = dict[str, Any](), dict[str, Any]()
     for name, x in {**hypers, "t": t}.items():
         if name.startswith(PREFIX):
-            known[name] = _total(xp, x, p, scalar) if together else _scalar(xp, x, scalar)
+            layers = together and getattr(x, "ndim", 0) == 1
+            known[name] = _total(xp, x, p, scalar) if layers else _scalar(xp, x, scalar)
         else:
             numbers[name] = _scalar(xp, x, scalar)
     h = Values(**numbers)
@@ -211,7 +232,9 @@ def apply_one(
     wide = {
         name: xp.astype(x, scalar) if dtype_name(x) in NARROW else x for name, x in slots.items()
     }
-    wide |= {name: dequantized(slots[name], stored[scale_of(name)], scalar) for name in codes}
+    for name in codes:
+        dtype = work if dtype_name(slots[name]) == PAIR else scalar
+        wide[name] = dequantized(slots[name], stored[scale_of(name)], dtype)
     with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
         if "master" in wide:
             wide["master"] = current(p, wide["master"])
@@ -301,7 +324,7 @@ class ArrayAPI(Engine):
         `Engine.prepare`.
         """
         done = _Updates(bucket, asked)
-        for _, _, _, report in done.made:
+        for *_, report in done.made:
             if totals_in(report):
                 raise unforeseen(type(bucket.rule))
         return done.write
@@ -354,82 +377,78 @@ class _Updates:
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
         self.bucket, self.asked = bucket, asked
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
+        several = bucket.rule.several
+        if isinstance(bucket, Layers):
+            several = isinstance(grads, Split)
+            one = _stack if several else _layer
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, grads, groups, one = (
-                bucket.stacks.tensors,
-                grads.stacks,
-                bucket.group_of_stacks,
-                _stack,
-            )
-        elif isinstance(bucket, Layers):
-            one = _layer
-        elif bucket.rule.stacked:
-            one = _stack
-        self.by_layer = one is _stack
+            tensors, grads = bucket.stacks.tensors, grads.stacks
+            groups = bucket.group_of_stacks
+        self.several = several
         # what measures gradients has none
-        slots = bucket.rule.stacked or not isinstance(bucket, Layers)
-        self.made: list[tuple[Tensor, Array, dict[str, Array], Report]] = []
+        slots = bucket.rule.several or not isinstance(bucket, Layers)
+        self.made: list[tuple[int, Tensor, Array, dict[str, Array], Report]] = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
-            for x, g, i in zip(tensors, grads, groups, strict=True):
+            for k, (x, g, i) in enumerate(zip(tensors, grads, groups, strict=True)):
                 if g is not None:
-                    each = partial(one, x, x.slots if slots else {})
-                    known = {} if meeting is None else self._totals(x, meeting)
-                    rule = bucket.groups[i].rule
-                    self.made.append((x, *_update(each, rule, x, g, asked, i, known)))
+                    call, rule = partial(one, x, x.slots if slots else {}), bucket.groups[i].rule
+                    known = {} if meeting is None else self._totals(k, x, meeting)
+                    self.made.append((k, x, *_update(call, rule, x, g, asked, i, known)))
 
-    def _numbers(self, tensor: Tensor) -> tuple[Ints, Any]:
-        """The places of a tensor, or of its layers, among the numbers of the run; and of which of
-        them there are totals.
-        """
-        count = tensor.array.shape[0] if self.by_layer and size(tensor.array) else 1
-        mask = (self.asked.left or {}).get(tensor.layers) if self.by_layer else None
-        numbers = tensor.first + np.arange(count)
-        return numbers, slice(None) if mask is None else ~np.asarray(mask)
+    @cached_property
+    def numbers(self) -> list[Ints]:
+        """What a meeting knows the tensors, or their layers, by."""
+        return numbers_of(self.bucket, stacks=self.several)
 
-    def _totals(self, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
+    def _numbers(self, k: int, tensor: Tensor) -> tuple[Ints, Any]:
+        """What a meeting knows a tensor, or its layers, by; and of which of them there are totals."""
+        mask = (self.asked.left or {}).get(tensor.layers) if self.several else None
+        return self.numbers[k], slice(None) if mask is None else ~np.asarray(mask)
+
+    def _totals(self, k: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
         """The totals that are known, for a tensor or each of its layers."""
         if not size(tensor.array):
             return {}
-        numbers, some = self._numbers(tensor)
+        numbers, some = self._numbers(k, tensor)
         found: dict[str, Any] = {}
         for j in meeting.known:
             each = np.ones(len(numbers))
             each[some] = meeting.total(j, numbers[some])
-            found[of_total(j)] = each if self.by_layer else float(each[0])
+            alone = len(numbers) == 1 or self.bucket.rule.blocks is not None
+            found[of_total(j)] = float(each[0]) if alone else each
         return found
 
     def tell(self, meeting: Meeting, some: list[int]) -> None:
         """Tell the numbers of some totals."""
         for j in some:
-            numbers, values = list[Ints](), list[Any]()
-            for tensor, p, _, report in self.made:
+            numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
+            for k, tensor, p, _, report in self.made:
                 if size(p):
-                    which, here = self._numbers(tensor)
+                    which, here = self._numbers(k, tensor)
                     told = report.get(of_total(j), 0.0)
-                    told = to_host(told) if is_array(told) else told
-                    values.append(np.broadcast_to(np.asarray(told, np.float64), len(which))[here])
+                    told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
+                    values.append(np.broadcast_to(told, len(which))[here])
                     numbers.append(which[here])
-            none = [np.zeros(0, np.int64)]
-            meeting.tell(j, np.concatenate(none + numbers), np.concatenate(none + values))
+            meeting.tell(j, np.concatenate(numbers), np.concatenate(values))
 
     def write(self) -> dict[str, Report]:
         """Write the updates, and count them; what they report."""
         reports = {}
-        for tensor, p, slots, told in self.made:
+        for k, tensor, p, slots, told in self.made:
             report = {name: x for name, x in told.items() if not name.startswith(PREFIX)}
-            mask = (self.asked.left or {}).get(tensor.layers)
             if size(p):
                 tensor.put(None, p)
                 for name in slots:
                     tensor.put(name, slots[name])
-            if self.by_layer:
-                for i in range(p.shape[0] if report else 0):
+            if self.several and report:
+                mask = (self.asked.left or {}).get(tensor.layers)
+                first = self.bucket.first_layer(k)
+                for i in range(size(next(iter(report.values())))):
                     if mask is None or not mask[i]:
-                        reports[layer_name(tensor.name, i)] = {
-                            name: x[i, ...] for name, x in report.items()
-                        }
-            else:
+                        of_layer = {name: x[i, ...] for name, x in report.items()}
+                        reports[layer_name(tensor.name, first + i)] = of_layer
+            elif not self.several:
                 reports[tensor.name] = report
         self.bucket.count(layers_with(self.asked.grads), self.asked.left)
         return reports

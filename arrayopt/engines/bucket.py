@@ -100,6 +100,10 @@ class Bucket:
         """What this rank has of the tensors; see `Tensor.kind`."""
         return self.tensors[0].kind
 
+    def first_layer(self, k: int) -> int:
+        """The number of the first layer, or block, of the stacked tensor at a place."""
+        return 0
+
     def refresh(self) -> None:
         """Take note of where arrays lie now."""
 

@@ -69,7 +69,7 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
     for group in groups:
         for tensor in group.tensors:
             xp, device = place(tensor.array)
-            alone = group.rule.stacked and writable(tensor.array)
+            alone = group.rule.several and writable(tensor.array)
             key = (
                 group.rule.structure,
                 dtype_name(tensor.array),
@@ -85,6 +85,6 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
             bucket.places.append(tensor.place)
             bucket.group_of.append(len(bucket.groups) - 1)
     return [
-        Layers.of(x) if x.rule.stacked and writable(x.tensors[0].array) else x
+        Layers.of(x) if x.rule.several and writable(x.tensors[0].array) else x
         for x in buckets.values()
     ]

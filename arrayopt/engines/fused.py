@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arrayopt.arrays import Array, Ints, dtype_name, size
+from arrayopt.codecs import PAIR
 from arrayopt.engines.array_api import ArrayAPI
 from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report, abreast
 from arrayopt.engines.batch import Batch, Idle, Kind, Rows
@@ -214,7 +215,9 @@ class Fused(Engine):
         """
         found = plan_for(rule, rank, dtype, lean=self.lean, **options)
         if found.quantized and not (
-            self.codes and in_rows(options.get("shape", ()), found.element)
+            self.codes
+            and in_rows(options.get("shape", ()), found.element)
+            and PAIR not in found.storage.values()
         ):
             return widened(found)
         return found
@@ -249,7 +252,9 @@ class Fused(Engine):
         apart = apart or bool(plan.quantized)
         return (
             lanes(plan)
-            if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart)
+            if self.side_by_side
+            and suits(tensor.array.shape)
+            and not (plan.spilled or apart)
             and not plan.phases
             else None
         )

@@ -10,7 +10,7 @@ from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.meeting import Meeting
+from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.totals import of_total, totals_in
 
@@ -39,7 +39,8 @@ class Joint:
         self.phases = []
         for plan in kind.plan.phases:
             self.phases.append(batch_of(plan)(replace(kind, plan=plan), bucket, members))
-        self.numbers = np.array([x.first for x in self.phases[0].tensors])
+        numbers = numbers_of(bucket)
+        self.numbers = np.array([numbers[i][0] for i in members])
         self._rows: list[Rows] = []
         self._asked: Asked | None = None
 

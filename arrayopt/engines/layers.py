@@ -1,4 +1,7 @@
-"""Stacked tensors: their first axis counts layers, and to engines each layer is a tensor."""
+"""Stacked tensors: their first axis counts layers, and to engines each layer is a tensor.
+
+Blocks are layers of stacked tensors that lie in the tensors as they are.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,14 +11,35 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, detached, place, size, writable
+from arrayopt.arrays import (
+    Array,
+    Ints,
+    array_namespace,
+    detached,
+    dtype_name,
+    place,
+    size,
+    writable,
+)
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
+from arrayopt.rules.base import Rule
+from arrayopt.state.blocks import Cut
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Left, Tensor
 
-__all__ = ["Layers", "Split", "layer_name", "layers_with", "split", "stack_of", "unless"]
+__all__ = [
+    "Layers",
+    "Split",
+    "Stacks",
+    "each",
+    "layer_name",
+    "layers_with",
+    "split",
+    "stack_of",
+    "unless",
+]
 
 
 def layer_name(name: str, i: int) -> str:
@@ -36,6 +60,16 @@ def split(x: Array) -> list[Array]:
         return [x[i, ...] for i in range(x.shape[0])]
     one = tuple(x.shape[1:])
     return [array_namespace(x).reshape(x, one if 0 in one else (0, *one[1:]))]
+
+
+def each(rule: Rule, x: Array) -> list[Array]:
+    """The layers, or the blocks, of an array under a rule."""
+    if rule.blocks is None:
+        return split(x)
+    found = []
+    for stack in Cut(rule, x.shape, dtype_name(x)).parameter(x):
+        found += split(stack)
+    return found
 
 
 def unless(left: Array, new: Array, old: Array) -> Array:
@@ -84,47 +118,113 @@ def layers_with(grads: Sequence[Array | None]) -> Ints:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Layers(Bucket):
-    """A bucket whose tensors are the layers of stacked ones.
+class Stacks(Bucket):
+    """A bucket whose tensors are the stacks of blocks that tensors are cut into; see `Cut`.
 
     Attributes
     ----------
-    stacks : Bucket
-        The stacked tensors.
+    given : Bucket
+        The tensors as they are.
+    cuts : list of Cut
+        How each of these is cut.
+    firsts : list of int
+        For each stack the number of its first block.
     """
 
-    stacks: Bucket = field(default_factory=Bucket)
-    located: int = -1
+    given: Bucket = field(default_factory=Bucket)
+    cuts: list[Cut] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, stacks: Bucket) -> "Layers":
-        """The layers of a bucket's tensors."""
-        made = cls(groups=stacks.groups, run=stacks.run, stacks=stacks)
-        for tensor, group, at in zip(stacks.tensors, stacks.group_of, stacks.places, strict=True):
-            count, share = _count(tensor), _share(tensor)
-            made.tensors += [
-                Tensor(
-                    *(
-                        layer_name(tensor.name, i),
-                        tensor.array,
-                        {},
-                        tensor.run,
-                        tensor.place,
-                        share,
-                    ),
-                    layer_of=(tensor.name, i * (size(tensor.array) // count)),
-                    number=tensor.first + i,
-                )
-                for i in range(count)
-            ]
-            made.group_of += [group] * count
-            made.places += [at] * count
+    def of(cls, given: Bucket) -> "Stacks":
+        """The stacks of a bucket's tensors."""
+        made = cls(groups=given.groups, run=given.run, given=given)
+        for tensor, group, at in zip(given.tensors, given.group_of, given.places, strict=True):
+            cut = Cut(given.rule, tensor.array.shape, dtype_name(tensor.array))
+            made.cuts.append(cut)
+            for stretch in cut.stretches:
+                share = _share(tensor, stretch.count * stretch.length * cut.row)
+                stack = Tensor(tensor.name, tensor.array, {}, tensor.run, tensor.place, share)
+                stack.layer_of = tensor.name, stretch.start * cut.row
+                stack.number = tensor.first
+                made.firsts.append(stretch.first)
+                made.tensors.append(stack)
+                made.group_of.append(group)
+                made.places.append(at)
         made.refresh()
         return made
 
     @property
     def whole(self) -> Bucket:
-        return self.stacks
+        return self.given
+
+    def first_layer(self, k: int) -> int:
+        return self.firsts[k]
+
+    def own(
+        self, every: Sequence[Array | None], left: Left | None = None
+    ) -> Sequence[Array | None]:
+        found: list[Array | None] = []
+        for cut, g in zip(self.cuts, self.given.own(every, left), strict=True):
+            found += [None] * len(cut.stretches) if g is None else cut.parameter(g)
+        return found
+
+    def refresh(self) -> None:
+        stacks = iter(self.tensors)
+        for tensor, cut in zip(self.given.tensors, self.cuts, strict=True):
+            arrays = cut.parameter(detached(tensor.array))
+            slots = [tensor.slots] * len(arrays)
+            if tensor.kind == "whole":
+                slots = cut.slots(tensor.slots)
+            for array, own in zip(arrays, slots, strict=True):
+                stack = next(stacks)
+                stack.array, stack.slots = array, own
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Layers(Bucket):
+    """A bucket whose tensors are the layers of stacked ones, or blocks.
+
+    Attributes
+    ----------
+    stacks : Bucket
+        The stacked tensors.
+    lying : list of (int, int)
+        For each layer which stacked tensor it is of, and its place there.
+    """
+
+    stacks: Bucket = field(default_factory=Bucket)
+    lying: list[tuple[int, int]] = field(default_factory=list)
+    located: int = -1
+
+    @classmethod
+    def of(cls, given: Bucket) -> "Layers":
+        """The layers, or blocks, of a bucket's tensors."""
+        blocks = given.rule.blocks is not None
+        stacks = Stacks.of(given) if blocks else given
+        made = cls(groups=given.groups, run=given.run, stacks=stacks)
+        for at, tensor in enumerate(stacks.tensors):
+            count = _count(tensor)
+            (name, begin), length = tensor.origin, size(tensor.array) // count
+            first, share = stacks.first_layer(at), _share(tensor, length)
+            for nth in range(count):
+                own = layer_name(name, first + nth)
+                layer = Tensor(own, tensor.array, {}, tensor.run, tensor.place, share)
+                layer.layer_of = name, begin + nth * length
+                layer.number = tensor.first if blocks else tensor.first + nth
+                made.tensors.append(layer)
+                made.lying.append((at, nth))
+            made.group_of += [stacks.group_of[at]] * count
+            made.places += [stacks.places[at]] * count
+        made.refresh()
+        return made
+
+    @property
+    def whole(self) -> Bucket:
+        return self.stacks.whole
+
+    def first_layer(self, k: int) -> int:
+        return self.stacks.first_layer(k)
 
     @property
     def group_of_stacks(self) -> list[int]:
@@ -149,18 +249,24 @@ class Layers(Bucket):
         ]
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
-        return Layers([group], tensors, [0] * len(tensors), self.places, run, stacks=self.stacks)
+        made = Layers([group], tensors, [0] * len(tensors), self.places, run)
+        made.stacks, made.lying = self.stacks, self.lying
+        return made
 
     def refresh(self) -> None:
         if self.located == self.run.arrays:
             return
         self.located = self.run.arrays
+        for tensor in self.whole.tensors:
+            if not writable(tensor.array):
+                how = "is stacked" if self.stacks is self.whole else "has blocks"
+                raise ValueError(
+                    f"Optimizer: {tensor.name!r} {how}, and could be written in place before: it"
+                    " must stay so"
+                )
+        self.stacks.refresh()
         layers = iter(self.tensors)
         for tensor in self.stacks.tensors:
-            if not writable(tensor.array):
-                raise ValueError(
-                    f"Optimizer: {tensor.name!r} is stacked, and could be written in place before: it must stay so"
-                )
             full, arrays = size(tensor.array) > 0, split(detached(tensor.array))
             slots: dict[str, list[Array]] = {}
             for slot, x in tensor.slots.items():
@@ -178,8 +284,8 @@ def _count(tensor: Tensor) -> int:
     return int(tensor.array.shape[0]) if size(tensor.array) else 1
 
 
-def _share(tensor: Tensor) -> Share | None:
-    """What each rank has of a layer: all, or none, as of the whole tensor."""
+def _share(tensor: Tensor, length: int) -> Share | None:
+    """What each rank has of a layer of so many elements: all, or none, as of the whole tensor."""
     if tensor.share is None:
         return None
-    return replace(tensor.share, ends=tuple(end // _count(tensor) for end in tensor.share.ends))
+    return replace(tensor.share, ends=tuple(min(end, length) for end in tensor.share.ends))

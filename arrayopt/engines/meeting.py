@@ -12,9 +12,13 @@ from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, layers_with
 from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Meeting"]
+__all__ = ["Meeting", "numbers_of"]
+
+MOST = 1 << 32
+"""No tensor has so many layers."""
 
 
 class Meeting:
@@ -61,7 +65,7 @@ class Meeting:
         self._joined += 1
 
     def tell(self, j: int, numbers: Ints, values: Any) -> None:
-        """Tell what some tensors, by their places among the numbers of the run, add to a total."""
+        """Tell what some tensors add to a total."""
         self._values[j, np.searchsorted(self._numbers, numbers)] = values
         self._told[j] += 1
 
@@ -75,11 +79,13 @@ class Meeting:
             while any(self._told[j] < self._joined for j in some):
                 yield []
             if self._ranks > 1:
-                by_rank = [np.flatnonzero(self._senders == r) for r in range(self._ranks)]
-                pieces = tuple(self._values[np.ix_(some, own)].reshape(-1) for own in by_rank)
+                of_round = self._values[some]
+                of_ranks = [self._senders == r for r in range(self._ranks)]
+                pieces = tuple(of_round[:, own].reshape(-1) for own in of_ranks)
                 yield [Partials(pieces)]
-                for own, piece in zip(by_rank, pieces, strict=True):
-                    self._values[np.ix_(some, own)] = piece.reshape(len(some), -1)
+                for own, piece in zip(of_ranks, pieces, strict=True):
+                    of_round[:, own] = piece.reshape(len(some), -1)
+                self._values[some] = of_round
             for j in some:
                 self.known[j] = self._made(j)
 
@@ -94,24 +100,42 @@ class Meeting:
         return made[self._kinds]
 
 
-def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[Tensor, int, tuple[int, int]]]:
-    """The tensors and layers of a bucket that take part: each with its place among the numbers of the run, and with
-    which layer of how many it is.
+def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:
+    """What meetings know each tensor of a bucket by: numbers in the order of tensors, and of layers and blocks.
+
+    With `stacks` it is all layers of each stacked tensor; a tensor that no engine takes apart has its layers, too.
     """
-    took = set(layers_with(asked.grads).tolist())
-    every: list[tuple[Tensor, int, tuple[int, int]]] = []
-    if isinstance(bucket, Layers):
-        places = iter(bucket.tensors)
-        for stack in bucket.stacks.tensors:
-            count = max(1, stack.layers)
-            every += [(next(places), stack.first + i, (count, i)) for i in range(count)]
-        chosen = [every[i] for i in sorted(took)]
-    else:
-        chosen = []
-        for i in sorted(took):
-            tensor = bucket.tensors[i]
-            mask = (asked.left or {}).get(tensor.layers)
-            for k in range(max(1, tensor.layers)):
-                if mask is None or not mask[k]:
-                    chosen.append((tensor, tensor.first + k, (tensor.layers, k)))
-    yield from (x for x in chosen if prod(x[0].shape))
+    of, found = bucket.stacks if stacks and isinstance(bucket, Layers) else bucket, []
+    for k, tensor in enumerate(of.tensors):
+        if isinstance(of, Layers):
+            at, nth = of.lying[k]
+            here = np.array([of.first_layer(at) + nth])
+        elif isinstance(bucket, Layers):
+            here = bucket.first_layer(k) + np.arange(max(1, tensor.array.shape[0]))
+        else:
+            here = np.arange(_layers(bucket, tensor))
+        found.append(tensor.place * MOST + here)
+    return found
+
+
+def _layers(bucket: Bucket, tensor: Tensor) -> int:
+    """How many layers, or blocks, a tensor has that no engine takes apart."""
+    if bucket.rule.blocks is not None:
+        return sum(x.count for x in stretches(bucket.rule.blocks, tensor.shape[0]))
+    return max(1, tensor.shape[0]) if bucket.rule.stacked else 1
+
+
+def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[Tensor, int, tuple[int, int]]]:
+    """The tensors and layers of a bucket that take part: each with what the meeting knows it by, and with which layer
+    of how many it is. Blocks are tensors like others.
+    """
+    numbers, stacked = numbers_of(bucket), bucket.rule.stacked
+    for k in layers_with(asked.grads).tolist():
+        tensor = bucket.tensors[k]
+        mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
+        count = len(numbers[k])
+        if stacked and isinstance(bucket, Layers):
+            count = bucket.stacks.tensors[bucket.lying[k][0]].array.shape[0]
+        for i, number in enumerate(numbers[k].tolist()):
+            if prod(tensor.shape) and (mask is None or not mask[i]):
+                yield tensor, number, (count, number % MOST) if stacked else (0, 0)

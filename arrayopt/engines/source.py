@@ -12,8 +12,9 @@ MOST = 64
 
 
 def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: int = 2) -> str:
-    """The code that a fused engine runs for a rule; it needs neither parameters nor the engine's
-    library.
+    """The code that a fused engine runs for a rule.
+
+    It needs neither parameters nor the engine's library.
 
     Parameters
     ----------

@@ -29,10 +29,10 @@ __all__ = [
 
 
 class NotFusedWarning(UserWarning):
-    """No fused engine runs a rule, for a reason that can be changed: it is slower, and needs more
-    memory, than it need.
+    """No fused engine runs a rule, for a reason that can be changed.
 
-    An `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything.
+    So it is slower than it need be, and takes more memory. An
+    `Optimizer` with ``engine="auto"`` gives it once for each reason, before it writes anything.
     The message says the reason and what to do. ``engine="array_api"`` runs the same without the
     warning.
     """
@@ -269,8 +269,9 @@ def _serving(name: str, arrays: str, bucket: Bucket, *, asked: bool = False) -> 
         raise ValueError(bucket.refused[name])
     if row.takes and name not in FUSED.get(arrays, ()):
         raise ValueError(f"it takes {' and '.join(row.takes)} arrays; got {arrays}")
-    if row.takes and bucket.rule.stacked and not isinstance(bucket, Layers):
-        raise ValueError("it takes stacked tensors where they can be written in place")
+    if row.takes and bucket.rule.several and not isinstance(bucket, Layers):
+        what = "stacked tensors" if bucket.rule.stacked else "tensors with blocks"
+        raise ValueError(f"it takes {what} where they can be written in place")
     engine = row.open(asked=asked)
     try:
         engine.check(bucket)
@@ -292,7 +293,10 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
         chosen, why = select(engine, bucket)
         whole = bucket.whole.tensors
         first, total = whole[0].array, sum(size(tensor.array) for tensor in whole)
-        layers = f" of {len(bucket.tensors)} layers" if isinstance(bucket, Layers) else ""
+        layers = ""
+        if isinstance(bucket, Layers):
+            what = "layers" if bucket.rule.stacked else "blocks"
+            layers = f" of {len(bucket.tensors)} {what}"
         where = f"{library(first)} on {place(first)[1]}"
         owners = (
             f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, size
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
 from arrayopt.engines.base import Report
 from arrayopt.engines.layers import unless
 from arrayopt.fusion.phases import Meets, in_rounds
@@ -46,6 +46,12 @@ class Work(NamedTuple):
         """How many layers it has, if it is stacked; else 0."""
         return int(self.p.shape[0]) if self.rule.stacked else 0
 
+    def told(self, x: Any) -> list[Any]:
+        """What it adds to a total, one after the other: blocks are tensors like others."""
+        if self.rule.blocks is None or not is_array(x):
+            return [x]
+        return [x[i, ...] for i in range(x.shape[0])]
+
 
 def together(work: dict[str, Work]) -> dict[str, Done]:
     """Make all updates; those that ask for totals are made again whenever some are known."""
@@ -69,9 +75,10 @@ def together(work: dict[str, Work]) -> dict[str, Done]:
             for j in some:
                 total = dict[int, Any]()
                 for name in names:
-                    x = _told(work[name], done[name][2][of_total(j)], how[j])
                     at = work[name].layers
-                    total[at] = _taken(how[j], total[at], x) if at in total else x
+                    for x in work[name].told(done[name][2][of_total(j)]):
+                        told = _told(work[name], x, how[j])
+                        total[at] = _taken(how[j], total[at], told) if at in total else told
                 for name in names:
                     known[name][of_total(j)] = total[work[name].layers]
             done |= {name: work[name].run(known[name]) for name in names}

@@ -56,13 +56,13 @@ def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
     plans = list(several)
     waiting, made = set(range(len(plans[0]))), list[list[int]]()
     while waiting:
-        ready = []
-        for j in sorted(waiting):
-            if not any(plan[i][:2] < plan[j][:2] for plan in plans for i in waiting):
-                ready.append(j)
+        ready = set(waiting)
+        for plan in plans:
+            soonest = min(plan[j][:2] for j in waiting)
+            ready &= {j for j in waiting if plan[j][:2] == soonest}
         if not ready:
             raise ValueError("total: tensors of different shape ask for totals in another order")
-        made.append(ready)
+        made.append(sorted(ready))
         waiting -= set(ready)
     return made
 
@@ -113,7 +113,7 @@ def phases(
         now = _within(every, first, i, whole.element)
         passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == i]
         last = i == len(rounds)
-        small = {name: now[n] for name, n in whole.small.items()} if last else {}
+        slots = {name: now[n] for name, n in whole.small.items()} if last else {}
         told = {name: n for name, n in whole.reports.items() if last and n.op != TOTAL}
         told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == i + 1}
         told |= {f"{KEPT}{n.id}": n for n in every if f"{KEPT}{n.id}" in wanted and first[n] == i}
@@ -124,14 +124,16 @@ def phases(
             reports[name] = (
                 Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
             )
-        plan = put_together(tuple(passes), small, reports)
+        plan = put_together(tuple(passes), slots, reports)
         _check(plan)
         wanted |= {n.data for n in reachable(plan.scalars) if str(n.data).startswith(KEPT)}
         made.append(plan)
     return tuple(reversed(made))
 
 
-def _within(every: Sequence[Node], first: dict[Node, int], i: int, element: str) -> dict[Node, Node]:
+def _within(
+    every: Sequence[Node], first: dict[Node, int], i: int, element: str
+) -> dict[Node, Node]:
     """What each value is in phase i, where those of earlier phases are known."""
     now: dict[Node, Node] = {}
     for n in every:

@@ -287,12 +287,12 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         rest = traced.slots, small, reports, storage, spilled, extents
         return Plan(element, passes, between, tuple(scalars.values()), *rest)
 
-    whole = put_together(passes, small, reports | totals)
+    complete = put_together(passes, small, reports | totals)
     if not totals:
-        return whole
-    levels = [k for k, _ in order]
-    parts = phases(whole, list(totals.values()), levels, put_together)
-    return replace(whole, totals=meetings(list(totals.values())), phases=parts)
+        return complete
+    levels = [k for k, p in order]
+    parts = phases(complete, traced.totals, levels, put_together)
+    return replace(complete, totals=meetings(traced.totals), phases=parts)
 
 
 def _placed(work: Work, totals: Sequence[Node]) -> Placement:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from arrayopt.arrays import REAL, WORKING
+from arrayopt.codecs import PAIR
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.plan import Plan, plan
@@ -141,6 +142,8 @@ def widened(plan: Plan) -> Plan:
     """
     if not plan.quantized:
         return plan
-    real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])
-    storage = plan.storage | dict.fromkeys(plan.quantized, real)
-    return replace(plan, storage=storage, phases=tuple(map(widened, plan.phases)))
+    working = WORKING[plan.storage["p"]]
+    wide = {name: REAL.get(working, working) for name in plan.quantized}
+    wide |= {name: working for name in plan.quantized if plan.storage[name] == PAIR}
+    phases = tuple(map(widened, plan.phases))
+    return replace(plan, storage=plan.storage | wide, phases=phases)

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,14 @@ from arrayopt.rules.returned import ReturnedError, check_value
 from arrayopt.rules.totals import TOTALS
 
 __all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
+
+
+_LIBRARIES = (
+    str(Path(__file__).parents[1]),
+    str(Path(np.__file__).parents[1]),
+    str(Path(re.__file__).parents[1]),
+)
+"""Folders of functions that nobody writes for a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +119,20 @@ def _clear_errors(rule: Rule) -> Iterator[None]:
 
 
 def _line(rule: Rule, error: Exception) -> str:
-    """Which line of the rule raised an error."""
+    """Which line of the rule, or of a function that it calls, raised an error."""
     codes = [getattr(f, "__code__", None) for f in (rule.update, rule.slots, rule.project)]
     own = {code.co_filename for code in codes if code is not None}
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename in own:
-            code = f", `{frame.line}`" if frame.line else ""
-            return f"{type(rule).__name__}.{frame.name}, line {frame.lineno}{code}: "
-    return ""
+    found = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename in own or (found and not frame.filename.startswith(_LIBRARIES)):
+            found = frame
+        elif found:
+            break
+    if found is None:
+        return ""
+    where = f"{type(rule).__name__}." if found.filename in own else ""
+    code = f", `{found.line}`" if found.line else ""
+    return f"{where}{found.name}, line {found.lineno}{code}: "
 
 
 def _in_words(said: str) -> str:
@@ -218,7 +233,7 @@ def trace(
 
     p, g = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank)
+        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank, dtype)
     if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
         raise TraceError(
             "slots of 16 bits, and of bools, are not fused; engine='array_api' may have them"

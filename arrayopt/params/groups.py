@@ -92,11 +92,10 @@ class Group:
         """Return the rule with changes; ValueError if the tensors' state does not fit it."""
         who = f"group {self.label!r}"
         old, rule = rule, override(rule, changes, who)
-        if rule.stacked != old.stacked:
-            raise ValueError(
-                f"{who}: `stacked` cannot change while training: each layer of a stacked tensor has"
-                " its own number of updates; make a new Optimizer"
-            )
+        for name in ("stacked", "blocks"):
+            if getattr(rule, name) != getattr(old, name):
+                why = "each layer or block has slots of its own; make a new Optimizer"
+                raise ValueError(f"{who}: `{name}` cannot change while training: {why}")
         if (
             "project" in changes
             and (old.constants or rule.constants)

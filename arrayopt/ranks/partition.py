@@ -107,7 +107,7 @@ def part_ends(elements: Sequence[Any], ranks: int) -> list[list[int]]:
 def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
     """Find where a tensor may be divided."""
     ends_alone = Boundaries(np.array([0, size(tensor.array)]))
-    if bucket.rule.stacked or bucket.rule.branches or not isinstance(engine, Fused):
+    if bucket.rule.several or bucket.rule.branches or not isinstance(engine, Fused):
         return ends_alone
     if not engine.cuts or engine.lays_side_by_side(bucket, tensor):
         return ends_alone
@@ -176,10 +176,9 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     assert tensor.block is not None
     who = f"Optimizer: {tensor.name!r} is a part of a tensor, which"
     rule = type(bucket.rule).__name__
-    if bucket.rule.stacked:
-        raise ValueError(
-            f"{who} cannot be under a rule with stacked=True; give the layers one by one"
-        )
+    if bucket.rule.several:
+        what, each = ("stacked=True", "layers") if bucket.rule.stacked else ("`blocks`", "blocks")
+        raise ValueError(f"{who} cannot be under a rule with {what}; give the {each} one by one")
     if "int8" in str(bucket.rule.state_dtype):
         raise ValueError(
             f"{who} cannot have state_dtype='int8', for its blocks are those of whole tensors; give"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
 from arrayopt.rules.names import AROUND, VALUE, Numbers, Values, check_class, check_fields
 from arrayopt.rules.returned import returned_slots, returned_update
 from arrayopt.rules.storage import code_of, read_storage, storage_for
+from arrayopt.rules.stretches import read_blocks
 from arrayopt.rules.words import (
     centralize,
     clip_by_norm,
@@ -72,6 +73,11 @@ class Rule(ABC):
         The first axis of each tensor counts layers, as in models for ``jax.lax.scan``: norms, ratios and all else are
         taken per layer, as if each were a tensor of its own. The layers of a tensor share one number of updates, but
         for those that `skip_nonfinite` skips alone.
+    blocks : int or sequence of int, optional
+        The first axis of each tensor is cut into consecutive stretches, each of which is a tensor
+        to the rule: so many equal ones, or one of each of these lengths, as in
+        ``blocks=(768, 256, 256)`` for the matrices of queries, keys and values in one. The blocks
+        of a tensor share one number of updates. It excludes `stacked`.
     master_weights : {"auto", True, False, "split"}
         Whether parameters in float16 and bfloat16 have a master in float32, the slot ``master``. The update changes the
         master, and the parameter is the rounded master. With False the update changes the 16-bit parameter itself, and
@@ -119,6 +125,7 @@ class Rule(ABC):
     project: Callable[[Any, Array, Any], Array] | None = structural(None, function)
     ema_decay: Hyper | None = real("[0, 1)", None)
     stacked: bool = flag(False)
+    blocks: int | Sequence[int] | None = structural(None, read_blocks)
     master_weights: bool | str = choice("auto", True, False, "split")
     rounding: str = choice("nearest", "stochastic")
     seed: int = structural(0, whole)
@@ -142,7 +149,16 @@ class Rule(ABC):
         if self.rounding == "stochastic" and self.master_weights is True:
             who = type(self).__name__
             raise ValueError(f"{who}: rounding='stochastic' is for parameters without masters; got master_weights=True")
+        if self.stacked and self.blocks is not None:
+            raise ValueError(
+                f"{type(self).__name__}: `stacked` and `blocks` both say what the first axis is; give one of them"
+            )
         self.check()
+
+    @property
+    def several(self) -> bool:
+        """Whether a parameter is several tensors to the rule: layers, or blocks."""
+        return self.stacked or self.blocks is not None
 
     @property
     def clips_itself(self) -> bool:
@@ -234,19 +250,19 @@ class Rule(ABC):
         fixed = {n: xp.zeros_like(p) if kind(x) == "complex" else zeros_abs2(xp, p) for n, x in self.constants.items()}
         return {**own, **copies, **fixed}
 
-    def storage(self, rank: int) -> dict[str, str]:
+    def storage(self, rank: int, dtype: str = "float64") -> dict[str, str]:
         """The slots of a tensor that `state_dtype` narrows, each with the dtype that it is stored in.
 
         These are slots of the rule with a value for each element.
         """
         if self.state_dtype is None:
             return {}
-        p = np.zeros((2,) * rank)
+        p = np.zeros((2,) * rank, complex if dtype.startswith("complex") else float)
         found = {}
         for name, x in self.slots(np, p).items():
-            dtype = storage_for(self.state_dtype, name)
-            if dtype is not None and x.shape == p.shape and name not in self.wide:
-                found[name] = code_of(dtype, unsigned=name in self.squares)
+            stored = storage_for(self.state_dtype, name)
+            if stored is not None and x.shape == p.shape and name not in self.wide:
+                found[name] = code_of(stored, unsigned=name in self.squares, pairs=x.dtype.kind == "c")
         return found
 
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:

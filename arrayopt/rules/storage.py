@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from arrayopt.codecs import PAIR
+
 __all__ = ["code_of", "read_storage", "storage_for"]
 
 STORAGES = ("float16", "bfloat16", "int8")
@@ -47,6 +49,8 @@ def storage_for(value: Any, slot: str) -> str | None:
     return dict(value).get(slot) if isinstance(value, tuple) else value
 
 
-def code_of(dtype: str, *, unsigned: bool) -> str:
-    """The dtype of the array: roots of second moments have no sign."""
-    return "uint8" if dtype == "int8" and unsigned else dtype
+def code_of(dtype: str, *, unsigned: bool, pairs: bool) -> str:
+    """The dtype of the array: roots of second moments have no sign; complex numbers are pairs."""
+    if dtype != "int8":
+        return dtype
+    return PAIR if pairs else "uint8" if unsigned else dtype

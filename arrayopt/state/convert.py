@@ -1,16 +1,21 @@
 """State that goes on in another storage: what ``opt.state_dtype = "int8"`` does to slots that there are."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from arrayopt.arrays import (
     Array,
     array_namespace,
+    copied,
+    dtype_name,
     dtype_of,
+    kind,
     on_its_device,
     working_dtype,
 )
-from arrayopt.codecs import QUANTIZED, SCALE
+from arrayopt.codecs import PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
+from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
@@ -46,10 +51,13 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
     old, new : Rule
         The rule that its slots are of, and the same one with another `state_dtype`.
     """
+    if new.blocks is not None:
+        return _of_blocks(p, slots, old, new)
     rank = p.ndim - new.stacked
-    stored, wanted, codes = old.storage(rank), new.storage(rank), narrowed(slots)
+    dtype, codes = dtype_name(p), narrowed(slots)
+    stored, wanted = old.storage(rank, dtype), new.storage(rank, dtype)
     xp = array_namespace(p)
-    real = working_dtype(xp, p, real=True)
+    working, real = working_dtype(xp, p), working_dtype(xp, p, real=True)
     made: dict[str, Array] = {}
     with on_its_device(p):
         for slot, x in slots.items():
@@ -60,7 +68,10 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
                 if slot in codes:
                     made[scale_of(slot)] = slots[scale_of(slot)]
                 continue
-            wide = dequantized(x, slots[scale_of(slot)], real) if slot in codes else xp.astype(x, real)
+            if slot in codes:
+                wide = dequantized(x, slots[scale_of(slot)], working if dtype_name(x) == PAIR else real)
+            else:
+                wide = x if kind(x) == "complex" else xp.astype(x, real)
             if slot in new.squares and slot in stored:
                 wide = wide * wide
             if slot in new.squares and slot in wanted:
@@ -72,3 +83,13 @@ def converted(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[s
             else:
                 made[slot] = xp.astype(wide, dtype_of(xp, wanted[slot]))
     return made
+
+
+def _of_blocks(p: Array, slots: dict[str, Array], old: Rule, new: Rule) -> dict[str, Array]:
+    """`converted`, of a tensor that is cut into blocks."""
+    before, after = (Cut(rule, p.shape, dtype_name(p)) for rule in (old, new))
+    stacked = [replace(rule, blocks=None, stacked=True) for rule in (old, new)]
+    stacks = zip(before.parameter(p), before.slots(slots), strict=True)
+    made = after.joined_slots([converted(stack, own, *stacked) for stack, own in stacks])
+    kept = {slot for slot, x in made.items() if slot in slots and x.dtype == slots[slot].dtype}
+    return {slot: slots[slot] if slot in kept else copied(x) for slot, x in made.items()}

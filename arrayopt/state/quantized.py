@@ -9,6 +9,9 @@ makes the same codes of the same numbers.
 
 Zero stays zero. Blocks whose scale is below 2**-119 are zeros. If a block holds infinity or NaN, its
 scale is not finite, and all of the block is read as NaN: what is not a number never becomes one.
+
+The parts of a complex number are numbers of their own, with one scale. Their codes share an integer
+of 16 bits, so that a slot has the parameter's shape.
 """
 
 from typing import Any
@@ -16,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, dtype_of, size
-from arrayopt.codecs import BLOCK, QUANTIZED, SCALE
+from arrayopt.codecs import BLOCK, PAIR, QUANTIZED, SCALE
 from arrayopt.rules.base import Rule
 
-__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scales"]
+__all__ = ["TINY", "dequantized", "narrowed", "quantized", "scale_of", "scale_shape", "scales"]
 
 TINY = 2.0**-119
 """Scales below this count as zero: the reciprocals of others are finite."""
@@ -40,20 +43,20 @@ def narrowed(slots: dict[str, Array]) -> list[str]:
     return [slot for slot, x in slots.items() if scale_of(slot) in slots and dtype_name(x) in QUANTIZED]
 
 
-def _scale_shape(shape: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def scale_shape(shape: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """The shape of the scales of a slot, of which each index of the first `layers` axes has blocks of its own."""
     count = int(np.prod(shape[layers:], dtype=np.int64))
     return (*shape[:layers], -(-count // BLOCK))
 
 
-def _in_blocks(xp: Any, x: Array, shape: tuple[int, ...]) -> Array:
-    """An array as blocks: the axes of its scales, whose shape is given, and one of the block's elements."""
+def _in_blocks(xp: Any, x: Array, shape: tuple[int, ...], block: int) -> Array:
+    """An array as blocks: the axes of its scales, whose shape is given, and one of the block's numbers."""
     flat = xp.reshape(x, (*shape[:-1], size(x) // max(int(np.prod(shape[:-1])), 1)))
-    missing = shape[-1] * BLOCK - flat.shape[-1]
+    missing = shape[-1] * block - flat.shape[-1]
     if missing:
         room = xp.zeros((*shape[:-1], missing), dtype=flat.dtype, device=_device(flat))
         flat = xp.concat([flat, room], axis=-1)
-    return xp.reshape(flat, (*shape, BLOCK))
+    return xp.reshape(flat, (*shape, block))
 
 
 def _device(x: Array) -> Any:
@@ -67,7 +70,7 @@ def _as_it_was(xp: Any, blocks: Array, like: Array) -> Array:
     """Blocks as an array of the shape that they were made of."""
     lead = blocks.shape[:-2]
     count = size(like) // max(int(np.prod(lead)), 1)
-    flat = xp.reshape(blocks, (*lead, blocks.shape[-2] * BLOCK))
+    flat = xp.reshape(blocks, (*lead, blocks.shape[-2] * blocks.shape[-1]))
     return xp.reshape(flat[..., :count], like.shape)
 
 
@@ -77,19 +80,22 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
     Parameters
     ----------
     x : array
-        Real numbers.
-    dtype : {"int8", "uint8"}
+        The numbers; complex ones for `PAIR`.
+    dtype : {"int8", "uint8", "int16"}
         What the codes are stored in.
     layers : int
         How many of the first axes have blocks of their own for each index.
     """
     xp = array_namespace(x)
-    shape = _scale_shape(tuple(x.shape), layers)
+    shape = scale_shape(tuple(x.shape), layers)
     codes_dtype, scale_dtype = getattr(xp, dtype), dtype_of(xp, "bfloat16")
     if size(x) == 0:
-        return xp.astype(x, codes_dtype), xp.zeros(shape, dtype=scale_dtype, device=_device(x))
-    top = float(QUANTIZED[dtype].top)
-    blocks = _in_blocks(xp, xp.astype(x, xp.float32), shape)
+        codes = xp.zeros(tuple(x.shape), dtype=codes_dtype, device=_device(x))
+        return codes, xp.zeros(shape, dtype=scale_dtype, device=_device(x))
+    top, pairs = float(QUANTIZED[dtype].top), dtype == PAIR
+    if pairs:
+        x = xp.stack([xp.real(x), xp.imag(x)], axis=-1)
+    blocks = _in_blocks(xp, xp.astype(x, xp.float32), shape, BLOCK * (1 + pairs))
     largest = xp.max(xp.abs(blocks), axis=-1)
     scale = xp.astype(xp.astype(largest, scale_dtype), xp.float32)
     scale = xp.where(scale < TINY, xp.zeros_like(scale), scale)
@@ -97,18 +103,28 @@ def quantized(x: Array, dtype: str, layers: int = 0) -> tuple[Array, Array]:
     factor = xp.where(kept, top / xp.where(kept, scale, xp.ones_like(scale)), xp.zeros_like(scale))
     finite = xp.where(kept[..., None], blocks, xp.zeros_like(blocks))
     rounded = xp.round(finite * factor[..., None])
-    rounded = xp.clip(rounded, -top if dtype == "int8" else 0.0, top)
-    return _as_it_was(xp, xp.astype(rounded, codes_dtype), x), xp.astype(scale, scale_dtype)
+    rounded = _as_it_was(xp, xp.clip(rounded, 0.0 if dtype == "uint8" else -top, top), x)
+    if pairs:
+        low, high = rounded[..., 0], rounded[..., 1]
+        rounded = 256.0 * high + xp.where(low < 0, low + 256.0, low)
+    return xp.astype(rounded, codes_dtype), xp.astype(scale, scale_dtype)
 
 
-def dequantized(codes: Array, scale: Array, real: Any = None) -> Array:
-    """The numbers that codes and scales stand for, in float32 or the dtype `real`."""
-    xp = array_namespace(codes)
+def dequantized(codes: Array, scale: Array, wide: Any = None) -> Array:
+    """The numbers that codes and scales stand for, in single precision or the dtype `wide`."""
+    xp, pairs = array_namespace(codes), dtype_name(codes) == PAIR
+    wide = wide or (xp.complex64 if pairs else xp.float32)
     if size(codes) == 0:
-        return xp.astype(codes, real or xp.float32)
-    top = float(QUANTIZED[dtype_name(codes)].top)
-    blocks = _in_blocks(xp, xp.astype(codes, xp.float32), tuple(scale.shape))
+        return xp.astype(codes, wide)
+    top, numbers = float(QUANTIZED[dtype_name(codes)].top), xp.astype(codes, xp.float32)
+    if pairs:
+        high = xp.floor(numbers / 256.0)
+        low = numbers - 256.0 * high
+        numbers = xp.stack([xp.where(low > 127.0, low - 256.0, low), high], axis=-1)
+    blocks = _in_blocks(xp, numbers, tuple(scale.shape), BLOCK * (1 + pairs))
     step = xp.astype(scale, xp.float32) * float(np.float32(1 / top))
     step = xp.where(xp.isfinite(step), step, xp.full_like(step, float("nan")))
-    made = _as_it_was(xp, blocks * step[..., None], codes)
-    return made if real is None else xp.astype(made, real, copy=False)
+    made = _as_it_was(xp, blocks * step[..., None], numbers)
+    if pairs:
+        made = xp.astype(made[..., 0], wide) + 1j * xp.astype(made[..., 1], wide)
+    return xp.astype(made, wide, copy=False)

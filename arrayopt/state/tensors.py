@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,8 @@ from arrayopt.arrays import (
 from arrayopt.codecs import QUANTIZED
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
+from arrayopt.rules.stretches import uncuttable
+from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import quantized, scale_of
 from arrayopt.state.run import Run
 from arrayopt.state.shares import Block, Shards, Share
@@ -207,6 +209,15 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     TypeError, ValueError
         If the rule cannot have it.
     """
+    with on_its_device(array):
+        slots = _own(array, _begun(rule, name, array))
+        return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
+
+
+def _begun(rule: Rule, name: str, array: Array, part: str = "layer") -> dict[str, Array]:
+    """What `new_slots` makes, before it is known that nothing else holds it."""
+    if rule.blocks is not None:
+        return _of_blocks(rule, name, array)
     who = type(rule).__name__
     if kind(array) == "complex" and not rule.complex_ok:
         raise TypeError(f"{who} is not defined for complex parameters; {name!r} is of {array.dtype}")
@@ -216,20 +227,26 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
     if rule.stacked and array.ndim == 0:
         raise ValueError(f"{who}: `stacked=True` is for tensors whose first axis counts layers; {name!r} has no axis")
     layered = rule.stacked and array.shape[0] > 0
+    what, shape = repr(name), tuple(array.shape)
+    if rule.stacked:
+        what, shape = f"a {part} of {name!r}", shape[1:]
     reason = rule.project.refuses(array.ndim - rule.stacked) if isinstance(rule.project, Projection) else ""
     if reason:
-        raise ValueError(
-            f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}, as `project`, {rule.project}, needs"
-        )
+        raise ValueError(f"{who}: {what}, of shape {shape}, {reason}, as `project`, {rule.project}, needs")
     reason = rule.refuses(array_namespace(array), array[0, ...] if layered else array)
     if reason:
         instead = "" if ";" in reason else f"; {BY_GROUP}"
-        raise ValueError(f"{who}: {name!r}, of shape {tuple(array.shape)}, {reason}{instead}")
-    xp, dtype, narrow = array_namespace(array), dtype_name(array), rule.storage(array.ndim - rule.stacked)
+        raise ValueError(f"{who}: {what}, of shape {shape}, {reason}{instead}")
+    xp, dtype = array_namespace(array), dtype_name(array)
+    narrow = rule.storage(array.ndim - rule.stacked, dtype)
     if dtype not in NARROW and rule.master_weights is True:
         raise ValueError(f"{who}: `master_weights=True` is for float16 and bfloat16 parameters; {name!r} is of {dtype}")
-    if narrow and kind(array) == "complex":
-        raise ValueError(f"{who}: `state_dtype` is for real parameters; {name!r} is of {dtype}")
+    halves = sorted({x for x in narrow.values() if x in NARROW})
+    if halves and kind(array) == "complex":
+        raise ValueError(
+            f"{who}: `state_dtype` of complex parameters must be None or 'int8'; got {halves[0]!r}, and {name!r} is"
+            f" of {dtype}"
+        )
     _check_named(rule, array)
     stored = {slot: dtype_of(xp, dtype) for slot, dtype in narrow.items()}
     with on_its_device(array):
@@ -247,8 +264,19 @@ def new_slots(rule: Rule, name: str, array: Array, block: Block | None = None) -
         slots = _stored(slots, narrow, stored, layers=int(rule.stacked))
         if "master" in slots and rule.master_weights == "split":  # the parameter is all of it
             slots["master"] = xp.zeros_like(slots["master"], dtype=xp.int8)
-        slots = _own(array, slots)
-        return slots | {slot: _constant(rule, name, slots[slot], x, block) for slot, x in rule.constants.items()}
+        return slots
+
+
+def _of_blocks(rule: Rule, name: str, array: Array) -> dict[str, Array]:
+    """The slots of a tensor that is cut into blocks."""
+    reason = uncuttable(rule.blocks, tuple(array.shape))
+    if reason:
+        who, shape = type(rule).__name__, tuple(array.shape)
+        raise ValueError(
+            f"{who}: `blocks={rule.blocks}` cannot cut {name!r}, of shape {shape}: it {reason}; {BY_GROUP}"
+        )
+    cut, stacked = Cut(rule, array.shape, dtype_name(array)), replace(rule, blocks=None, stacked=True)
+    return cut.joined_slots([_begun(stacked, name, stack, "block") for stack in cut.parameter(array)])
 
 
 def _check_named(rule: Rule, array: Array) -> None:

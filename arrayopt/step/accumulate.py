@@ -41,6 +41,8 @@ class Adding:
         Writes the sums.
     scaled : bool
         Whether these are gradients of a scaled loss.
+    only : int, optional
+        The place of the one tensor that is updated by itself, by `Optimizer.give`.
     means : list of array or None
         In the last micro-step the mean gradients: arrays that hold them once `ready` has run. None
         for tensors that had
@@ -52,6 +54,7 @@ class Adding:
     given: list[Array | None]
     ready: Ready
     scaled: bool
+    only: int | None = None
     means: list[Array | None] = field(default_factory=list)
     measures: Measures = ()
 
@@ -100,6 +103,7 @@ class Accumulator:
         *,
         early: bool,
         judged: bool,
+        only: int | None = None,
     ) -> Adding:
         """Make the additions of one micro-step ready, raising whatever there is to raise.
 
@@ -118,10 +122,12 @@ class Accumulator:
             they are written.
         judged : bool
             Whether the means are to be measured.
+        only : int, optional
+            The place of the one tensor that is updated by itself.
         """
         if not self.last:
             asked = [self._asked(self._sums(bucket), grads, factor) for bucket in buckets]
-            return Adding(grads, Ready(self._engine, asked), factor is not None)
+            return Adding(grads, Ready(self._engine, asked), factor is not None, only)
         means: list[Array | None] = [None] * len(grads)
         # the means that are there before the step is written
         known: list[Array | None] = [None] * len(grads)
@@ -136,23 +142,27 @@ class Accumulator:
                 waiting.append(bucket)
                 later.append(self._asked(sums, grads, factor))
             for i, tensor in zip(sums.places, sums.tensors, strict=True):
-                if i in self.begun or grads[i] is not None:
+                if (i in self.begun or grads[i] is not None) and only in (None, i):
                     means[i] = tensor.slots["sum"]
                     known[i] = means[i] if at_once or grads[i] is None else None
         asked = list(measures(buckets, known)) if judged else []
         for bucket in waiting if judged else ():
             asked += self._norms(bucket, grads, factor)
-        return Adding(grads, Ready(self._engine, later), factor is not None, means, asked)
+        return Adding(grads, Ready(self._engine, later), factor is not None, only, means, asked)
 
     def add(self, adding: Adding) -> None:
         """Take in gradients that were made ready."""
         adding.ready.run(Alone())
         self.begun.update(i for i, g in enumerate(adding.given) if g is not None)
-        self.done, self.scaled = self.done + 1, self.scaled or adding.scaled
+        self.done += adding.only is None
+        self.scaled = self.scaled or adding.scaled
 
-    def clear(self) -> None:
-        """Begin anew."""
-        if self.done:
+    def clear(self, only: int | None = None) -> None:
+        """Begin anew; or the sum of one tensor anew."""
+        if only is not None and only in self.begun:
+            self.begun.remove(only)
+            self._run.put_updates(only, 0)
+        elif only is None and self.done:
             self.done, self.scaled, self.begun = 0, False, set()
             self._run.restart()
 

@@ -6,8 +6,9 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
-from arrayopt.engines.layers import layer_name, split
+from arrayopt.engines.layers import Layers, each, layer_name
 from arrayopt.ranks.alone import Alone
+from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
 from arrayopt.state.tensors import Tensor
 from arrayopt.step.ready import Ready
@@ -28,11 +29,12 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     found = {name: report["grad_norm"] for name, report in reports.items() if report}
     took: list[tuple[int, Tensor, Array]] = []
     for bucket, wanted in asked:
+        several = bucket.rule.several
         for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
             if g is not None and 0 not in tensor.shape:
                 took += [
                     (place, *x)
-                    for x in (_layers(tensor, g) if bucket.rule.stacked else [(tensor, g)])
+                    for x in (_layers(bucket.rule, tensor, g) if several else [(tensor, g)])
                 ]
     took.sort(key=lambda each: each[0])  # what is of one bucket here may be of two on another rank
     tensors, grads = [tensor for _, tensor, _ in took], [g for *_, g in took]
@@ -46,7 +48,14 @@ def measures(buckets: Sequence[Bucket], grads: Sequence[Array | None]) -> Measur
 
 def measured(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Buckets of the same parameters under the rule that measures their gradients."""
-    return [beside(bucket, _RULES[bool(bucket.tensors[0].layers)], _measured) for bucket in buckets]
+    return [beside(bucket, _rule(bucket), _measured) for bucket in buckets]
+
+
+def _rule(bucket: Bucket) -> GradientNorms:
+    """The rule that measures a bucket's gradients."""
+    blocks = None if isinstance(bucket, Layers) else bucket.rule.blocks
+    stacked = bool(bucket.tensors[0].layers)
+    return GradientNorms(master_weights=False, stacked=stacked, blocks=blocks)
 
 
 def _measured(tensor: Tensor) -> Tensor:
@@ -56,11 +65,12 @@ def _measured(tensor: Tensor) -> Tensor:
     )
 
 
-def _layers(tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:
-    """The layers of a stacked tensor, each of which has a norm of its own, and of its gradient."""
-    names = [layer_name(tensor.name, i) for i in range(tensor.array.shape[0])]
-    layers = [Tensor(name, tensor.array, place=tensor.place, share=tensor.share) for name in names]
-    return list(zip(layers, split(g), strict=True))
-
-
-_RULES = [GradientNorms(master_weights=False, stacked=stacked) for stacked in (False, True)]
+def _layers(rule: Rule, tensor: Tensor, g: Array) -> list[tuple[Tensor, Array]]:
+    """The layers or blocks of a tensor, each of which has a norm of its own."""
+    found = []
+    for i, part in enumerate(each(rule, g)):
+        layer = Tensor(
+            layer_name(tensor.name, i), tensor.array, place=tensor.place, share=tensor.share
+        )
+        found.append((layer, part))
+    return found

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from arrayopt.state.run import Run
-
 __all__ = ["Release"]
 
 
@@ -18,8 +16,7 @@ class Release:
         Tensors whose gradient was refused, with the error, until another one is given.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self.given: dict[str, None] = {}
         self.refused: dict[str, str] = {}
 
@@ -48,8 +45,8 @@ class Release:
         self.given[name] = None
         self.refused.pop(name, None)
 
-    def end(self, *, incomplete: bool) -> None:
-        """End the step; RuntimeError where a gradient was refused, unless it may be incomplete."""
+    def check_end(self, *, incomplete: bool) -> None:
+        """Raise RuntimeError where a gradient was refused, unless the step may be incomplete."""
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
             raise RuntimeError(
@@ -57,8 +54,6 @@ class Release:
                 f" {len(self.given)} tensors have been updated in this step; give it again, load a"
                 " checkpoint, or call step(incomplete=True), which leaves it as it is"
             )
-        self.clear()
-        self._run.steps += 1
 
     def clear(self) -> None:
         """Forget the step, as after a load."""

@@ -130,7 +130,7 @@ class Step:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
-        self.release = Release(run)
+        self.release = Release()
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
         self._last: Ready | None = None  # what has made the last step, where it may make another
@@ -155,15 +155,25 @@ class Step:
         hypers = [[group.rule.at(step, value) for group in bucket.groups] for bucket in buckets]
         return Coming(version, step, buckets, hypers, known)
 
-    def begin(self, coming: Coming, grads: list[Array | None], *, stats: bool) -> Begun:
-        """Let what may fail do so before other ranks are told that this one makes the step."""
+    def begin(
+        self,
+        coming: Coming,
+        grads: list[Array | None],
+        *,
+        stats: bool,
+        only: int | None = None,
+    ) -> Begun:
+        """Let what may fail do so before other ranks are told that this one makes the step.
+
+        `only` is the place of the one tensor that is updated by itself.
+        """
         known, team = coming.known, self._team
         judged, adding, given = known.check or known.limit is not None, None, grads
         if self.accumulator.every > 1:
             early = team.size > 1 and (judged or team.sums)
             factor = self.judging.inverse(known)
             adding = self.accumulator.prepare(
-                coming.buckets, grads, factor, early=early, judged=judged
+                coming.buckets, grads, factor, early=early, judged=judged, only=only
             )
             grads = adding.means
         if team.size == 1 or (adding is not None and not self.accumulator.last):
@@ -235,7 +245,7 @@ class Step:
                     self.accumulator.add(adding)
                 reports = ready.run(team)
                 self._last = ready if ready.form is not None else None
-                self.accumulator.clear()
+                self.accumulator.clear(None if adding is None else adding.only)
                 self.judging.end(verdict, known)
                 for x in self._parameters.all if verdict.left else ():
                     if x.layers and grads[x.place] is not None:
@@ -310,6 +320,30 @@ class Step:
         if last is not None and form == last.form and last.again(asked):
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
+
+    def end_release(self, *, incomplete: bool) -> bool:
+        """End the step that was made tensor by tensor; whether it was a whole step.
+
+        With `accumulate`, tensors that had no gradient in this last micro-step are updated here.
+        """
+        release, accumulator = self.release, self.accumulator
+        release.check_end(incomplete=incomplete)
+        last = accumulator.last
+        for x in self._parameters.all if last else ():
+            if x.name in release.refused:
+                accumulator.clear(x.place)
+        if last and accumulator.begun:
+            coming = self.coming(None, None)
+            begun = self.begin(coming, [None] * len(self._parameters.all), stats=False)
+            self.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+        with uninterrupted():
+            if last:
+                accumulator.clear()
+            else:
+                accumulator.done += 1
+            release.clear()
+            self._run.steps += last
+        return last
 
     # ---- in two halves, so that the second can be captured ---------------------------------------
 

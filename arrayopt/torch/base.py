@@ -57,12 +57,13 @@ class Optimizer(torch.optim.Optimizer):
         clip_norm: Hyper | None = None,
         skip_nonfinite: bool = False,
         stats: bool = False,
-        release: bool = False,
+        release: bool | int = False,
         **fields: Any,
     ) -> None:
         who = type(self).__name__
-        if not isinstance(release, bool):
-            raise TypeError(f"{who}: `release` must be True or False; got {release!r}")
+        if not isinstance(release, int) or release < 0:
+            what = "True, False, or how many backward passes make a step"
+            raise TypeError(f"{who}: `release` must be {what}; got {release!r}")
         if not hasattr(self, "rule"):
             raise TypeError("Optimizer: take a rule's, such as arrayopt.torch.LAMB, or make one: optimizer(MyRule)")
         given = {**placed(who, self.rule, more, fields), **fields}
@@ -82,7 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         self._guests: Guests = Guests(dict)
         self._below = Below(who, self.rule, options, self.param_groups, {}, 0)
         if release:
-            self._release = Release(self)
+            self._release = Release(self, int(release))
             for group in self.param_groups:
                 self._release.watch(group["params"])
 
@@ -130,7 +131,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_again(self, inner: Inner, below: Below) -> None:
         """Update parameters that are in a group several times as often, as PyTorch does."""
-        if all(len(distinct(group)) == len(group["params"]) for group in self.param_groups):
+        if not below.repeats:
             return
         often = Counter(p for group in self.param_groups for p in group["params"])
         grads, steps = self._gradients(below.params), inner.step_count - 1

@@ -42,6 +42,11 @@ class Below:
         State for some of the parameters, as `arrayopt.torch.state.show` has it; it is copied.
     steps : int
         The number of steps made.
+
+    Attributes
+    ----------
+    repeats : bool
+        Whether a group has a parameter more than once.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Below:
         found = iter(values)
         self._rules = [] if self.made is None else [self.made.rule, *(group.rule for group in self.made.groups)]
         self._seen = [(list(group["params"]), next(found) if group["params"] else ()) for group in groups]
+        self.repeats = any(len(distinct(group)) < len(group["params"]) for group in groups)
 
     def _is_seen(self, group: Mapping[str, Any], seen: tuple[list[Tensor], tuple[Any, ...]]) -> bool:
         """Whether a group holds the very objects that it did; tensors as values may have become others."""
@@ -171,7 +177,8 @@ class Below:
 
     def _check_switched(self, group: Group, rule: Rule) -> None:
         """Raise ValueError where a group's rule has changed so that it needs other state."""
-        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in fields_of(type(rule)))
+        names = [name for name in fields_of(type(rule)) if hasattr(group.rule, name)]  # Adam has not all of AdamW's
+        pairs = ((name, getattr(group.rule, name), getattr(rule, name)) for name in names)
         try:
             group.checked(group.rule, {name: new for name, old, new in pairs if new is not old and new != old})
         except ValueError as error:

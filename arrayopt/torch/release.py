@@ -1,5 +1,6 @@
 """Gradients that are let go during the backward pass: each parameter is updated as soon as its gradient is there."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,11 +17,14 @@ class Release:
     ----------
     optimizer : Optimizer
         The optimizer, one of `arrayopt.torch`.
+    every : int
+        How many backward passes make a step. PyTorch adds their gradients up, and the last one lets them go.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, every: int) -> None:
+        self._optimizer, self._every = optimizer, every
         self._hooked: set[int] = set()
+        self._passes: Counter[int] = Counter()  # since the last step, by parameter
         self._names: tuple[Any, dict[int, str]] = None, {}
 
     def watch(self, params: Iterable[Tensor]) -> None:
@@ -31,6 +35,12 @@ class Release:
                 p.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, p: Tensor) -> None:
+        """Count a backward pass; update the parameter in the last one."""
+        self._passes[id(p)] += 1
+        if self._passes[id(p)] >= self._every:
+            self._update(p)
+
+    def _update(self, p: Tensor) -> None:
         """Update a parameter, and let its gradient go."""
         optimizer = self._optimizer
         inner, below = optimizer.inner, optimizer._below
@@ -45,8 +55,16 @@ class Release:
         p.grad = None
 
     def end(self, inner: Any) -> bool:
-        """End a step that the backward pass has made; whether there was one."""
+        """End a step that backward passes have made; whether there was one.
+
+        Parameters that took no part in the last pass have their gradients still, and are updated now.
+        """
+        self._passes.clear()
         if not inner._step.release:
             return False
+        below, given = self._optimizer._below, inner._step.release.given
+        for p, tensor in zip(below.params, below.tensors, strict=True):
+            if p.grad is not None and tensor.name not in given:
+                self._update(p)
         inner.step()
         return True

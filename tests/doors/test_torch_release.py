@@ -83,6 +83,25 @@ def test_what_needs_all_gradients_refuses():
         net(batches(1)[0]).sum().backward()
 
 
-def test_release_is_a_flag():
-    with pytest.raises(TypeError, match="AdamW: `release` must be True or False; got 1"):
-        at.AdamW(model().parameters(), lr=0.01, release=1)
+@pytest.mark.parametrize("value", ["yes", -1, 1.5])
+def test_release_is_a_flag_or_a_number_of_passes(value):
+    with pytest.raises(TypeError, match="AdamW: `release` must be True, False, or how many backward passes"):
+        at.AdamW(model().parameters(), lr=0.01, release=value)
+
+
+def test_the_last_of_several_backward_passes_releases():
+    one, other = model(), model()
+    plain = at.LAMB(one.parameters(), lr=0.01)
+    released = at.LAMB(other.parameters(), lr=0.01, release=3)
+    for k, x in enumerate(batches(9)):
+        for net in (one, other):  # the last layer takes no part in the last pass
+            (net[:3](x) if k % 3 == 2 else net(x)).square().mean().backward()
+        if k % 3 == 2:
+            assert [p.grad is None for p in other.parameters()] == [True] * 4 + [False] * 2
+            plain.step()
+            plain.zero_grad()
+            released.step()
+            assert all(p.grad is None for p in other.parameters())
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert plain.state[p]["step"] == released.state[q]["step"] == 3

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
+from tests.support.engines import NOW
 from tests.support.timms import timms
 
 SHAPES = {"w": (5, 7), "b": (11,)}
@@ -137,7 +138,7 @@ def test_muon_for_convolutions_as_jordans_code_has_it(shape):
             x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
         x = (x.T if turned else x).reshape(shape)
         p = p - 0.1 * max(1.0, shape[-2] / shape[-1]) ** 0.5 * x
-    for engine in ("array_api", "numpy", "numba"):
+    for engine in ("array_api", *NOW):
         opt = ao.Optimizer(start.copy(), ao.Muon(lr=0.1, weight_decay=0.0, scale="last"), engine=engine)
         for g in grads:
             mine = opt.step(g)

@@ -51,6 +51,50 @@ def test_it_is_the_step_that_all_gradients_make_together(engine, name):
     assert one.step_count == other.step_count == 4
 
 
+@pytest.mark.parametrize("name", RULES)
+@each_engine
+def test_gradients_are_accumulated_one_by_one(engine, name):
+    one, other = (ao.Optimizer(gradients(0), RULES[name], engine=engine, accumulate=3) for _ in range(2))
+    for k in range(9):
+        grads = gradients(10 + k)
+        if k != 4:
+            grads["w"] = None  # in no micro-step of the first step and of the third
+        if k in (2, 7):
+            grads["b"] = None  # in other micro-steps than the last, and in the last
+        one.step(grads)
+        for tensor in reversed(SHAPES):
+            if grads[tensor] is not None:
+                other.give(tensor, grads[tensor])
+        assert other.step() is other.params
+        assert held(one) == held(other)
+        assert one.step_count == other.step_count == (k + 1) // 3
+
+
+def test_sums_of_scaled_gradients_need_all_gradients():
+    opt = ao.Optimizer({"w": np.ones(3)}, ao.SGD(lr=0.1), accumulate=2)
+    opt.step({"w": np.ones(3)}, loss_scale=2.0)
+    with pytest.raises(ValueError, match=r"Optimizer.give: a loss scale need all gradients of a step"):
+        opt.give("w", np.ones(3))
+
+
+def test_a_sum_of_a_tensor_whose_gradient_was_refused_is_dropped_with_it():
+    opt = ao.Optimizer({"w": np.ones(3), "b": np.ones(2)}, ao.SGD(lr=0.1), accumulate=2)
+    opt.step({"w": np.ones(3), "b": np.ones(2)})
+    opt.give("w", np.ones(3))
+    with pytest.raises(ValueError, match="b"):
+        opt.give("b", np.ones(3))
+    with pytest.raises(RuntimeError, match="the gradient of 'b' was refused"):
+        opt.step()
+    assert opt.step_count == 0
+    opt.step(incomplete=True)
+    assert opt.step_count == 1
+    assert opt.params["b"].tolist() == [1.0, 1.0]
+    assert opt.params["w"].tolist() == [0.9] * 3
+    for _ in range(2):
+        opt.step({"w": np.zeros(3), "b": np.ones(2)})
+    assert opt.params["b"].tolist() == [0.9, 0.9]
+
+
 def test_arrays_that_cannot_be_written_are_replaced():
     jax = BACKENDS["jax"]
     one, other = (
@@ -101,7 +145,6 @@ def test_what_cannot_be_given():
         ({"clip_norm": 1.0}, "`clip_norm`"),
         ({"loss_scale": 2.0**10}, "a loss scale"),
         ({"skip_nonfinite": True}, "`skip_nonfinite`"),
-        ({"accumulate": 2}, "`accumulate`"),
         ({"stats": True}, "`stats`"),
     ],
 )

@@ -56,10 +56,11 @@ OTHER = {
     "alpha": 0.3, "initial_scale": 2.0, "momentum_decay": 1.0, "threshold": 4.1, "alpha_warmup": 3.0, "radius": 0.5,
     "beta3_warmup": 3.0, "warmup_steps": 4.0, "r": 2.0, "weight_lr_power": 0.5, "decoupled": True, "no_prox": True,
     "eps_in_sqrt": True, "centered": True, "degenerated_to_sgd": False, "restart": True,
-    "weak_differences": True, "factored": False, "eps_added": True,
+    "weak_differences": True, "factored": False, "eps_added": True, "caution": True, "mars": 0.5, "gamma": 0.2,
+    "clip_update": 0.3,
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
-ELSEWHERE |= {"project", "stacked"}  # tests/test_projections.py, tests/engines/test_stacked.py
+ELSEWHERE |= {"project", "stacked", "blocks"}  # tests/test_projections.py, tests/engines/test_stacked.py, test_blocks.py
 ELSEWHERE |= {"lr_in_momentum"}  # tests/doors/test_optax_same.py
 ELSEWHERE |= {"rounding", "seed"}  # tests/rules/test_rounding.py, tests/rules/test_draws.py
 BASE = {

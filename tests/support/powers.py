@@ -127,6 +127,7 @@ CHANGES: dict[str, Callable[[Case], Any]] = {
     "schedule": lambda case: case.groups.update({"b": {"lr": ao.schedules.Warmup(0.1, 4)}}),
     "a rule of its own": lambda case: case.groups.update({"number": ao.SGD(lr=0.1, momentum=0.5)}),
     "stacked": lambda case: case.groups.update({"stack": {"stacked": True}}),
+    "blocks": lambda case: case.groups.update({"w": {"blocks": (2, 2, 1, 1)}}),
     "project": lambda case: case.rule.update(project=ao.projections.box(-0.5, 0.5)),
     "ema": lambda case: case.rule.update(ema_decay=0.5),
     "lookahead": lambda case: case.rule.update(lookahead_steps=2),
@@ -247,8 +248,24 @@ def _pickled(place: Place, opt: Any, grads: Any) -> Any:
     return _straight(place, pickle.loads(pickle.dumps(opt)), grads)
 
 
+def _given(place: Place, opt: Any, grads: Any) -> Any:
+    """Gradients are given one by one, in any order, where nothing needs all of them."""
+    names = [name for name, g in grads.items() if g is not None]
+    place.rng.shuffle(names)
+    for i, name in enumerate(names):
+        try:
+            opt.give(name, grads[name])
+        except ValueError as error:
+            if i > 0 or "need all gradients" not in str(error):
+                raise
+            return _straight(place, opt, grads)
+    opt.step()
+    return opt
+
+
 CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
     "straight": _straight,
+    "given": _given,
     "refused": _refused,
     "signals": _signalled,
     "faults": _faulty,
@@ -259,8 +276,9 @@ CALLS: dict[str, Callable[[Place, Any, Any], Any]] = {
 }
 """How a call of `step` is made; what is returned is the optimizer to go on with."""
 
-ALONE = ("signals", "deepcopy", "pickle")
-"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied."""
+ALONE = ("given", "signals", "deepcopy", "pickle")
+"""Not over ranks: these are threads here, which get no signals, and an Optimizer over ranks is not copied, nor given
+gradients one by one."""
 
 
 # ---- what must change no bit: where it runs -------------------------------------------------------------------------

@@ -87,6 +87,9 @@ INTERVALS = {
     "r": ("[0, inf)", [-1e-9], [0, 1]),
     "weight_lr_power": ("[0, inf)", [-1e-9], [0, 2]),
     "shampoo_beta": ("[0, 1)", [-0.1, 1.0], [0, 0.5, None]),
+    "mars": ("[0, inf)", [-1e-9], [0, 1, None]),
+    "gamma": ("(0, inf)", [0, -1], [1e-9, 1]),
+    "clip_update": ("(0, inf)", [0, -1], [1e-9, 1]),
     "radius": ("(0, inf)", [0, -1.0], [1e-300, 1, None]),
 }
 OPTIONS = {

@@ -30,8 +30,10 @@ DEVICES = {"H200": (132, 4.8e12), "A100": (108, 2.0e12)}
 
 RULES = {
     "AdamW": (ao.AdamW(), 1),
+    "AdamW, int8": (ao.AdamW(state_dtype="int8"), 1),
     "SGD": (ao.SGD(lr=0.1, momentum=0.9), 1),
     "LAMB": (ao.LAMB(), 1),
+    "LAMB, int8": (ao.LAMB(state_dtype="int8"), 1),
     "LANS": (ao.LANS(), 1),
     "LARS": (ao.LARS(lr=0.1), 1),
     "judging": (GradientNorms(master_weights=False), 1),

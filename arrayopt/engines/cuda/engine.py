@@ -8,8 +8,7 @@ from typing import Any
 
 import cupy
 
-from arrayopt.arrays import Ints, dtype_name, place
-from arrayopt.codecs import BLOCK
+from arrayopt.arrays import Ints, place
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
 from arrayopt.engines.cuda.device import access, on_device
@@ -18,9 +17,7 @@ from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.stages import tiles
 from arrayopt.engines.cuda.table import Table
 from arrayopt.engines.fused import Fused
-from arrayopt.fusion.layout import in_rows
 from arrayopt.fusion.plan import Plan
-from arrayopt.fusion.plans import plan_for
 
 __all__ = ["CuPy"]
 
@@ -36,18 +33,6 @@ class CuPy(Fused):
     codes, counts, halves, cuts, parts, narrows = True, True, False, True, True, True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
-
-    def check(self, bucket: Bucket) -> None:
-        """See `Fused.check`."""
-        super().check(bucket)
-        for x in bucket.tensors:
-            shape, dtype = tuple(x.shape), dtype_name(x.array)
-            plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, lean=self.lean)
-            if plan.quantized and not in_rows(shape, plan.element):
-                raise ValueError(
-                    f"{type(bucket.rule).__name__} looks at rows and columns, and a row of {x.name!r}, of shape"
-                    f" {shape}, is no multiple of {BLOCK} elements, which state_dtype='int8' needs here"
-                )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
         """See `Fused.geometry`."""

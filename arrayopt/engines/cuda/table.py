@@ -7,7 +7,17 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arrayopt.arrays import NARROW, REAL, WORKING, Array, Ints, detached, is_array
+from arrayopt.arrays import (
+    NARROW,
+    REAL,
+    WORKING,
+    Array,
+    Ints,
+    array_namespace,
+    detached,
+    dtype_of,
+    is_array,
+)
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket, chosen
@@ -28,7 +38,7 @@ from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.headers import locations_of
-from arrayopt.state.quantized import scale_of
+from arrayopt.state.quantized import dequantized, scale_of
 
 __all__ = ["Table"]
 
@@ -232,7 +242,10 @@ class Table(Batch):
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
                 x = self.stored(row, name)
-                if not self.access.contiguous(x):
+                if name in self.widens:
+                    uncaptured()
+                    x = self.staged[row, name] = self.wide(row, name)
+                elif not self.access.contiguous(x):
                     uncaptured()
                     x = self.staged[row, name] = self.access.like(x)
                 before = (
@@ -249,6 +262,12 @@ class Table(Batch):
             if self.windows is not None:
                 columns = self.windows[:, STRIDE]
             self.even &= columns % 4 == 0
+
+    def wide(self, row: int, name: str) -> Any:
+        """See `Batch.wide`; an array of the slot's library."""
+        slots = self.tensors[row].slots
+        dtype = dtype_of(array_namespace(slots[name]), self.plan.storage[name])
+        return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
     def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
         """Put the gradients' addresses into the table; what is returned must live until the launch."""
@@ -284,7 +303,7 @@ class Table(Batch):
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`."""
         with on_device(self.access, self.device):
-            if self.plan.reports:
+            if self.plan.reports or self.widens:
                 uncaptured()
             self.launching.of(rows)
 
@@ -323,7 +342,8 @@ class Table(Batch):
         is not launched.
         """
         for (row, name), copy in self.staged.items():
-            copy[...] = detached(self.stored(row, name))
+            widens = name in self.widens
+            copy[...] = self.wide(row, name) if widens else detached(self.stored(row, name))
         # what only reports moves copies of the counts on
         if self.own_counts is not None and self.follows_t:
             self.own_counts[...] = self.counts.array
@@ -336,7 +356,7 @@ class Table(Batch):
             yield i
         for (row, name), copy in self.staged.items():
             if name in self.plan.written:
-                self.replace(row, name, copy)
+                (self.put_wide if name in self.widens else self.replace)(row, name, copy)
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""

@@ -136,6 +136,7 @@ class CudaText(CudaWords, Written):
             return 1
         most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
         most += 5 * (STORED[self.storage["p"]].itemsize == 2)  # for rounding
+        most += 3 * len(self.plan.quantized)  # for scales
         return 3 if self.plan.element == "C" and self.real == "float32" and most <= WIDE else 2
 
     def ahead(self, p: Pass) -> int:

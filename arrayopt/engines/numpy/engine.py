@@ -132,18 +132,16 @@ class _Blocks(Batch):
         """
         found: dict[Any, list[int]] = {}
         for row in rows:
-            x = self.tensors[row]
-            stack = x.layer_of[0] if self.layered and x.layer_of else ""
-            found.setdefault((int(self.geo[row, 0]) if self.flat else x.shape, stack), []).append(
-                row
-            )
+            shape = int(self.geo[row, 0]) if self.flat else self.tensors[row].shape
+            stack = self._lying(row)[0] if self.layered else None
+            found.setdefault((shape, stack), []).append(row)
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo[members[0], 0])
             most = 1 if self.split else max(1, self.chunk // size)
             for i in range(0, len(members), most):
                 some = members[i : i + most]
-                if self.flat and len(some) * size <= PACKED and not stack:
+                if self.flat and len(some) * size <= PACKED and stack is None:
                     small.append(some)
                 else:
                     made.append(Chunk(some, len(some) * size, layers=self._layers(some)))
@@ -160,17 +158,18 @@ class _Blocks(Batch):
             group, total = [*group, some], total + size
         return made
 
+    def _lying(self, row: int) -> tuple[int, int]:
+        """Which stacked tensor a layer is of, and its place there."""
+        found: tuple[int, int] = self.bucket.lying[self.members[row]]
+        return found
+
     def _layers(self, rows: list[int]) -> tuple[int, int, int] | None:
         """Which layers of which stacked tensor these are, if they can be worked on where they lie."""
         if not self.layered or self.outside.intersection(rows):
             return None
-        (name, first), (other, last) = (
-            self.tensors[row].layer_of or ("", 0) for row in (rows[0], rows[-1])
-        )
-        size = int(self.geo[rows[0], 0])
-        k = next(k for k, x in enumerate(self.bucket.stacks.tensors) if x.name == name)
-        found = k, first // size, last // size + 1
-        if name != other or found[2] - found[1] != len(rows):
+        (k, first), (other, last) = self._lying(rows[0]), self._lying(rows[-1])
+        found = k, first, last + 1
+        if k != other or found[2] - found[1] != len(rows):
             return None
         return found if all(plain(self._of_layers(x, found)) for x in self.axes) else None
 

@@ -16,7 +16,7 @@ from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
 __all__ = ["OFF", "Hypothesis", "fields", "numbers", "plain"]
 
-LEFT_ALONE = {"stacked", "project", "ema_decay", "master_weights", "lookahead_alpha", "rounding"}
+LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "master_weights", "lookahead_alpha", "rounding"}
 """Fields that change no step here, or that are tried with another."""
 
 ORDINARY = {"momentum", "nesterov"}

@@ -15,15 +15,18 @@ SHAPES = {"w": (3, 40, 30), "b": (3, 30), "x": (5,), "s": (3,)}
 LOW = np.linspace(-0.4, 0.0, 30, dtype="float32")
 
 
-@pytest.mark.parametrize("name", marked([("LAMB",), ("CAME",)], lambda name: name == "LAMB"))
-def test_stacked_layers(cupy, name):
-    rule = getattr(ao, name)(lr=0.1, stacked=True)
+PARTS = [(name, fields) for name in ("LAMB", "CAME") for fields in ({"stacked": True}, {"blocks": (1, 2)})]
+
+
+@pytest.mark.parametrize(("name", "fields"), marked(PARTS, lambda name, fields: name == "LAMB"))
+def test_stacked_layers_and_blocks(cupy, name, fields):
+    rule = getattr(ao, name)(lr=0.1, **fields)
     opts = pair(cupy, rule, {k: SHAPES[k] for k in ("w", "b")}, stats=True, clip_norm=1.0)
     for k in range(3):
         step(cupy, opts, {k: SHAPES[k] for k in ("w", "b")}, seed=100 + 10 * k, without=["b"] if k == 1 else [])
     compare(opts)
     assert sorted(opts[1].stats) == sorted(opts[0].stats)
-    assert "2 tensors of 6 layers" in opts[1].explain()
+    assert ("2 tensors of 6 layers" if "stacked" in fields else "2 tensors of 4 blocks") in opts[1].explain()
 
 
 def test_layers_that_lie_at_any_address(cupy):

@@ -1,0 +1,121 @@
+"""Blocks of tensors, and the state of each.
+
+Blocks of one length that follow each other are a stacked tensor, which lies in the whole one. So
+all that is known of stacked tensors holds for them.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace
+from arrayopt.codecs import SCALE
+from arrayopt.rules.base import Rule
+from arrayopt.rules.stretches import stretches
+from arrayopt.state.quantized import scale_shape, scales
+
+__all__ = ["Cut"]
+
+
+class Cut:
+    """How a tensor is cut into stacked ones, one for each stretch of equal blocks.
+
+    Slots with a value for each element have the shape of the tensor. Others have one more axis, of
+    the blocks; where they differ from block to block, they lie end to end.
+
+    Parameters
+    ----------
+    rule : Rule
+        A rule with `blocks`, which fit.
+    shape : tuple of int
+        The tensor's shape.
+    dtype : str
+        The dtype that the tensor is stored in.
+
+    Attributes
+    ----------
+    stretches : list of Stretch
+        The stretches.
+    row : int
+        How many elements have one index of the first axis.
+    """
+
+    def __init__(self, rule: Rule, shape: Sequence[int], dtype: str) -> None:
+        assert rule.blocks is not None
+        self.shape = tuple(shape)
+        self.stretches = stretches(rule.blocks, self.shape[0])
+        self.row = math.prod(self.shape[1:])
+        self._blocks = [(stretch.length, *self.shape[1:]) for stretch in self.stretches]
+        self._of = rule, dtype
+
+    @cached_property
+    def _slots(self) -> list[dict[str, tuple[int, ...]]]:
+        """The shapes of the slots of a block of each stretch."""
+        rule, dtype = self._of
+        return [_slot_shapes(rule, block, dtype) for block in self._blocks]
+
+    def parameter(self, x: Array) -> list[Array]:
+        """The stacks of an array of the tensor's shape, as views where its library has these."""
+        xp = array_namespace(x)
+        found = []
+        for stretch, block in zip(self.stretches, self._blocks, strict=True):
+            mine = x[stretch.start : stretch.end, ...]
+            found.append(xp.reshape(mine, (stretch.count, *block)))
+        return found
+
+    def slot(self, name: str, x: Array) -> list[Array]:
+        """The stacks of a slot."""
+        shapes = [own[name] for own in self._slots]
+        if shapes == self._blocks:
+            return self.parameter(x)
+        xp = array_namespace(x)
+        flat, at, found = xp.reshape(x, (-1,)), 0, []
+        for stretch, shape in zip(self.stretches, shapes, strict=True):
+            end = at + stretch.count * math.prod(shape)
+            found.append(xp.reshape(flat[at:end], (stretch.count, *shape)))
+            at = end
+        return found
+
+    def slots(self, slots: dict[str, Array]) -> list[dict[str, Array]]:
+        """The slots of each stack."""
+        found: list[dict[str, Array]] = [{} for _ in self.stretches]
+        for name, x in slots.items():
+            for own, stack in zip(found, self.slot(name, x), strict=True):
+                own[name] = stack
+        return found
+
+    def joined(self, stacks: Sequence[Array]) -> Array:
+        """An array of the tensor's shape, from its stacks."""
+        return _end_to_end(stacks, self.shape)
+
+    def joined_slots(self, slots: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        """Whole slots, from those of each stack."""
+        found = {}
+        for name in slots[0]:
+            shapes = [own[name] for own in self._slots]
+            whole: tuple[int, ...] = (-1,)
+            if shapes == self._blocks:
+                whole = self.shape
+            elif len(set(shapes)) == 1:
+                whole = (sum(stretch.count for stretch in self.stretches), *shapes[0])
+            found[name] = _end_to_end([own[name] for own in slots], whole)
+        return found
+
+
+def _end_to_end(stacks: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Stacks of blocks in their order, in a shape."""
+    xp = array_namespace(stacks[0])
+    flat = [xp.reshape(x, (-1,)) for x in stacks]
+    return xp.reshape(flat[0] if len(flat) == 1 else xp.concat(flat), shape)
+
+
+def _slot_shapes(rule: Rule, block: tuple[int, ...], dtype: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of the slots of one block."""
+    like = np.float32(0.0) if not dtype.startswith("complex") else np.complex64(0.0)
+    made = rule.all_slots(np, np.broadcast_to(like, block), dtype)
+    shapes = {name: tuple(x.shape) for name, x in made.items()}
+    for scale in scales(rule, len(block)):
+        shapes[scale] = scale_shape(shapes[scale.removeprefix(SCALE)], 0)
+    return shapes
