@@ -204,12 +204,11 @@ def apply_one(
     numbers, known = dict[str, Any](), dict[str, Any]()
     for name, x in {**hypers, "t": t}.items():
         if name.startswith(PREFIX):
-            layers = together and getattr(x, "ndim", 0) == 1
-            known[name] = _total(xp, x, p, scalar) if layers else _scalar(xp, x, scalar)
+            known[name] = x
         else:
             numbers[name] = _scalar(xp, x, scalar)
     h = Values(**numbers)
-    heard = Heard(p, scalar, known)
+    heard = Heard(known, partial(_total, p, scalar, together))
     setattr(h, TOTALS, heard)
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
     setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
@@ -284,11 +283,15 @@ def apply_one(
     return kept(new_p, wide_p, p), new_slots, report
 
 
-def _total(xp: Any, x: Any, p: Array, dtype: Any) -> Abreast:
-    """A total of all layers as a rule takes that of one."""
-    if array_namespace(x) is xp:
-        return Abreast(xp.astype(x, dtype))
-    return Abreast(xp.asarray(x, dtype=dtype, device=place(p)[1]))
+def _total(p: Array, dtype: Any, together: bool, x: Any) -> Any:
+    """A total as the rule sees it: a 0-d array of the tensor's own library, or of all layers."""
+    xp, device = place(p)
+    if is_array(x) and array_namespace(x) is xp:
+        x = xp.astype(x, dtype)
+    else:
+        where = {} if array_api_compat.is_jax_array(p) else {"device": device}
+        x = xp.asarray(x if getattr(x, "ndim", 0) else float(x), dtype=dtype, **where)
+    return Abreast(xp.broadcast_to(x, (p.shape[0],))) if together else x
 
 
 def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -> dict[str, Array]:
@@ -402,7 +405,7 @@ class _Updates:
         return numbers_of(self.bucket, stacks=self.several)
 
     def _numbers(self, k: int, tensor: Tensor) -> tuple[Ints, Any]:
-        """What a meeting knows a tensor, or its layers, by; and of which of them there are totals."""
+        """What a meeting knows a tensor, or its layers, by; and which of them take part."""
         mask = (self.asked.left or {}).get(tensor.layers) if self.several else None
         return self.numbers[k], slice(None) if mask is None else ~np.asarray(mask)
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from arrayopt.arrays import Array
 from arrayopt.engines.bucket import Bucket
@@ -11,9 +11,6 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Holder
 from arrayopt.state.tensors import Left
 from arrayopt.state.verdict import Verdict
-
-if TYPE_CHECKING:
-    from arrayopt.engines.meeting import Meeting
 
 __all__ = [
     "Asked",
@@ -148,7 +145,7 @@ class Engine(ABC):
         self,
         bucket: Bucket,
         asked: Asked,
-        meetings: "Sequence[Meeting]",
+        meetings: Sequence[Any],
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
         """Make a step ready in which the tensors of all buckets meet; what is returned runs it.

@@ -69,8 +69,8 @@ class Bucket:
     `Run.give_to`.
     """
     totals: "set[tuple[Meets, ...]] | None" = None
-    """When the tensors meet for totals, for each way that the rule takes them; None where that is not
-    known yet.
+    """When the tensors meet for totals, for each way that the rule takes them; None where that is
+    not known yet.
     """
     arrays: int = -1
     """The version of the arrays that a companion was last given."""

@@ -91,7 +91,8 @@ class Fused(Engine):
             for plan in self.plans(bucket, stats=stats):
                 if plan.phases and bucket.rule.branches:
                     raise NoRemedyError(
-                        f"{type(bucket.rule).__name__} asks for totals, and makes some updates as they are written"
+                        f"{type(bucket.rule).__name__} asks for totals, and makes some updates as"
+                        " they are written"
                     )
                 layout(plan)
                 if not self.narrows:

@@ -1,4 +1,4 @@
-"""Batches of plans with totals: a batch for each phase, between which the tensors of all batches meet."""
+"""Batches of plans with totals: a batch for each phase, between which all tensors meet."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -63,7 +63,7 @@ class Joint:
     def steps(
         self, grads: Sequence[Array | None], threads: int, meeting: Meeting
     ) -> Iterator[list[Partials]]:
-        """All phases over the tensors that are ready; stop where others have something to do first."""
+        """All phases over the tensors that are ready; stop where others have something to do."""
         here = self.held(self._rows[0]).full
         numbers, known = self.numbers[here], dict[str, Any]()
         assert self._asked is not None

@@ -1,4 +1,4 @@
-"""Where the tensors of a class of rule meet in a step: the totals of `arrayopt.rules.totals`, on the host."""
+"""Where the tensors of a class of rule meet in a step: its totals, on the host."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -101,9 +101,11 @@ class Meeting:
 
 
 def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:
-    """What meetings know each tensor of a bucket by: numbers in the order of tensors, and of layers and blocks.
+    """What meetings know each tensor of a bucket by: numbers in the order of tensors, and of layers
+    and blocks.
 
-    With `stacks` it is all layers of each stacked tensor; a tensor that no engine takes apart has its layers, too.
+    With `stacks` it is all layers of each stacked tensor; a tensor that no engine takes apart has
+    its layers, too.
     """
     of, found = bucket.stacks if stacks and isinstance(bucket, Layers) else bucket, []
     for k, tensor in enumerate(of.tensors):
@@ -126,8 +128,8 @@ def _layers(bucket: Bucket, tensor: Tensor) -> int:
 
 
 def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[Tensor, int, tuple[int, int]]]:
-    """The tensors and layers of a bucket that take part: each with what the meeting knows it by, and with which layer
-    of how many it is. Blocks are tensors like others.
+    """The tensors and layers of a bucket that take part: each with what the meeting knows it by,
+    and with which layer of how many it is. Blocks are tensors like others.
     """
     numbers, stacked = numbers_of(bucket), bucket.rule.stacked
     for k in layers_with(asked.grads).tolist():

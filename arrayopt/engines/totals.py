@@ -1,4 +1,6 @@
-"""Updates of several tensors as they are written, and the totals that they ask for: pure, and traced by any library."""
+"""Updates of several tensors as they are written, and the totals that they ask for: pure, and
+traced by any library.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -71,7 +71,7 @@ result is.
 """
 
 TOTAL = "total"
-"""The operation that adds up a number of each tensor: all tensors of a class of rule meet for it."""
+"""The operation that adds up a number of each tensor: all of a class of rule meet for it."""
 
 SCRATCH = "spill"
 """What the names of scratch arrays begin with."""

@@ -1,35 +1,35 @@
 """Plans with totals, cut where tensors meet: each phase is a plan, which a batch of its own runs.
 
-What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the step, as the totals
-do. A value per row or column cannot.
+What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the
+step, as the totals do. A value per row or column cannot.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.rules.totals import of_total
 
-if TYPE_CHECKING:
-    from arrayopt.fusion.plan import Plan
-
 __all__ = ["GIVEN", "Meets", "in_rounds", "meetings", "phases"]
 
 KEPT, GIVEN = ":kept", (":kept", ":total")
-"""What the names of scalars begin with that an earlier phase has computed; and of all that a meeting brings."""
+"""What the names of scalars begin with that an earlier phase has computed; and of all that a
+meeting brings.
+"""
 
 AWAY = "away"
 """The operation that stands for a value per row or column of an earlier phase."""
 
-PutTogether = Callable[[tuple[Pass, ...], dict[str, Node], dict[str, Node]], "Plan"]
+PutTogether = Callable[[tuple[Pass, ...], dict[str, Node], dict[str, Node]], Any]
+"""Makes a plan of passes, of what slots of fewer axes are to hold, and of reports."""
 
 
 class Meets(NamedTuple):
-    """When tensors meet for a total: before pass `level`, as the `turn`-th; and what the total is."""
+    """When tensors meet for a total: before pass `level`, as the `turn`-th; and what it is."""
 
     level: int
     turn: int
@@ -68,12 +68,12 @@ def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
 
 
 def phases(
-    whole: "Plan", totals: Sequence[Node], levels: Sequence[int], put_together: PutTogether
-) -> "tuple[Plan, ...]":
+    whole: Any, totals: Sequence[Node], levels: Sequence[int], put_together: PutTogether
+) -> tuple[Any, ...]:
     """The phases of a plan.
 
-    What a phase is to tell the others is among its reports: the numbers of the totals that tensors meet for after it,
-    and what later phases need.
+    What a phase is to tell the others is among its reports: the numbers of the totals that tensors
+    meet for after it, and what later phases need.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def phases(
     levels : sequence of int
         The level of each pass.
     put_together : callable
-        Makes a plan of passes, of what slots of fewer axes are to hold, and of reports.
+        See `PutTogether`.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def phases(
         else:
             small = [first[a] for a in n.args if not is_whole(a.axes, whole.element)]
             first[n] = max(small, default=-1)
-    made, wanted = list["Plan"](), set[str]()
+    made, wanted = list[Any](), set[str]()
     copies = count(1 << 30)
     for i in reversed(range(len(rounds) + 1)):
         now = _within(every, first, i, whole.element)
@@ -161,12 +161,12 @@ def _now(p: Pass, now: dict[Node, Node]) -> Pass:
     )
 
 
-def _check(plan: "Plan") -> None:
+def _check(plan: Any) -> None:
     """Raise TraceError where a phase uses a value per row or column of an earlier one."""
     used = [n for p in plan.passes for n in p.uses]
     used += [a for b in plan.between for n in b.nodes for a in n.args]
     used += plan.small.values()
     if any(n.op == AWAY for n in used):
         raise TraceError(
-            f"it uses a value per row or column, which it has before a total, after that total{WAY_OUT}"
+            f"it uses a value per row or column after a total that it has computed before{WAY_OUT}"
         )

@@ -211,7 +211,11 @@ class Placement:
 
     def but(self, **changes: Any) -> "Placement":
         """The same with another `summed`, `spilled`, `hasty` or `put_off`."""
-        now: dict[str, Any] = {"summed": self.summed, "spilled": self.spilled, "put_off": self.put_off}
+        now: dict[str, Any] = {
+            "summed": self.summed,
+            "spilled": self.spilled,
+            "put_off": self.put_off,
+        }
         return Placement(self.work, **now | changes)
 
     @property

@@ -305,7 +305,7 @@ def _placed(work: Work, totals: Sequence[Node]) -> Placement:
     ]
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
-    placed = placed.with_stores()
+    placed = placed if work.products else placed.with_stores()
     # to watch takes no memory of a tensor's size; where all tensors meet, none keeps scratch memory
     return placed.with_spills() if outputs and not totals else placed
 

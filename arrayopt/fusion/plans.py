@@ -116,7 +116,7 @@ def plan_for(
 
 
 def totals_for(rule: Rule, shape: tuple[int, ...], dtype: str) -> tuple[Meets, ...]:
-    """When tensors meet for the totals of a rule; where it cannot be traced, one after the other."""
+    """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
     try:
         return plan_for(rule, len(shape), dtype, shape=shape).totals
     except (TypeError, ValueError):  # as a `TraceError` is; what else there is the step will raise
@@ -128,7 +128,7 @@ def _counted(key: _ByStructure, rank: int) -> tuple[Meets, ...]:
     """The totals that a rule asks for of a small tensor of ones, as it is written."""
     p, rule = np.ones((2,) * rank), key.rule
     values = {name: None if getattr(rule, name) is None else 0.5 for name in hypers(type(rule))}
-    heard = Heard(p, np.float64, {})
+    heard = Heard({}, np.asarray)
     h = Values(**values, t=1, **{VALUE: 1.0, DRAWS: Drawn(p, "float64", 0, "", 1), TOTALS: heard})
     with np.errstate(all="ignore"), suppress(Exception):  # which the step itself will raise
         rule(rule_namespace(np), p, p, rule.all_slots(np, p, "float64"), h)

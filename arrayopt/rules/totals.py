@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import array_api_compat
-
-from arrayopt.arrays import Array, kind, place
+from arrayopt.arrays import Array, kind
 from arrayopt.rules.returned import ReturnedError
 
 __all__ = ["HOW", "PREFIX", "TOTALS", "Heard", "of_total", "total", "totals_in", "unforeseen"]
@@ -96,12 +94,10 @@ class Heard:
 
     Parameters
     ----------
-    like : array
-        The parameter, as the update sees it.
-    dtype : dtype
-        That of arithmetic on real numbers.
-    known : dict of str to number or 0-d array
+    known : dict of str to number or array
         The totals that are known. An update that asks for others is told 1, to be made again.
+    given : callable
+        Makes of a total what the update takes.
 
     Attributes
     ----------
@@ -111,8 +107,8 @@ class Heard:
         What each total is.
     """
 
-    def __init__(self, like: Array, dtype: Any, known: dict[str, Any]) -> None:
-        self._like, self._dtype, self._known = like, dtype, known
+    def __init__(self, known: dict[str, Any], given: Callable[[Any], Array]) -> None:
+        self._known, self._given = known, given
         self.told: dict[str, Any] = {}
         self.how: list[str] = []
 
@@ -120,10 +116,4 @@ class Heard:
         name = of_total(len(self.how))
         self.how.append(how)
         self.told[name] = float(x) if isinstance(x, bool | int) else x
-        found = self._known.get(name, 1.0)
-        if hasattr(found, "shape"):
-            return found
-        xp, device = place(self._like)
-        where = {} if array_api_compat.is_jax_array(self._like) else {"device": device}
-        made: Array = xp.asarray(float(found), dtype=self._dtype, **where)
-        return made
+        return self._given(self._known.get(name, 1.0))
