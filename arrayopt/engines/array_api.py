@@ -110,15 +110,10 @@ def _apply(
     totals = {key: x for key, x in hypers.items() if key.startswith(PREFIX)}
 
     def one(
-        p: Array,
-        g: Array,
-        slots: dict[str, Array],
-        first: Any,
-        totals: dict[str, Any],
-        t: Any = t,
+        p: Array, g: Array, slots: dict[str, Array], first: Any, totals: dict[str, Any], *own: Any
     ) -> tuple[Array, dict[str, Array], Report]:
-        now = {**hypers, **totals} if totals else hypers
-        return apply_one(rule, p, g, slots, t, now, origin=(name, first), **options)
+        now, (n, *_) = {**hypers, **totals} if totals else hypers, (*own, t)
+        return apply_one(rule, p, g, slots, n, now, origin=(name, first), **options)
 
     if stacked is None and rule.blocks is not None:
         return _blocks(rule, p, g, slots, t, hypers, name=name, first=first, **options)
@@ -283,15 +278,16 @@ def apply_one(
     return kept(new_p, wide_p, p), new_slots, report
 
 
-def _total(p: Array, dtype: Any, together: bool, x: Any) -> Any:
+def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
     """A total as the rule sees it: a 0-d array of the tensor's own library, or of all layers."""
-    xp, device = place(p)
-    if is_array(x) and array_namespace(x) is xp:
-        x = xp.astype(x, dtype)
+    xp, device = place(like)
+    if is_array(total) and array_namespace(total) is xp:
+        total = xp.astype(total, dtype)
     else:
-        where = {} if array_api_compat.is_jax_array(p) else {"device": device}
-        x = xp.asarray(x if getattr(x, "ndim", 0) else float(x), dtype=dtype, **where)
-    return Abreast(xp.broadcast_to(x, (p.shape[0],))) if together else x
+        where = {} if array_api_compat.is_jax_array(like) else {"device": device}
+        total = total if getattr(total, "ndim", 0) else float(total)
+        total = xp.asarray(total, dtype=dtype, **where)
+    return Abreast(xp.broadcast_to(total, (like.shape[0],))) if together else total
 
 
 def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -> dict[str, Array]:
@@ -424,21 +420,21 @@ class _Updates:
 
     def tell(self, meeting: Meeting, some: list[int]) -> None:
         """Tell the numbers of some totals."""
-        for j in some:
+        for which in some:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
             for k, tensor, p, _, report in self.made:
                 if size(p):
-                    which, here = self._numbers(k, tensor)
-                    told = report.get(of_total(j), 0.0)
+                    mine, here = self._numbers(k, tensor)
+                    told = report.get(of_total(which), 0.0)
                     told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
-                    values.append(np.broadcast_to(told, len(which))[here])
-                    numbers.append(which[here])
-            meeting.tell(j, np.concatenate(numbers), np.concatenate(values))
+                    values.append(np.broadcast_to(told, len(mine))[here])
+                    numbers.append(mine[here])
+            meeting.tell(which, np.concatenate(numbers), np.concatenate(values))
 
     def write(self) -> dict[str, Report]:
         """Write the updates, and count them; what they report."""
         reports = {}
-        for k, tensor, p, slots, told in self.made:
+        for at, tensor, p, slots, told in self.made:
             report = {name: x for name, x in told.items() if not name.startswith(PREFIX)}
             if size(p):
                 tensor.put(None, p)
@@ -446,7 +442,7 @@ class _Updates:
                     tensor.put(name, slots[name])
             if self.several and report:
                 mask = (self.asked.left or {}).get(tensor.layers)
-                first = self.bucket.first_layer(k)
+                first = self.bucket.first_layer(at)
                 for i in range(size(next(iter(report.values())))):
                     if mask is None or not mask[i]:
                         of_layer = {name: x[i, ...] for name, x in report.items()}

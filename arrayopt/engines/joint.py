@@ -70,11 +70,11 @@ class Joint:
         waits = list[int]()
         for phase, rows in zip(self.phases, self._rows, strict=True):
             if phase is not self.phases[0]:
-                while any(j not in meeting.known for j in waits):
+                while any(which not in meeting.known for which in waits):
                     yield []
-                for j in waits:
-                    known[of_total(j)] = np.ones(len(self.members))
-                    known[of_total(j)][here] = meeting.total(j, numbers)
+                for which in waits:
+                    known[of_total(which)] = np.ones(len(self.members))
+                    known[of_total(which)][here] = meeting.total(which, numbers)
                 phase.enter(known, rows, self._asked, threads)
             if self.cut:
                 yield from phase.passes(rows, grads, threads)
@@ -82,8 +82,8 @@ class Joint:
                 phase.launch(rows, grads, threads)
             told = {name: phase.values_of(n) for name, n in phase.plan.reports.items()}
             waits = totals_in(told)
-            for j in waits:
-                meeting.tell(j, numbers, told[of_total(j)][here])
+            for which in waits:
+                meeting.tell(which, numbers, told[of_total(which)][here])
             known |= told
 
     def held(self, rows: Rows) -> Rows:

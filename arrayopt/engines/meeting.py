@@ -89,14 +89,14 @@ class Meeting:
             for j in some:
                 self.known[j] = self._made(j)
 
-    def _made(self, j: int) -> Any:
+    def _made(self, which: int) -> Any:
         """A total: numbers are added in the order of tensors."""
         with np.errstate(all="ignore"):  # infinity and NaN are data
-            if self._how[j] == "sum":
-                made = np.bincount(self._kinds, self._values[j], self._count)
+            if self._how[which] == "sum":
+                made = np.bincount(self._kinds, self._values[which], self._count)
             else:
                 made = np.full(self._count, -np.inf)
-                np.maximum.at(made, self._kinds, self._values[j])
+                np.maximum.at(made, self._kinds, self._values[which])
         return made[self._kinds]
 
 
@@ -132,12 +132,12 @@ def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[Tensor, int, tuple[
     and with which layer of how many it is. Blocks are tensors like others.
     """
     numbers, stacked = numbers_of(bucket), bucket.rule.stacked
-    for k in layers_with(asked.grads).tolist():
-        tensor = bucket.tensors[k]
+    for at in layers_with(asked.grads).tolist():
+        tensor = bucket.tensors[at]
         mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
-        count = len(numbers[k])
+        count = len(numbers[at])
         if stacked and isinstance(bucket, Layers):
-            count = bucket.stacks.tensors[bucket.lying[k][0]].array.shape[0]
-        for i, number in enumerate(numbers[k].tolist()):
+            count = bucket.stacks.tensors[bucket.lying[at][0]].array.shape[0]
+        for i, number in enumerate(numbers[at].tolist()):
             if prod(tensor.shape) and (mask is None or not mask[i]):
                 yield tensor, number, (count, number % MOST) if stacked else (0, 0)

@@ -74,15 +74,15 @@ def together(work: dict[str, Work]) -> dict[str, Done]:
         how = [x.how for x in next(iter(plans))]
         known: dict[str, dict[str, Any]] = {name: {} for name in names}
         for some in in_rounds(plans):
-            for j in some:
+            for which in some:
                 total = dict[int, Any]()
                 for name in names:
                     at = work[name].layers
-                    for x in work[name].told(done[name][2][of_total(j)]):
-                        told = _told(work[name], x, how[j])
-                        total[at] = _taken(how[j], total[at], told) if at in total else told
+                    for x in work[name].told(done[name][2][of_total(which)]):
+                        told = _told(work[name], x, how[which])
+                        total[at] = _taken(how[which], total[at], told) if at in total else told
                 for name in names:
-                    known[name][of_total(j)] = total[work[name].layers]
+                    known[name][of_total(which)] = total[work[name].layers]
             done |= {name: work[name].run(known[name]) for name in names}
     reported = {}
     for name, (p, slots, report) in done.items():
@@ -101,26 +101,28 @@ def as_many(rule: type[Rule], plans: set[tuple[Meets, ...]]) -> None:
         )
 
 
-def _told(work: Work, x: Any, how: str) -> Any:
+def _told(work: Work, number: Any, how: str) -> Any:
     """A number of a tensor, or of each layer, in double precision; of none that is left out."""
-    if not is_array(x):
-        return x
-    xp = array_namespace(x)
+    if not is_array(number):
+        return number
+    xp = array_namespace(number)
     wide = xp.float64
-    if array_api_compat.is_jax_array(x):
+    if array_api_compat.is_jax_array(number):
         import jax
 
         wide = jax.dtypes.canonicalize_dtype(np.float64)
-    x = xp.astype(x, wide)
-    nothing = xp.zeros_like(x) if how == "sum" else xp.full_like(x, -float("inf"))
-    return x if work.left is None else unless(work.left, nothing, x)
+    number = xp.astype(number, wide)
+    nothing = xp.zeros_like(number) if how == "sum" else xp.full_like(number, -float("inf"))
+    return number if work.left is None else unless(work.left, nothing, number)
 
 
-def _taken(how: str, a: Any, b: Any) -> Any:
+def _taken(how: str, one: Any, other: Any) -> Any:
     """The sum of two numbers, or the larger one."""
-    arrays = [x for x in (a, b) if is_array(x)]
-    if len({array_namespace(x) for x in arrays}) > 1:
-        a, b, arrays = float(a), float(b), []
+    arrays = [number for number in (one, other) if is_array(number)]
+    if len({array_namespace(number) for number in arrays}) > 1:
+        one, other, arrays = float(one), float(other), []
     if how == "sum":
-        return a + b
-    return rule_namespace(array_namespace(*arrays)).maximum(a, b) if arrays else max(a, b)
+        return one + other
+    return (
+        rule_namespace(array_namespace(*arrays)).maximum(one, other) if arrays else max(one, other)
+    )

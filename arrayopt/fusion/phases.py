@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, reachable
 from arrayopt.fusion.passes import Pass
@@ -93,60 +95,64 @@ def phases(
     """
     meets = dict(zip(totals, meetings(totals), strict=True))
     rounds = sorted({x[:2] for x in meets.values()})
-    phase_of = [sum(level <= k for level, _ in rounds) for k in levels]
+    phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
     made_in = {s: i for p, i in zip(whole.passes, phase_of, strict=True) for s in p.sums}
     ends = [x for p in whole.passes for x in (*p.stores.values(), *p.sums)]
     every = reachable([*ends, *whole.small.values(), *whole.reports.values()])
     first: dict[Node, int] = {}
     """The phase that computes each value per row, column or tensor; -1 for what each computes."""
-    for n in every:
-        if n in meets:
-            first[n] = rounds.index(meets[n][:2]) + 1
-        elif n in made_in:
-            first[n] = made_in[n]
+    for node in every:
+        if node in meets:
+            first[node] = rounds.index(meets[node][:2]) + 1
+        elif node in made_in:
+            first[node] = made_in[node]
         else:
-            small = [first[a] for a in n.args if not is_whole(a.axes, whole.element)]
-            first[n] = max(small, default=-1)
+            small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
+            first[node] = max(small, default=-1)
     made, wanted = list[Any](), set[str]()
     copies = count(1 << 30)
     for i in reversed(range(len(rounds) + 1)):
         now = _within(every, first, i, whole.element)
         passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == i]
         last = i == len(rounds)
-        slots = {name: now[n] for name, n in whole.small.items()} if last else {}
-        told = {name: n for name, n in whole.reports.items() if last and n.op != TOTAL}
+        slots = {name: now[node] for name, node in whole.small.items()} if last else {}
+        told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
         told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == i + 1}
-        told |= {f"{KEPT}{n.id}": n for n in every if f"{KEPT}{n.id}" in wanted and first[n] == i}
+        told |= {
+            f"{KEPT}{node.id}": node
+            for node in every
+            if f"{KEPT}{node.id}" in wanted and first[node] == i
+        }
         reports = {}
-        for name, n in told.items():
-            x = now[n]
+        for name, node in told.items():
+            x = now[node]
             copied = x.op == "input"
             reports[name] = (
                 Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
             )
         plan = put_together(tuple(passes), slots, reports)
         _check(plan)
-        wanted |= {n.data for n in reachable(plan.scalars) if str(n.data).startswith(KEPT)}
+        wanted |= {node.data for node in reachable(plan.scalars) if str(node.data).startswith(KEPT)}
         made.append(plan)
     return tuple(reversed(made))
 
 
 def _within(
-    every: Sequence[Node], first: dict[Node, int], i: int, element: str
+    every: Sequence[Node], first: dict[Node, int], phase: int, element: str
 ) -> dict[Node, Node]:
-    """What each value is in phase i, where those of earlier phases are known."""
+    """What each value is in phase phase, where those of earlier phases are known."""
     now: dict[Node, Node] = {}
-    for n in every:
-        here = tuple(now[a] for a in n.args)
-        known = n.op == TOTAL and first[n] <= i
-        if known or (not is_whole(n.axes, element) and 0 <= first[n] < i):
-            name = of_total(n.data[0]) if known else f"{KEPT}{n.id}"
-            op = AWAY if n.axes else "host"
-            now[n] = Node(op, (), n.axes, 0, n.dtype, name, n.id)
-        elif here == n.args or n.op == POSITION:
-            now[n] = n
+    for node in every:
+        here = tuple(now[a] for a in node.args)
+        known = node.op == TOTAL and first[node] <= phase
+        if known or (not is_whole(node.axes, element) and 0 <= first[node] < phase):
+            name = of_total(node.data[0]) if known else f"{KEPT}{node.id}"
+            op = AWAY if node.axes else "host"
+            now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
+        elif here == node.args or node.op == POSITION:
+            now[node] = node
         else:
-            now[n] = Node(n.op, here, n.axes, n.level, n.dtype, n.data, n.id)
+            now[node] = Node(node.op, here, node.axes, node.level, node.dtype, node.data, node.id)
     return now
 
 

@@ -16,9 +16,10 @@ from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.fusion.phases import Meets, meetings, phases
-from arrayopt.fusion.placement import Placement, Work
+from arrayopt.fusion.placement import Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import Trace
+from arrayopt.fusion.work import Work
 from arrayopt.rules.totals import of_total
 from arrayopt.state.quantized import scale_of
 
