@@ -34,6 +34,7 @@ from arrayopt.rules import (
     MuonH,
     NAdam,
     NorMuon,
+    Prodigy,
     RAdam,
     RMSprop,
     Rule,
@@ -43,6 +44,7 @@ from arrayopt.rules import (
 from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
 from arrayopt.rules.lbfgs import LBFGS
+from arrayopt.rules.totals import total
 from arrayopt.solving.minimize import minimize
 from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale
@@ -76,6 +78,7 @@ __all__ = [
     "NotFusedWarning",
     "Optimizer",
     "Part",
+    "Prodigy",
     "RAdam",
     "RMSprop",
     "RankError",
@@ -96,6 +99,7 @@ __all__ = [
     "schedules",
     "source",
     "to_torch",
+    "total",
     "update",
 ]
 

@@ -56,8 +56,7 @@ class Chunk:
     ragged : bool
         Whether they are of different sizes.
     layers : tuple or None
-        If they are layers of one stacked tensor: which tensor of the batch, and which layers, as
-        an index into it: a slice where they follow each other, and lie there as they must.
+        If they are layers of one stacked tensor: which of the batch's, and an index of its layers.
     stack : Stack or None
         What works through them, made by the first step.
     views : dict of str to array
@@ -85,7 +84,7 @@ class _Blocks(Batch):
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
-        self.flat = plan.element == "C" and not plan.small
+        self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.stacks: list[Tensor] = []
         self.layers: list[tuple[int, int]] = []  # of which stack each is, and its place there
@@ -293,7 +292,8 @@ class NumPy(Fused):
         return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options))
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
-        return lanes(plan) if suits(tensor.array.shape) and not plan.multiplies else None
+        alone = plan.multiplies or plan.phases
+        return lanes(plan) if suits(tensor.array.shape) and not alone else None
 
     def describe(self) -> str:
         """See `Fused.describe`."""
