@@ -1,8 +1,9 @@
 """`ao.minimize` beside SciPy, jaxopt, Optimistix and PyTorch: evaluations, and time.
 
 Run it from the root of the repository, with one thread for BLAS: ``OPENBLAS_NUM_THREADS=1 python -m
-benchmarks.minimize``. With more, SciPy's loop over small problems takes some 40 times as long. It takes some minutes. Peers that are not
-installed are left out. Times of JAX are those of a second call; the first one, which compiles, stands beside them.
+benchmarks.minimize``. With more, SciPy's loop over small problems takes some 40 times as long. It takes some minutes.
+Peers that are not installed are left out. Times of JAX are those of a second call; the first one, which compiles,
+stands beside them.
 """
 
 import argparse
