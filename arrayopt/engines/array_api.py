@@ -276,7 +276,7 @@ def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
-    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's own library."""
+    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's library."""
     if not is_array(x):
         return x
     return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)

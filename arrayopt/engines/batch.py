@@ -267,7 +267,7 @@ class Batch(ABC):
             self.replace(row, slot, x)
 
     def replace(self, row: int, name: str, value: Array) -> None:
-        """Write a parameter or slot, or put another array in its place where it cannot be written."""
+        """Write a parameter or slot, or put another array in its place if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
             memory(old)[...] = value

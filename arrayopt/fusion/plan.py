@@ -89,10 +89,11 @@ class Plan:
         return next((n.narrow for p in self.passes for n in p.nodes if n.narrow), "")
 
     def check_wide(self) -> None:
-        """Raise TraceError if there is arithmetic in 16 bits, which engines for CPUs do not have."""
+        """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
         if self.narrow:
             raise TraceError(
-                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where the library can"
+                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where"
+                " the library can"
             )
 
     @property
@@ -192,7 +193,8 @@ class Plan:
         how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
         how = f" in {n.narrow}{how}" if n.narrow else how
         stored = next(iter(p.stores))
-        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
+        flops = " ".join(multiplied(n))
+        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{flops} FLOPs"
 
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:

@@ -270,7 +270,8 @@ class Step:
             return False
         if not self._team.captured:
             raise RuntimeError(
-                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL, with reduced gradients"
+                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL,"
+                " with reduced gradients"
             )
         return True
 
@@ -359,8 +360,10 @@ class Step:
         coming = self.coming(loss_scale, limit, value)
         if self._run.captured and coming.form not in self._forms:
             raise RuntimeError(
-                "Optimizer.advance: the structure of groups has changed since a step was captured, or whether gradients"
-                " are clipped or scaled; a replay would make the old step, so make one by `step`, and capture another"
+                "Optimizer.advance: the structure of groups has changed since a step was captured,"
+                " or whether gradients"
+                " are clipped or scaled; a replay would make the old step, so make one by `step`,"
+                " and capture another"
             )
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):

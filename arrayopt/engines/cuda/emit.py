@@ -302,7 +302,8 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
             m.put(2, f"write<N, {_last(later, name)}>(at_{name} + i, write_{name}, n, aligned);")
     m.put(
         2,
-        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;",
+        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums,"
+        " (void)columns;",
     )
     m.put(1, "}")
 

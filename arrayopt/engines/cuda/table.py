@@ -217,12 +217,13 @@ class Table(Batch):
         if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
-                f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                f"engine 'cupy': arrays of {names} are not those of the captured step, which has"
+                " their addresses;"
                 " write into the same arrays, or make a new Optimizer"
             )
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
-        """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
+        """Put hyper-parameters and counts of updates where a captured step looks for them."""
         with on_device(self.access, self.device):
             if self.captured:
                 self.locate()
@@ -270,7 +271,7 @@ class Table(Batch):
         return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
     def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
-        """Put the gradients' addresses into the table; what is returned must live until the launch."""
+        """Put gradients' addresses into the table; what is returned must live until the launch."""
         given: list[Any] = list(chosen(grads, rows.all))
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:
