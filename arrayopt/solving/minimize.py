@@ -128,8 +128,8 @@ def minimize(
     if rule.project is not None:
         none = [problem.xp.zeros_like(x) for x in problem.arrays]
         problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
-    # rings are not fused yet
-    engine = "array_api" if engine == "auto" and hasattr(rule, "rings") else engine
+    if engine == "auto" and isinstance(rule, LBFGS):  # which is not fused yet
+        engine = "array_api"
     opt = Optimizer(problem.arrays, rule, engine=engine)
     return _Run(problem, opt, probe, tol, max_steps, check_every, callback).result()
 
