@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, copied, size
+from arrayopt.arrays import Array, copied, library, place, size
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -128,7 +128,9 @@ def minimize(
     if rule.project is not None:
         none = [problem.xp.zeros_like(x) for x in problem.arrays]
         problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
-    if engine == "auto" and isinstance(rule, LBFGS):  # which is not fused yet
+    elsewhere = library(problem.arrays[0]) == "cupy" or "cuda" in str(place(problem.arrays[0])[1])
+    # not fused yet: L-BFGS; and on a GPU a value for each problem
+    if engine == "auto" and (isinstance(rule, LBFGS) or (rule.stacked and elsewhere)):
         engine = "array_api"
     opt = Optimizer(problem.arrays, rule, engine=engine)
     return _Run(problem, opt, probe, tol, max_steps, check_every, callback).result()
