@@ -102,6 +102,10 @@ class Bucket:
     def refresh(self) -> None:
         """Take note of where arrays lie now."""
 
+    def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
+        """The hyper-parameters of each group at a step; see `Rule.at`."""
+        return [group.rule.at(step, value) for group in self.groups]
+
     def own(
         self, every: Sequence[Array | None], left: Left | None = None
     ) -> Sequence[Array | None]:

@@ -141,10 +141,11 @@ class Accumulator:
             else:
                 waiting.append(bucket)
                 later.append(self._asked(sums, grads, factor))
-            for i, tensor in zip(sums.places, sums.tensors, strict=True):
-                if (i in self.begun or grads[i] is not None) and only in (None, i):
-                    means[i] = tensor.slots["sum"]
-                    known[i] = means[i] if at_once or grads[i] is None else None
+            for place, tensor in zip(sums.places, sums.tensors, strict=True):
+                given = grads[place] is not None
+                if (place in self.begun or given) and only in (None, place):
+                    means[place] = tensor.slots["sum"]
+                    known[place] = means[place] if at_once or not given else None
         asked = list(measures(buckets, known)) if judged else []
         for bucket in waiting if judged else ():
             asked += self._norms(bucket, grads, factor)
@@ -168,11 +169,8 @@ class Accumulator:
 
     def sums(self) -> dict[str, Array]:
         """The sums so far, by tensor name."""
-        return {
-            name: tensor.slots["sum"]
-            for name, tensor in self.tensors.items()
-            if tensor.place in self.begun
-        }
+        begun = {name: x for name, x in self.tensors.items() if x.place in self.begun}
+        return {name: tensor.slots["sum"] for name, tensor in begun.items()}
 
     def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
         """Bring the sums to saved ones."""

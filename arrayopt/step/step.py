@@ -1,26 +1,25 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-from arrayopt.arrays import Array, array_namespace, detached, dtype_name, is_array, library
+from arrayopt.arrays import Array, detached, dtype_name, is_array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.groups import labelled
-from arrayopt.params.headers import LocatedGrads
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
-from arrayopt.step.accumulate import Accumulator, Adding
-from arrayopt.step.judging import Judging, Known
+from arrayopt.step.accumulate import Accumulator
+from arrayopt.step.coming import Begun, Coming, check_values, form_of
+from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
@@ -31,55 +30,6 @@ Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
 
 _NOTHING = nullcontext()
-
-
-class Coming(NamedTuple):
-    """What the host knows of a step before its gradients, such as the hyper-parameters of each
-    bucket's groups.
-    """
-
-    version: int
-    step: int
-    buckets: list[Bucket]
-    hypers: list[list[dict[str, Any]]]
-    known: Known
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What no number can change, and so no replay of a captured step."""
-        known = self.known
-        return (
-            self.version,
-            known.scale is None,
-            known.limit is None,
-            known.check,
-            known.verdict is None,
-        )
-
-
-@dataclass(slots=True)
-class Begun:
-    """What has been made ready of a step, before it is known whether all ranks make it.
-
-    Attributes
-    ----------
-    given : list of array or None
-        The gradients of this call.
-    grads : list of array or None
-        The gradients of the step: those that were given, or the means of all micro-steps.
-    rooms : list of array or None
-        Where those go that ranks add up; where they do not, the gradients themselves.
-    adding : Adding, optional
-        With `accumulate`, the additions of this micro-step.
-    ready : Ready, optional
-        All of it, where nothing else is to be known of the gradients.
-    """
-
-    given: list[Array | None]
-    grads: list[Array | None]
-    rooms: list[Array | None]
-    adding: Adding | None = None
-    ready: Ready | None = None
 
 
 class _Commit(uninterrupted):
@@ -149,13 +99,13 @@ class Step:
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
         if value is not None and getattr(value, "ndim", 0) == 1:
-            _check_values(value, buckets, self._team.size)
+            check_values(value, buckets, self._team.size)
             value = detached(value)
         elif value is not None:
             value = detached(value) if self._team.size == 1 and is_array(value) else float(value)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
-        hypers = [[group.rule.at(step, value) for group in bucket.groups] for bucket in buckets]
+        hypers = [bucket.numbers(step, value) for bucket in buckets]
         return Coming(version, step, buckets, hypers, known)
 
     def begin(
@@ -277,35 +227,26 @@ class Step:
 
     def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
         """What of a step must be the same on all ranks; no gradients where none are known yet."""
-        known, dtypes = coming.known, [None if g is None else dtype_name(g) for g in grads]
-        hypers = {
-            id(g): h
-            for bucket, own in zip(coming.buckets, coming.hypers, strict=True)
-            for g, h in zip(bucket.groups, own, strict=True)
-        }
-        lacking = [
-            x.name
-            for x, kind in zip(self._parameters.all, dtypes, strict=bool(grads))
-            if kind is None
-        ]
-        # the same everywhere, and not waited for
+        known = coming.known
+        dtypes = [None if g is None else dtype_name(g) for g in grads]
+        pairs = zip(self._parameters.all, dtypes, strict=bool(grads))
+        scale = self._run.peek("scale") if known.scale is None else known.scale
+        # what a device decides is the same everywhere, and not waited for
         on_device = known.judge is not None and known.scale is None
-        return {
+        said = {
             "the number of steps": (self._run.steps, self.accumulator.done),
-            "the list of tensors without a gradient": lacking,
+            "the list of tensors without a gradient": [x.name for x, kind in pairs if kind is None],
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
-            "the loss scale": None
-            if on_device
-            else self._run.peek("scale")
-            if known.scale is None
-            else known.scale,
-            **{
-                f"`{name}` of group {label}": value
-                for label, group in labelled(self._parameters.groups)
-                for name, value in [*hypers[id(group)].items(), *group.rule.switches]
-            },
+            "the loss scale": None if on_device else scale,
         }
+        hypers: dict[int, dict[str, Any]] = {}
+        for bucket, own in zip(coming.buckets, coming.hypers, strict=True):
+            hypers |= {id(group): values for group, values in zip(bucket.groups, own, strict=True)}
+        for label, group in labelled(self._parameters.groups):
+            for name, value in [*hypers[id(group)].items(), *group.rule.switches]:
+                said[f"`{name}` of group {label}"] = value
+        return said
 
     def _prepare(
         self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
@@ -320,7 +261,7 @@ class Step:
         asked = []
         for bucket, hypers in zip(coming.buckets, coming.hypers, strict=True):
             asked.append(Asked(bucket.own(grads, left), hypers, verdict.factor, stats, skip, left))
-        form = None if stats else _form(coming, grads, verdict)
+        form = None if stats else form_of(coming, grads, verdict)
         if last is not None and form == last.form and last.again(asked):
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form)
@@ -399,37 +340,3 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_coming": None, "_last": None, "_forms": set()}
-
-
-def _form(
-    coming: Coming, grads: Sequence[Array | None], verdict: Verdict
-) -> tuple[Any, ...] | None:
-    """What steps have in common that one `Ready` can make; None where it makes just one."""
-    if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
-        return None
-    if not grads.locations.complete or verdict.skip is not False or verdict.left:
-        return None
-    return coming.version, grads.dtype, verdict.factor is None
-
-
-def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
-    """Raise TypeError where there cannot be a value for each layer."""
-    who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
-    if ranks > 1:
-        raise TypeError(f"{who}, which ranks cannot share yet; got {len(values)} values")
-    for bucket in buckets:
-        for tensor in bucket.whole.tensors:
-            if not bucket.rule.stacked:
-                raise TypeError(
-                    f"{who}; got {len(values)} values, and {tensor.name!r} is not stacked"
-                )
-            if len(tensor.array) != len(values):
-                count = len(tensor.array)
-                raise TypeError(
-                    f"{who}; got {len(values)} values, and {tensor.name!r} has {count} layers"
-                )
-            if array_namespace(tensor.array) is not array_namespace(values):
-                other = library(tensor.array)
-                raise TypeError(
-                    f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
-                )
