@@ -145,12 +145,16 @@ def test_bounds():
 # ---- many side by side ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_each_problem_of_a_batch_goes_as_it_goes_alone(rule):
+PAIRS = [(rule, engine) for rule in RULES for engine in ("array_api", "numpy", "cpp", "numba")]
+PAIRS = [pair for pair in PAIRS if pair[0] != "LBFGS" or pair[1] == "array_api"]
+
+
+@pytest.mark.parametrize(("rule", "engine"), marked(PAIRS, lambda rule, engine: engine in ("array_api", "cpp")))
+def test_each_problem_of_a_batch_goes_as_it_goes_alone(rule, engine):
     starts = np.random.default_rng(0).uniform(-2, 2, (10, 2))
     rule = RULES[rule]
-    found = ao.minimize(rosen_of_many, starts, rule, stacked=True, max_steps=100)
-    alone = [ao.minimize(rosen, x, rule, max_steps=100) for x in starts]
+    found = ao.minimize(rosen_of_many, starts, rule, stacked=True, max_steps=100, engine=engine)
+    alone = [ao.minimize(rosen, x, rule, max_steps=100, engine=engine) for x in starts]
     assert len({one.evaluations for one in alone}) > 3
     assert found.evaluations.tolist() == [one.evaluations for one in alone]
     assert found.steps.tolist() == [one.steps for one in alone]
