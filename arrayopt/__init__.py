@@ -41,6 +41,7 @@ from arrayopt.rules import (
     Sophia,
 )
 from arrayopt.rules.draws import random
+from arrayopt.rules.rings import combined, dots, put, ring
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
@@ -76,14 +77,18 @@ __all__ = [
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
+    "combined",
+    "dots",
     "flag",
     "init",
     "load_optax",
     "load_torch",
     "projections",
+    "put",
     "random",
     "ranks",
     "real",
+    "ring",
     "schedules",
     "source",
     "to_torch",
