@@ -34,6 +34,7 @@ from arrayopt.rules import (
     MuonH,
     NAdam,
     NorMuon,
+    Prodigy,
     RAdam,
     RMSprop,
     Rule,
@@ -43,6 +44,8 @@ from arrayopt.rules import (
 from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
 from arrayopt.rules.lbfgs import LBFGS
+from arrayopt.rules.rings import combined, dots, put, ring
+from arrayopt.rules.totals import total
 from arrayopt.solving.minimize import minimize
 from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale
@@ -76,6 +79,7 @@ __all__ = [
     "NotFusedWarning",
     "Optimizer",
     "Part",
+    "Prodigy",
     "RAdam",
     "RMSprop",
     "RankError",
@@ -84,18 +88,23 @@ __all__ = [
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
+    "combined",
+    "dots",
     "flag",
     "init",
     "load_optax",
     "load_torch",
     "minimize",
     "projections",
+    "put",
     "random",
     "ranks",
     "real",
+    "ring",
     "schedules",
     "source",
     "to_torch",
+    "total",
     "update",
 ]
 

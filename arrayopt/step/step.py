@@ -264,7 +264,7 @@ class Step:
         form = None if stats else form_of(coming, grads, verdict)
         if last is not None and form == last.form and last.again(asked):
             return last
-        return Ready(self._engine, zip(coming.buckets, asked, strict=True), form)
+        return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
 
     def end_release(self, *, incomplete: bool) -> bool:
         """End the step that was made tensor by tensor; whether it was a whole step.
