@@ -44,6 +44,7 @@ from arrayopt.rules import (
 from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
 from arrayopt.rules.lbfgs import LBFGS
+from arrayopt.rules.rings import combined, dots, put, ring
 from arrayopt.rules.totals import total
 from arrayopt.solving.minimize import minimize
 from arrayopt.solving.result import Result
@@ -87,15 +88,19 @@ __all__ = [
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
+    "combined",
+    "dots",
     "flag",
     "init",
     "load_optax",
     "load_torch",
     "minimize",
     "projections",
+    "put",
     "random",
     "ranks",
     "real",
+    "ring",
     "schedules",
     "source",
     "to_torch",

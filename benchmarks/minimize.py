@@ -1,7 +1,9 @@
 """`ao.minimize` beside SciPy, jaxopt, Optimistix and PyTorch: evaluations, and time.
 
-Run it from the root of the repository: ``python -m benchmarks.minimize``. It takes some minutes. Peers that are not
-installed are left out. Times of JAX are those of a second call; the first one, which compiles, stands beside them.
+Run it from the root of the repository, with one thread for BLAS: ``OPENBLAS_NUM_THREADS=1 python -m
+benchmarks.minimize``. With more, SciPy's loop over small problems takes some 40 times as long. It takes some minutes.
+Peers that are not installed are left out. Times of JAX are those of a second call; the first one, which compiles,
+stands beside them.
 """
 
 import argparse
@@ -146,9 +148,11 @@ def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> None:
     CONSOLE.print(f"\n## {count} {title}")
     data, _, start = made(count, np, np.random.default_rng(0))
     values, rows = {}, []
-    found, seconds = timed(lambda: ao.minimize(by_hand(data), start, stacked=True, max_steps=steps))
-    values["ao.minimize, NumPy, stacked"], first = found.value, seconds
-    rows.append(["ao.minimize, NumPy, stacked", seconds, "", float(np.median(found.evaluations))])
+    first = 0.0
+    for name, rule in {"ao.LBFGS()": ao.LBFGS(), "ao.LBFGS(first_step=0.1)": ao.LBFGS(first_step=0.1)}.items():
+        found, seconds = timed(lambda: ao.minimize(by_hand(data), start, rule, stacked=True, max_steps=steps))  # noqa: B023
+        values[name], first = found.value, first or seconds
+        rows.append([name, seconds, "", float(np.median(found.evaluations))])
 
     def loop() -> tuple[list[float], list[int]]:
         ends = []

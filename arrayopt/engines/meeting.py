@@ -74,7 +74,11 @@ class Meeting:
         return self.known[j][np.searchsorted(self._numbers, numbers)]
 
     def run(self) -> Iterator[list[Partials]]:
-        """Make all totals; stop while numbers are to be told, and where ranks must meet."""
+        """Make all totals; stop while numbers are to be told, and where ranks must meet.
+
+        It stops as often on a rank that has no tensors as on the others, so that all ranks exchange
+        the same things at a time.
+        """
         for some in self.rounds:
             while any(self._told[j] < self._joined for j in some):
                 yield []
@@ -88,6 +92,7 @@ class Meeting:
                 self._values[some] = of_round
             for j in some:
                 self.known[j] = self._made(j)
+            yield []
 
     def _made(self, which: int) -> Any:
         """A total: numbers are added in the order of tensors."""

@@ -168,7 +168,7 @@ class Plan:
     def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
         """Bytes of each element that a pass reads and writes."""
         storage = {"g": grad_dtype or self.storage["p"], **self.storage}
-        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.stores))
+        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.written))
 
     def __str__(self) -> str:
         lines = []
@@ -215,7 +215,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     before. What a later pass needs of an earlier one it computes again from what is stored, or
     reads from scratch memory, where the earlier one has spilled it: whichever moves fewer bytes,
     and if it is all the same, the former. With `calls` each operation is a call that reads and
-    writes memory, too, and costs as much.
+    writes memory, too, and costs as much; and all stores are made, whatever guards them.
 
     What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes,
     which are planned for each space of elements by itself, and put in order by their levels.
@@ -262,7 +262,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         raise TraceError("products of matrices and totals in one rule are not fused")
     # products after what is of a lower level than they are
     order.sort(key=lambda x: (x[0], x[1].multiplies))
-    passes = tuple(p for _, p in order)
+    passes = tuple(p if calls else p.guarded() for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
     if products:
         room = shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})

@@ -1,7 +1,7 @@
 """L-BFGS: steps by what the last gradients have told of the curvature."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 
@@ -85,8 +85,6 @@ class LBFGS(Searching):
 
     memory: int = structural(10, _memory)
     line_search: str | None = choice("strong_wolfe", None)
-
-    rings: ClassVar[tuple[str, ...]] = ("s", "y")
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         memory = begun(xp, p, self.memory)

@@ -1,10 +1,11 @@
 """`minimize`: a rule is run until the gradient is small, for one problem or for many side by side."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, copied
+from arrayopt.arrays import Array, copied, library, place, size
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -68,7 +69,9 @@ def minimize(
         The first axis of all arrays counts problems that have nothing to do with each other. Each
         has its own step lengths, its own history, and its own end: then it stands still.
     project : callable, optional
-        Where the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`.
+        Where the parameters must stay, such as ``ao.projections.box(0, 1)``; see `Rule`. Under SPG
+        it is given all unknowns of a problem as one array. The value of a penalty, such as
+        `arrayopt.projections.soft_threshold` stands for, must be a part of what `f` returns.
     engine : str, default "auto"
         As for `Optimizer`.
     callback : callable, optional
@@ -116,12 +119,19 @@ def minimize(
         raise TypeError(f"minimize: `callback` must be a function of a Result; got {callback!r}")
     rule = _rule(rule, project, stacked=stacked)
     problem = Problem(f, params, stacked=rule.stacked, joint=getattr(rule, "joint", False))
+    if problem.packed and getattr(rule.project, "arrays", None):
+        raise ValueError(
+            "minimize: `project` has arrays, and params are several, which are one unknown under"
+            f" {type(rule).__name__}; give params as one array"
+        )
     probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
     if rule.project is not None:
         none = [problem.xp.zeros_like(x) for x in problem.arrays]
         problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
-    # rings are not fused yet
-    engine = "array_api" if engine == "auto" and hasattr(rule, "rings") else engine
+    elsewhere = library(problem.arrays[0]) == "cupy" or "cuda" in str(place(problem.arrays[0])[1])
+    # not fused yet: L-BFGS; and on a GPU a value for each problem
+    if engine == "auto" and (isinstance(rule, LBFGS) or (rule.stacked and elsewhere)):
+        engine = "array_api"
     opt = Optimizer(problem.arrays, rule, engine=engine)
     return _Run(problem, opt, probe, tol, max_steps, check_every, callback).result()
 
@@ -204,24 +214,23 @@ class _Run:
             condition = xp.reshape(condition, (-1, *(1,) * (no.ndim - 1)))
         return xp.where(condition, yes, no)
 
-    def _norm(self, arrays: list[Array], grads: list[Array]) -> Array:
+    def _norm(self, value: Array, arrays: list[Array], grads: list[Array]) -> Array:
         """The largest element of the gradient, or of the step that it leads to where it is projected."""
         xp = self._problem.xp
         if self._probed is not None:
             new, _ = update(self._probe, arrays, grads, self._probed)
             grads = [p - q for p, q in zip(arrays, new, strict=True)]
-        found = None
-        for g in grads:
+        found = xp.zeros_like(value)
+        for g in [g for g in grads if size(g)]:
             axes = None if self._problem.count is None else tuple(range(1, g.ndim))
             most = xp.abs(g) if axes == () else xp.max(xp.abs(g), axis=axes)
-            most = xp.astype(most, self._problem.real, copy=False)
-            found = most if found is None else xp.maximum(found, most)
+            found = xp.maximum(found, xp.astype(most, self._problem.real, copy=False))
         return found
 
     def _judged(self, value: Array, grads: list[Array]) -> _Seen:
         """What is known after an evaluation: where it is better, it is the best."""
         xp, now, old = self._problem.xp, list(self._opt.params), self._seen
-        norm = self._norm(now, grads)
+        norm = self._norm(value, now, grads)
         none = xp.zeros_like(value)
         if old is None:
             small = norm <= self._tol
@@ -261,6 +270,8 @@ class _Run:
         assert seen is not None
         numbers = [seen.value, seen.norm, seen.steps, seen.evaluations, seen.converged]
         if problem.count is None:
+            if not float(seen.value) < math.inf:
+                ended = f"no value of `f` was finite; {ended}"
             kinds = (float, float, int, int, bool)
             numbers = [kind(x) for kind, x in zip(kinds, numbers, strict=True)]
             message = (

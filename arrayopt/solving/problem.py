@@ -43,6 +43,8 @@ class Problem:
     ----------
     arrays : list of array
         Copies of the start.
+    packed : bool
+        Whether several arrays are one.
     count : int or None
         The number of problems, where they are stacked.
     xp, real : namespace and dtype
@@ -61,9 +63,9 @@ class Problem:
         self.count: int | None = None
         if stacked:
             self.count = self._counted()
-        self._joint = joint and len(self._named) > 1
+        self.packed = joint and len(self._named) > 1
         leaves = [copied(detached(x)) for _, x in self._named]
-        self.arrays = [self._packed(leaves)] if self._joint else leaves
+        self.arrays = [self._packed(leaves)] if self.packed else leaves
 
     def _counted(self) -> int:
         """The number of problems; ValueError where arrays differ in it."""
@@ -89,7 +91,7 @@ class Problem:
 
     def tree(self, arrays: list[Array]) -> Any:
         """The arrays of a point as a tree of the structure that was given."""
-        if self._joint:
+        if self.packed:
             arrays, packed, start = [], arrays[0], 0
             lead = 0 if self.count is None else 1
             for _, x in self._named:
@@ -112,7 +114,7 @@ class Problem:
         if missing:
             raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")
         grads = [detached(g) for g in matched.values()]
-        return self._value(found[0]), [self._packed(grads)] if self._joint else grads
+        return self._value(found[0]), [self._packed(grads)] if self.packed else grads
 
     def _value(self, value: Any) -> Array:
         """What the function returned as its value, as an array of the library of the parameters."""

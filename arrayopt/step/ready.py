@@ -1,6 +1,7 @@
 """A step that is ready: what each bucket's engine has prepared, and how that is run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from arrayopt.arrays import dtype_name
@@ -66,7 +67,7 @@ class Ready:
                 except CompilationError as error:
                     chosen = instead(engine, bucket, error)
         for several in meetings.values():
-            self._cut += [meeting.run() for meeting in several]
+            self._cut.append(chain.from_iterable(meeting.run() for meeting in several))
         self._repeated = [x for x in self._launches if isinstance(x, Launch) and x.repeats]
         self.form = form if len(self._repeated) == len(work) else None
 

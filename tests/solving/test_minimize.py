@@ -145,12 +145,16 @@ def test_bounds():
 # ---- many side by side ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_each_problem_of_a_batch_goes_as_it_goes_alone(rule):
+PAIRS = [(rule, engine) for rule in RULES for engine in ("array_api", "numpy", "cpp", "numba")]
+PAIRS = [pair for pair in PAIRS if pair[0] != "LBFGS" or pair[1] == "array_api"]
+
+
+@pytest.mark.parametrize(("rule", "engine"), marked(PAIRS, lambda rule, engine: engine in ("array_api", "cpp")))
+def test_each_problem_of_a_batch_goes_as_it_goes_alone(rule, engine):
     starts = np.random.default_rng(0).uniform(-2, 2, (10, 2))
     rule = RULES[rule]
-    found = ao.minimize(rosen_of_many, starts, rule, stacked=True, max_steps=100)
-    alone = [ao.minimize(rosen, x, rule, max_steps=100) for x in starts]
+    found = ao.minimize(rosen_of_many, starts, rule, stacked=True, max_steps=100, engine=engine)
+    alone = [ao.minimize(rosen, x, rule, max_steps=100, engine=engine) for x in starts]
     assert len({one.evaluations for one in alone}) > 3
     assert found.evaluations.tolist() == [one.evaluations for one in alone]
     assert found.steps.tolist() == [one.steps for one in alone]
@@ -225,10 +229,51 @@ def test_flat_unbounded_and_unsmooth_functions():
     assert ao.minimize(rosen, START, max_steps=0).evaluations == 1
 
 
+def test_empty_arrays_are_no_unknowns():
+    assert ao.minimize(lambda x: (0.0, x), np.ones(0)).converged
+    for rule in (ao.LBFGS(), ao.SGD(lr=0.3)):
+        found = ao.minimize(lambda t: (t[0] @ t[0], [2 * t[0], t[1]]), [np.ones(2), np.ones(0)], rule)
+        assert found.converged
+
+
+def test_complex_unknowns_with_a_support():
+    rng = np.random.default_rng(0)
+    a, inside = rng.standard_normal((64, 16)) + 1j * rng.standard_normal((64, 16)), np.arange(16) < 6
+    measured = np.abs(a @ np.where(inside, 1 + 1j * np.arange(16), 0))
+
+    def f(z):
+        r = a @ z
+        wrong = np.abs(r) ** 2 - measured**2
+        return (wrong**2).mean(), 4 / 64 * a.conj().T @ (wrong * r)
+
+    start, project = np.where(inside, 1 + 0.5j, 0), ao.projections.support(inside)
+    found = ao.minimize(f, start, project=project, tol=1e-4, max_steps=2000)
+    assert found.converged
+    assert found.value < 1e-8
+    assert not found.params[~inside].any()
+
+
+def test_stacked_problems_in_sets():
+    rng = np.random.default_rng(0)
+    h, c = rng.uniform(0.5, 3, (5, 4)), rng.standard_normal((5, 4))
+    p = ao.projections
+
+    def problem(h, c):
+        return lambda x: ((h * (x - c) ** 2).sum(-1) / 2, h * (x - c))
+
+    for project in (p.ball(0.5), p.box(-0.1, np.array([0.1, 0.2, 0.3, 0.4])), p.nonnegative):
+        found = ao.minimize(problem(h, c), 0.1 * c, project=project, stacked=True)
+        assert found.converged.all()
+        for i in range(5):
+            one = ao.minimize(problem(h[i], c[i]), 0.1 * c[i], project=project)
+            np.testing.assert_allclose(found.params[i], one.params, atol=1e-6)
+
+
 def test_a_start_that_is_not_finite_is_kept():
     found = ao.minimize(lambda x: (np.nan, x), START)
     assert not found.converged
     assert np.isnan(found.value)
+    assert "no value of `f` was finite" in found.message
     np.testing.assert_array_equal(found.params, START)
 
 
@@ -304,6 +349,7 @@ REFUSED = [
     ({"params": [1.0, 2.0]}, TypeError, "param"),
     ({"f": 1}, TypeError, "`f` must be a function"),
     ({"engine": "none"}, ValueError, "engine"),
+    ({"params": [START, START + 1], "project": ao.projections.box(START, 3)}, ValueError, "give params as one array"),
 ]
 
 

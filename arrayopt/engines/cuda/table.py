@@ -38,6 +38,7 @@ from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.headers import locations_of
+from arrayopt.rules.names import VALUE
 from arrayopt.state.quantized import dequantized, scale_of
 
 __all__ = ["Table"]
@@ -233,6 +234,12 @@ class Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
+        value = hypers[0][VALUE] if VALUE in self.hyper_names else 0.0
+        if getattr(value, "ndim", 0) == 1:
+            raise ValueError(
+                "engine 'cupy' takes one value for all layers;"
+                " engine='array_api' takes one for each"
+            )
         self.hypers_there.put(
             [[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]
         )
