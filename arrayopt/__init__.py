@@ -34,24 +34,33 @@ from arrayopt.rules import (
     MuonH,
     NAdam,
     NorMuon,
+    Prodigy,
     RAdam,
     RMSprop,
     Rule,
     ScheduleFreeAdamW,
     Sophia,
 )
+from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
+from arrayopt.rules.lbfgs import LBFGS
 from arrayopt.rules.rings import combined, dots, put, ring
+from arrayopt.rules.totals import total
+from arrayopt.solving.minimize import minimize
+from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
     "CAME",
+    "CG",
     "FISTA",
     "LAMB",
     "LANS",
     "LARS",
+    "LBFGS",
     "SGD",
     "SOAP",
+    "SPG",
     "AdEMAMix",
     "AdaBelief",
     "Adafactor",
@@ -70,10 +79,12 @@ __all__ = [
     "NotFusedWarning",
     "Optimizer",
     "Part",
+    "Prodigy",
     "RAdam",
     "RMSprop",
     "RankError",
     "Ranks",
+    "Result",
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
@@ -83,6 +94,7 @@ __all__ = [
     "init",
     "load_optax",
     "load_torch",
+    "minimize",
     "projections",
     "put",
     "random",
@@ -92,6 +104,7 @@ __all__ = [
     "schedules",
     "source",
     "to_torch",
+    "total",
     "update",
 ]
 

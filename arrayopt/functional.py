@@ -1,5 +1,6 @@
 """The functional form: state in, state out; nothing is written, and everything can be traced or differentiated."""
 
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -8,6 +9,7 @@ from array_api_compat import is_jax_array
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
 from arrayopt.engines.array_api import apply
 from arrayopt.engines.layers import unless
+from arrayopt.engines.totals import Work, together
 from arrayopt.hyper import concrete, data, scalar
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
@@ -202,17 +204,24 @@ def update(
     tensors = dict(state["tensors"])
     new: list[Any] = []
     reports: dict[str, Any] = {}
+    work = {}
     for name, p in named:
-        g = matched[name]
-        if g is None:
+        if matched[name] is not None:
+            r, old = rules[name], tensors[name]
+            slots = {slot: x for slot, x in old.items() if slot != "t"}
+            _check_slots(r, name, p, slots)
+            given = r, p, matched[name], slots, _next(old["t"]), hypers[id(r)]
+            run = partial(_update, *given, name=name, clip=verdict.factor, stats=stats)
+            work[name] = Work(r, p, run, left.get(name))
+    with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+        done = together(work)
+    for name, p in named:
+        if name not in done:
             new.append(p)
             continue
-        r, old = rules[name], tensors[name]
+        old = tensors[name]
         t = now = _next(old["t"])
-        slots = {slot: x for slot, x in old.items() if slot != "t"}
-        _check_slots(r, name, p, slots)
-        with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
-            q, slots, report = apply(r, p, g, slots, t, hypers[id(r)], name=name, clip=verdict.factor, stats=stats)
+        q, slots, report = done[name]
         if stats:
             reports[name] = report
         if name in left:
@@ -225,6 +234,12 @@ def update(
         made["loss_scale"] = loss_scale.next(state["loss_scale"], verdict.skip)
     new_params = rebuild(params, lambda leaf: leaf if leaf is None else next(leaves))
     return (new_params, made, reports) if stats else (new_params, made)
+
+
+def _update(*given: Any, **options: Any) -> Any:
+    """One tensor's update; given last are its hyper-parameters and the totals that are known."""
+    rule, p, g, slots, t, hypers, known = given
+    return apply(rule, p, g, slots, t, {**hypers, **known} if known else hypers, **options)
 
 
 def _counts(p: Any) -> Any:

@@ -166,6 +166,7 @@ def test_what_stands_at_the_top():
         "FISTA",
         "AdaBelief",
         "Sophia",
+        "Prodigy",
     }
     expected |= {"Muon", "NorMuon", "MuonH", "SOAP"}
     assert expected <= set(arrayopt.__all__)

@@ -212,7 +212,7 @@ def test_making_an_optimizer():
 
 RULES = (ao.LAMB, ao.LANS, ao.CAME, ao.LARS, ao.AdamW, ao.Adam, ao.SGD, ao.Adafactor)
 RULES += (ao.Lion, ao.RMSprop, ao.NAdam, ao.RAdam, ao.Adan, ao.AdEMAMix, ao.ScheduleFreeAdamW, ao.AdamH)
-RULES += (ao.FISTA, ao.AdaBelief, ao.Sophia, ao.Muon, ao.NorMuon, ao.MuonH, ao.SOAP)
+RULES += (ao.FISTA, ao.AdaBelief, ao.Sophia, ao.Prodigy, ao.Muon, ao.NorMuon, ao.MuonH, ao.SOAP)
 REQUIRED = {ao.SGD: {"lr": 0.1}, ao.FISTA: {"lr": 0.1}, ao.LARS: {"lr": 0.1}, ao.CAME: {"lr": 0.1}}
 REQUIRED |= {ao.Muon: {"lr": 0.1}, ao.NorMuon: {"lr": 0.1}, ao.MuonH: {"lr": 0.1}}
 

@@ -1,7 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import array_api_compat
@@ -10,6 +10,7 @@ import numpy as np
 from arrayopt.arrays import (
     NARROW,
     Array,
+    Ints,
     array_namespace,
     copied,
     detached,
@@ -20,19 +21,22 @@ from arrayopt.arrays import (
     place,
     sharded_like,
     size,
+    to_host,
     working_dtype,
 )
 from arrayopt.codecs import PAIR
-from arrayopt.engines.abreast import DrawnAbreast, abreast, of_layers
-from arrayopt.engines.base import Asked, Engine, Report
+from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
+from arrayopt.engines.base import Asked, Engine, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.layers import Layers, Split, layer_name, layers_with, split, unless
+from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
-from arrayopt.rules.names import Values
+from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
+from arrayopt.rules.totals import PREFIX, TOTALS, Heard, of_total, totals_in, unforeseen
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
 from arrayopt.state.tensors import Tensor
@@ -104,21 +108,25 @@ def _apply(
     """`apply`, as the libraries' arrays are."""
 
     def one(
-        p: Array, g: Array, slots: dict[str, Array], first: Any, t: Any = t
+        p: Array, g: Array, slots: dict[str, Array], first: Any, own: dict[str, Any]
     ) -> tuple[Array, dict[str, Array], Report]:
-        return apply_one(rule, p, g, slots, t, hypers, origin=(name, first), **options)
+        now = {"t": t, **hypers, **own}  # no field is called t
+        return apply_one(rule, p, g, slots, now.pop("t"), now, origin=(name, first), **options)
 
     if stacked is None and rule.blocks is not None:
         return _blocks(rule, p, g, slots, t, hypers, name=name, first=first, **options)
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
-        return one(p, g, slots, first)
-    differ = getattr(t, "ndim", 0) == 1
+        return one(p, g, slots, first, {})
+    differ, count = getattr(t, "ndim", 0) == 1, p.shape[0]
+    some = {key: x for key, x in hypers.items() if key.startswith(PREFIX) or key == VALUE}
+    # the numbers that layers have of their own
+    each = {key: x for key, x in some.items() if getattr(x, "ndim", 0) == 1}
     if array_api_compat.is_jax_array(p):
         import jax
 
-        firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-        own = (jax.numpy.asarray(t),) if differ else ()
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, *own)
+        firsts = first + jax.numpy.arange(count) * (size(p) // count)
+        mine = each | ({"t": jax.numpy.asarray(t)} if differ else {})
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, mine)
         return mapped
     if not differ:
         try:
@@ -131,7 +139,8 @@ def _apply(
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
-        done.append(one(q, h, of_layer, first + i * size(q), int(t[i]) if differ else t))
+        mine = {key: x[i, ...] for key, x in each.items()} | ({"t": int(t[i])} if differ else {})
+        done.append(one(q, h, of_layer, first + i * size(q), mine))
     ps, news, reports = zip(*done, strict=True)
     stack = array_namespace(p).stack
     return (
@@ -184,11 +193,26 @@ def apply_one(
         return p, slots, {}
     xp = array_namespace(p)
     work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
-    h = Values(**{name: _scalar(xp, x, scalar) for name, x in {**hypers, "t": t}.items()})
+    numbers, known = dict[str, Any](), dict[str, Any]()
+    for name, x in {**hypers, "t": t}.items():
+        if name.startswith(PREFIX):
+            known[name] = x
+        else:
+            numbers[name] = _scalar(xp, x, scalar)
+    h = Values(**numbers)
+    heard = Heard(known, partial(_total, p, scalar, together))
+    setattr(h, TOTALS, heard)
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    if together and getattr(hypers.get(VALUE), "ndim", 0) == 1:
+        setattr(h, VALUE, Abreast(getattr(h, VALUE)))
     setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
     space = rule_namespace(abreast(xp) if together else xp)
-    run: Callable[..., Any] = partial(of_layers, rule) if together else rule
+
+    def telling(*args: Any) -> tuple[Array, dict[str, Array]]:
+        new_p, out = rule(*args)
+        return new_p, {**out, **heard.told} if heard.told else out
+
+    run: Callable[..., Any] = partial(of_layers, telling) if together else telling
     norms: Callable[..., Any] = partial(of_layers, rule.norms) if together else rule.norms
     wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
     if clip is not None:
@@ -253,6 +277,18 @@ def apply_one(
     return kept(new_p, wide_p, p), new_slots, report
 
 
+def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
+    """A total as the rule sees it: a 0-d array of the tensor's own library, or of all layers."""
+    xp, device = place(like)
+    if is_array(total) and array_namespace(total) is xp:
+        total = xp.astype(total, dtype)
+    else:
+        where = {} if array_api_compat.is_jax_array(like) else {"device": device}
+        total = total if getattr(total, "ndim", 0) else float(total)
+        total = xp.asarray(total, dtype=dtype, **where)
+    return Abreast(xp.broadcast_to(total, (like.shape[0],))) if together else total
+
+
 def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -> dict[str, Array]:
     """What the rule returned of a slot that is stored as codes, with its scales."""
     codes, scale = stored[name], stored[scale_of(name)]
@@ -265,7 +301,7 @@ def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
-    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's own library."""
+    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's library."""
     if not is_array(x):
         return x
     return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)
@@ -285,6 +321,59 @@ class ArrayAPI(Engine):
         """Compute the whole step without writing; the returned function writes it. See
         `Engine.prepare`.
         """
+        done = _Updates(bucket, asked)
+        for *_, report in done.made:
+            if totals_in(report):
+                raise unforeseen(type(bucket.rule))
+        return done.write
+
+    def prepare_joint(
+        self,
+        bucket: Bucket,
+        asked: Asked,
+        meetings: Sequence[Meeting],
+        reports: dict[str, Report],
+    ) -> Iterator[list[Partials]]:
+        """See `Engine.prepare_joint`: the step is computed anew whenever totals are known."""
+        done = _Updates(bucket, asked)
+        for meeting in meetings:
+            meeting.join()
+
+        def steps(done: _Updates) -> Iterator[list[Partials]]:
+            for meeting in meetings:
+                for some in meeting.rounds:
+                    done.tell(meeting, some)
+                    while any(j not in meeting.known for j in some):
+                        yield []
+                    if meeting is meetings[0]:
+                        done = _Updates(bucket, asked, meeting)
+            reports.update(done.write())
+
+        return steps(done)
+
+    def explain(self, bucket: Bucket) -> str:
+        """See `Engine.explain`."""
+        return "whole arrays, one operation of the rule after the other; each makes a temporary"
+
+
+class _Updates:
+    """The updates of a bucket, which have been computed and not been written.
+
+    Parameters
+    ----------
+    bucket, asked
+        As for `Engine.prepare`.
+    meeting : Meeting, optional
+        What knows the totals.
+
+    Attributes
+    ----------
+    made : list of tuple
+        The tensors, each with its new array, its new slots, and its report.
+    """
+
+    def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
+        self.bucket, self.asked = bucket, asked
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
         several = bucket.rule.several
         if isinstance(bucket, Layers):
@@ -293,41 +382,74 @@ class ArrayAPI(Engine):
         if isinstance(bucket, Layers) and isinstance(grads, Split):
             tensors, grads = bucket.stacks.tensors, grads.stacks
             groups = bucket.group_of_stacks
-        took = layers_with(asked.grads)
+        self.several = several
         # what measures gradients has none
         slots = bucket.rule.several or not isinstance(bucket, Layers)
-        done = []
+        self.made: list[tuple[int, Tensor, Array, dict[str, Array], Report]] = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
             for k, (x, g, i) in enumerate(zip(tensors, grads, groups, strict=True)):
                 if g is not None:
-                    call = partial(one, x, x.slots if slots else {})
-                    done.append((k, x, *_update(call, bucket.groups[i].rule, x, g, asked, i)))
+                    call, rule = partial(one, x, x.slots if slots else {}), bucket.groups[i].rule
+                    known = {} if meeting is None else self._totals(k, x, meeting)
+                    self.made.append((k, x, *_update(call, rule, x, g, asked, i, known)))
 
-        def launch() -> dict[str, Report]:
-            reports = {}
-            for k, tensor, p, slots, report in done:
+    @cached_property
+    def numbers(self) -> list[Ints]:
+        """What a meeting knows the tensors, or their layers, by."""
+        return numbers_of(self.bucket, stacks=self.several)
+
+    def _numbers(self, k: int, tensor: Tensor) -> tuple[Ints, Any]:
+        """What a meeting knows a tensor, or its layers, by; and which of them take part."""
+        mask = (self.asked.left or {}).get(tensor.layers) if self.several else None
+        return self.numbers[k], slice(None) if mask is None else ~np.asarray(mask)
+
+    def _totals(self, k: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
+        """The totals that are known, for a tensor or each of its layers."""
+        if not size(tensor.array):
+            return {}
+        numbers, some = self._numbers(k, tensor)
+        found: dict[str, Any] = {}
+        for j in meeting.known:
+            each = np.ones(len(numbers))
+            each[some] = meeting.total(j, numbers[some])
+            alone = len(numbers) == 1 or self.bucket.rule.blocks is not None
+            found[of_total(j)] = float(each[0]) if alone else each
+        return found
+
+    def tell(self, meeting: Meeting, some: list[int]) -> None:
+        """Tell the numbers of some totals."""
+        for which in some:
+            numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
+            for k, tensor, p, _, report in self.made:
                 if size(p):
-                    tensor.put(None, p)
-                    for name in slots:
-                        tensor.put(name, slots[name])
-                if several and report:
-                    mask = (asked.left or {}).get(tensor.layers)
-                    first = bucket.first_layer(k)
-                    for i in range(size(next(iter(report.values())))):
-                        if mask is None or not mask[i]:
-                            of_layer = {name: x[i, ...] for name, x in report.items()}
-                            reports[layer_name(tensor.name, first + i)] = of_layer
-                elif not several:
-                    reports[tensor.name] = report
-            bucket.count(took, asked.left)
-            return reports
+                    mine, here = self._numbers(k, tensor)
+                    told = report.get(of_total(which), 0.0)
+                    told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
+                    values.append(np.broadcast_to(told, len(mine))[here])
+                    numbers.append(mine[here])
+            meeting.tell(which, np.concatenate(numbers), np.concatenate(values))
 
-        return launch
-
-    def explain(self, bucket: Bucket) -> str:
-        """See `Engine.explain`."""
-        return "whole arrays, one operation of the rule after the other; each makes a temporary"
+    def write(self) -> dict[str, Report]:
+        """Write the updates, and count them; what they report."""
+        reports = {}
+        for at, tensor, p, slots, told in self.made:
+            report = {name: x for name, x in told.items() if not name.startswith(PREFIX)}
+            if size(p):
+                tensor.put(None, p)
+                for name in slots:
+                    tensor.put(name, slots[name])
+            if self.several and report:
+                mask = (self.asked.left or {}).get(tensor.layers)
+                first = self.bucket.first_layer(at)
+                for i in range(size(next(iter(report.values())))):
+                    if mask is None or not mask[i]:
+                        of_layer = {name: x[i, ...] for name, x in report.items()}
+                        reports[layer_name(tensor.name, first + i)] = of_layer
+            elif not self.several:
+                reports[tensor.name] = report
+        self.bucket.count(layers_with(self.asked.grads), self.asked.left)
+        return reports
 
 
 def _whole(
@@ -361,8 +483,9 @@ def _update(
     g: Array,
     asked: Asked,
     i: int,
+    totals: dict[str, Any],
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One tensor's new parameter, slots and report."""
+    """One tensor's new parameter, slots and report; with the totals that are known."""
     p, g, stats, left = (
         detached(tensor.array),
         detached(g),
@@ -370,8 +493,9 @@ def _update(
         (asked.left or {}).get(tensor.layers),
     )
     with on_its_device(p):
+        hypers = asked.hypers[i] if not totals else {**asked.hypers[i], **totals}
         new, slots, report = one(
-            rule, p, g, tensor.updates + 1, asked.hypers[i], clip=asked.clip, stats=stats
+            rule, p, g, tensor.updates + 1, hypers, clip=asked.clip, stats=stats
         )
         if stats:  # what a slot held is about to be overwritten
             xp = array_namespace(p)

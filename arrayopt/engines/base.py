@@ -141,6 +141,27 @@ class Engine(ABC):
             arrays that later steps leave alone.
         """
 
+    def prepare_joint(
+        self,
+        bucket: Bucket,
+        asked: Asked,
+        meetings: Sequence[Any],
+        reports: dict[str, Report],
+    ) -> Iterator[list[Partials]]:
+        """Make a step ready in which the tensors of all buckets meet; what is returned runs it.
+
+        Parameters
+        ----------
+        bucket, asked
+            As for `prepare`.
+        meetings : sequence of Meeting
+            Where they meet: for the update; or first for what reports of it, and then for the
+            update. The engine joins each, tells numbers, and stops where it waits.
+        reports : dict
+            Where reports go.
+        """
+        raise ValueError(f"the engine {self.name!r} does not make totals; use engine='array_api'")
+
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Have the hyper-parameters of the next step where a captured step will look for them."""
 
@@ -149,7 +170,7 @@ class Engine(ABC):
         return False
 
     def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
-        """What decides for all these buckets together, on their device; None where the host does."""
+        """What decides for all these buckets on their device; None where the host does."""
         return None
 
     @abstractmethod

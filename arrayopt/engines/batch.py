@@ -11,15 +11,17 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory
+from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
+from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
+from arrayopt.rules.names import VALUE
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 
 __all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
@@ -112,8 +114,12 @@ class Batch(ABC):
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self.code = scalar_code(self.plan)
-        self._names = [name for name in self.code.names if not name.startswith((COUNT, KEY))]
+        apart = COUNT, KEY, *GIVEN
+        self._names = [name for name in self.code.names if not name.startswith(apart)]
         self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
+        for name in self.code.names:
+            if name.startswith(GIVEN):  # until it is known, in `enter`
+                self.fixed[name] = np.ones(len(members))
         self._located = -1
         slots = self.tensors[0].slots
         self.widens = {
@@ -154,6 +160,15 @@ class Batch(ABC):
         the lack of it.
         """
 
+    def enter(self, known: dict[str, Any], rows: Rows, asked: Asked, threads: int) -> None:
+        """Begin a phase that is not the first of a step: take what is known now, a value for each
+        tensor, and look anew at what an earlier phase has written.
+        """
+        self.fixed |= {name: known[name] for name in self.fixed if name in known}
+        self._numbers = []
+        self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
+        self.allocate(rows, threads)
+
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """All passes over some of the tensors, which are ready."""
@@ -179,14 +194,20 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
+        value = hypers[0].get(VALUE) if VALUE in self._names else None
+        of_layers: dict[str, Any] = {}
+        if getattr(value, "ndim", 0) == 1:
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers()]
+            hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
-        if numbers != self._numbers:
+        if numbers != self._numbers or of_layers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
             each = {
                 name: x[0] if len(x) == 1 else np.array(x)[self.groups]
                 for name, x in columns.items()
             }
-            self._constants, self._numbers = self.code.constants(self.fixed | each), numbers
+            self._constants = self.code.constants(self.fixed | each | of_layers)
+            self._numbers = numbers
             self._uniform = np.ndarray not in map(type, self._constants)
         t: Any = self.bucket.updates()
         alike = isinstance(t, int)
@@ -198,6 +219,11 @@ class Batch(ABC):
             return
         for i, x in enumerate(values):
             self.scalars[:, i] = x
+
+    def _places_of_layers(self) -> Ints:
+        """Which layer of its stack each tensor is."""
+        found = [x.origin[1] // max(1, size(x.array)) for x in self.tensors]
+        return np.array(found, np.int64)
 
     def _counted(self) -> dict[str, Any]:
         """The numbers of elements that means divide by."""
@@ -255,7 +281,7 @@ class Batch(ABC):
             self.replace(row, slot, x)
 
     def replace(self, row: int, name: str, value: Array) -> None:
-        """Write a parameter or slot, or put another array in its place where it cannot be written."""
+        """Write a parameter or slot, or put another array in its place if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
             memory(old)[...] = value
@@ -266,13 +292,13 @@ class Batch(ABC):
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
-        columns = {name: self._column(node) for name, node in self.plan.reports.items()}
+        columns = {name: self.values_of(node) for name, node in self.plan.reports.items()}
         return {
             self.tensors[i].name: {name: x[i] for name, x in columns.items()}
             for i in rows.full.tolist()
         }
 
-    def _column(self, node: Node) -> Any:
+    def values_of(self, node: Node) -> Any:
         """A value of every tensor."""
         if node in self.where.tensor:
             return self.values[:, self.where.tensor[node]].copy()

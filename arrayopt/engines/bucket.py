@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arrayopt.arrays import Array, Ints
+from arrayopt.fusion.phases import Meets
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
 from arrayopt.state.run import Run
@@ -67,6 +68,10 @@ class Bucket:
     """The array of the numbers of updates on the device, shared by all tables of the bucket; see
     `Run.give_to`.
     """
+    totals: "set[tuple[Meets, ...]] | None" = None
+    """When the tensors meet for totals, for each way that the rule takes them; None where that is
+    not known yet.
+    """
     arrays: int = -1
     """The version of the arrays that a companion was last given."""
     same: tuple[int, int] | None = None
@@ -82,7 +87,7 @@ class Bucket:
 
     @property
     def whole(self) -> "Bucket":
-        """The bucket of the parameters as they are: itself, unless its tensors are layers of them."""
+        """The bucket of the parameters themselves: this one, unless its tensors are layers."""
         return self
 
     @property
@@ -101,6 +106,10 @@ class Bucket:
 
     def refresh(self) -> None:
         """Take note of where arrays lie now."""
+
+    def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
+        """The hyper-parameters of each group at a step; see `Rule.at`."""
+        return [group.rule.at(step, value) for group in self.groups]
 
     def own(
         self, every: Sequence[Array | None], left: Left | None = None
@@ -121,7 +130,7 @@ class Bucket:
         return Bucket([group], tensors, [0] * len(tensors), self.places, run)
 
     def updates(self) -> "int | Ints":
-        """How often each tensor was updated: one number where that is the same for all, as a rule."""
+        """How often each tensor was updated: one number where all have the same."""
         if self.same is None or self.same[1] != self.run.changes:
             found = self.run.updates(self._index())
             if not (found == found[0]).all():

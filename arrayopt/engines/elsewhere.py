@@ -1,11 +1,12 @@
 """The engine for tensors that other ranks update: here they are counted, and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from arrayopt.engines.base import Asked, Engine, Report
+from arrayopt.engines.base import Asked, Engine, Partials, Report
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.meeting import Meeting
 
 __all__ = ["Elsewhere"]
 
@@ -27,6 +28,22 @@ class Elsewhere(Engine):
             return {}
 
         return launch
+
+    def prepare_joint(
+        self,
+        bucket: Bucket,
+        asked: Asked,
+        meetings: Sequence[Meeting],
+        reports: dict[str, Report],
+    ) -> Iterator[list[Partials]]:
+        """See `Engine.prepare_joint`: other ranks tell the numbers."""
+        launch = self.prepare(bucket, asked)
+
+        def steps() -> Iterator[list[Partials]]:
+            launch()
+            yield from ()
+
+        return steps()
 
     def explain(self, bucket: Bucket) -> str:
         """See `Engine.explain`."""

@@ -3,6 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +16,9 @@ from arrayopt.engines.base import Asked, Engine, NoRemedyError, Partials, Report
 from arrayopt.engines.batch import Batch, Idle, Kind, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.joint import Joint
 from arrayopt.engines.layers import Split
+from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
 from arrayopt.fusion.layout import flops, geometry, in_rows, layout, moved
@@ -58,7 +62,8 @@ class Fused(Engine):
     def __init__(self) -> None:
         if self.cuts and self.batch.passes is Batch.passes:
             raise TypeError(
-                f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have `passes`"
+                f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have"
+                " `passes`"
             )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
@@ -80,11 +85,17 @@ class Fused(Engine):
         """See `Engine.check`."""
         if bucket.rule.branches and self.counts:
             raise NoRemedyError(
-                f"{type(bucket.rule).__name__} makes some updates as they are written, by their number, which the"
+                f"{type(bucket.rule).__name__} makes some updates as they are written, by their"
+                " number, which the"
                 " device counts; engine='array_api' runs it as it is"
             )
         for stats in (False, True):
             for plan in self.plans(bucket, stats=stats):
+                if plan.phases and bucket.rule.branches:
+                    raise NoRemedyError(
+                        f"{type(bucket.rule).__name__} asks for totals, and makes some updates as"
+                        " they are written"
+                    )
                 layout(plan)
                 if not self.narrows:
                     plan.check_wide()
@@ -99,7 +110,8 @@ class Fused(Engine):
             )
         if bucket.kind == "cut":
             raise ValueError(
-                f"{type(bucket.rule).__name__} multiplies whole matrices, and of {bucket.tensors[0].name!r} each rank"
+                f"{type(bucket.rule).__name__} multiplies whole matrices, and of"
+                f" {bucket.tensors[0].name!r} each rank"
                 f" has a part; {BY_GROUP}"
             )
 
@@ -170,6 +182,36 @@ class Fused(Engine):
 
         return steps()
 
+    def prepare_joint(
+        self,
+        bucket: Bucket,
+        asked: Asked,
+        meetings: Sequence[Meeting],
+        reports: dict[str, Report],
+    ) -> Iterator[list[Partials]]:
+        """See `Engine.prepare_joint`."""
+        threads, runs = thread_count(), list[tuple[bool, Meeting, Prepared]]()
+        for stats, meeting in zip((True, False)[-len(meetings) :], meetings, strict=True):
+            work = self.batches(bucket, asked._replace(stats=stats))
+            runs.append((stats, meeting, work))
+            for batch, rows, _ in work:
+                batch.allocate(rows, threads)
+        for _, meeting, work in runs:
+            for _ in work:
+                meeting.join()
+
+        def steps() -> Iterator[list[Partials]]:
+            for stats, meeting, work in runs:
+                yield from abreast(batch.steps(given, threads, meeting) for batch, _, given in work)
+                for batch, rows, _ in work:
+                    if stats:  # before the update overwrites what they are of
+                        reports.update(batch.report(batch.held(rows)))
+                    else:
+                        batch.written(batch.held(rows))
+            self.count(bucket, [np.array(batch.members)[rows.all] for batch, rows, _ in work])
+
+        return steps()
+
     def plan(self, rule: Rule, rank: int, dtype: str, **options: Any) -> Plan:
         """The engine's plan of a rule; see `plan_for`.
 
@@ -214,7 +256,10 @@ class Fused(Engine):
         apart = apart or bool(plan.quantized)
         return (
             lanes(plan)
-            if self.side_by_side and suits(tensor.array.shape) and not (plan.spilled or apart)
+            if self.side_by_side
+            and suits(tensor.array.shape)
+            and not (plan.spilled or apart)
+            and not plan.phases
             else None
         )
 
@@ -269,10 +314,14 @@ class Fused(Engine):
         asks = [
             asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))
         ]
-        return [kind for one in asks for kind in self._members(bucket, one, None)]
+        found = [kind for one in asks for kind in self._members(bucket, one, None)]
+        phases = [replace(kind, plan=plan) for kind in found for plan in kind.plan.phases]
+        return [kind for kind in found if not kind.plan.phases] + phases
 
-    def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Batch]:
+    def _batch(self, plan: Plan) -> Callable[[Kind, Bucket, list[int]], Any]:
         """What makes the batch that runs a plan."""
+        if plan.phases:
+            return partial(Joint, self._batch)
         return Idle if plan.idle and not self.counts else self.batch
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "POSITION",
     "PRODUCT",
     "SCRATCH",
+    "TOTAL",
     "UPDATES",
     "Graph",
     "Node",
@@ -69,6 +70,9 @@ PRODUCT = "matmul"
 result is.
 """
 
+TOTAL = "total"
+"""The operation that adds up a number of each tensor: all of a class of rule meet for it."""
+
 SCRATCH = "spill"
 """What the names of scratch arrays begin with."""
 
@@ -95,7 +99,7 @@ class Node:
     op : str
         ``input``, ``host``, ``const``, `POSITION`, a reduction (a key of `REDUCTIONS`) or an
         element-wise operation (of
-        `OPS`).
+        `OPS`), or `TOTAL`.
     args : tuple of Node
         What it is computed from.
     axes : str
@@ -121,7 +125,7 @@ class Node:
     """Whether the value follows from scalars of the step alone."""
 
     def __post_init__(self) -> None:
-        follows = self.op not in ("input", POSITION, "complex") and all(
+        follows = self.op not in ("input", POSITION, "complex", TOTAL) and all(
             a.on_host for a in self.args
         )
         object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
@@ -205,6 +209,8 @@ class Graph:
             level = max((a.level for a in args), default=0)
             if op == PRODUCT or (op in REDUCTIONS and is_whole(args[0].axes, self.element)):
                 level += 1  # it takes a pass over the elements, or that they are stored
+            if op == TOTAL:
+                level = max(1, level)  # nothing that uses it is computed before tensors can meet
             kind = dtype or (
                 OPS[op].kind([a.dtype for a in args])
                 if op in OPS
@@ -330,7 +336,7 @@ def _is(node: Node, value: float) -> bool:
 
 
 def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
-    """All nodes that the roots are computed from, arguments first, not going past those in `stop`."""
+    """All nodes that the roots are computed from, arguments first, not past those in `stop`."""
     seen: dict[int, Node] = {}
     ends = {n.id for n in stop}
     stack = [(root, False) for root in roots][::-1]

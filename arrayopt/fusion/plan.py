@@ -6,8 +6,8 @@ share a pass out by elements, and meet between the passes. A product of matrices
 passes: it reads what one has stored, and stores.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arrayopt.arrays import REAL, WORKING
@@ -15,9 +15,12 @@ from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
 from arrayopt.fusion.passes import Between, Pass, loops
-from arrayopt.fusion.placement import Placement, Work
+from arrayopt.fusion.phases import Meets, meetings, phases
+from arrayopt.fusion.placement import Placement
 from arrayopt.fusion.products import check_spaces, multiplied, renamed, shared
 from arrayopt.fusion.trace import Trace
+from arrayopt.fusion.work import Work
+from arrayopt.rules.totals import of_total
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["Plan", "plan"]
@@ -60,6 +63,11 @@ class Plan:
         Nothing is left in them for the next step.
     extents : dict of str to str
         The axes of scratch arrays: those of an element, where there are no products.
+    totals : tuple of Meets
+        When tensors meet for each total.
+    phases : tuple of Plan
+        What is done before the first meeting, between two, and after the last; see
+        `arrayopt.fusion.phases`.
     """
 
     element: str
@@ -72,6 +80,8 @@ class Plan:
     storage: dict[str, str]
     spilled: dict[str, str]
     extents: dict[str, str]
+    totals: tuple[Meets, ...] = ()
+    phases: "tuple[Plan, ...]" = ()
 
     @property
     def multiplies(self) -> bool:
@@ -89,10 +99,11 @@ class Plan:
         return next((n.narrow for p in self.passes for n in p.nodes if n.narrow), "")
 
     def check_wide(self) -> None:
-        """Raise TraceError if there is arithmetic in 16 bits, which engines for CPUs do not have."""
+        """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
         if self.narrow:
             raise TraceError(
-                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where the library can"
+                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where"
+                " the library can"
             )
 
     @property
@@ -192,7 +203,8 @@ class Plan:
         how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
         how = f" in {n.narrow}{how}" if n.narrow else how
         stored = next(iter(p.stores))
-        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
+        flops = " ".join(multiplied(n))
+        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{flops} FLOPs"
 
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
@@ -215,9 +227,10 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     copies: dict[Node, Node] = {}
     small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
+    totals = {of_total(j): x for j, x in enumerate(traced.totals)}
     # the others stay as they are
     outputs = {n: x for n, x in whole.items() if not (x.op == "input" and x.data == n)}
-    roots = [*outputs.values(), *small.values(), *reports.values()]
+    roots = [*outputs.values(), *small.values(), *reports.values(), *totals.values()]
     products = sorted((n for n in reachable(roots) if n.op == PRODUCT), key=lambda n: n.level)
     made = {n: f"product{i}" for i, n in enumerate(products)}
     operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
@@ -235,7 +248,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         }
         stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
-        placed = _placed(Work(space, stored, own, narrow, made, calls=calls))
+        placed = _placed(Work(space, stored, own, narrow, made, calls=calls), traced.totals)
         order += [
             (k, p.within(element, gradient))
             for k, p in enumerate(placed.passes)
@@ -245,6 +258,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}
         order.append((n.level - 1, Pass(loads, (n,), {made[n]: n}, (), n.axes, element)))
+    if products and totals:
+        raise TraceError("products of matrices and totals in one rule are not fused")
     # products after what is of a lower level than they are
     order.sort(key=lambda x: (x[0], x[1].multiplies))
     passes = tuple(p if calls else p.guarded() for _, p in order)
@@ -255,41 +270,47 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         scratch = {room[name]: n for name, n in scratch.items()}
         extents = {name: n.axes for name, n in scratch.items()}
         check_spaces(passes, element)
-    ready = {s: k + 1 for k, p in enumerate(passes) for s in p.sums}
-    between = _between([*small.values(), *reports.values()], small, passes, ready, element)
-    used = [n for p in passes for x in p.nodes for n in x.args] + [n for x in sums for n in x.args]
-    used += [x for p in passes for x in p.stores.values()] + [
-        n for b in between for x in b.nodes for n in x.args
-    ]
-    used += [*small.values(), *reports.values()]
-    scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
     working = WORKING[traced.storage["p"]]
     wide = {"real": REAL.get(working, working), "complex": working}
-    return Plan(
-        element,
-        passes,
-        between,
-        tuple(scalars.values()),
-        traced.slots,
-        small,
-        reports,
-        traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()},
-        {name: n.dtype for name, n in scratch.items()},
-        extents,
-    )
+    storage = traced.storage | {name: n.narrow or wide[n.dtype] for name, n in scratch.items()}
+    spilled = {name: n.dtype for name, n in scratch.items()}
+
+    def put_together(
+        passes: tuple[Pass, ...], small: dict[str, Node], reports: dict[str, Node]
+    ) -> Plan:
+        """The plan of some passes, and of what is to be known after them."""
+        results = [*small.values(), *reports.values()]
+        ready = {s: k + 1 for k, p in enumerate(passes) for s in p.sums}
+        between = _between(results, small, passes, ready, element)
+        used = [n for p in passes for x in p.nodes for n in x.args]
+        used += [n for p in passes for x in p.sums for n in x.args]
+        used += [x for p in passes for x in p.stores.values()]
+        used += [n for b in between for x in b.nodes for n in x.args] + results
+        scalars = {n.id: n for n in used if n.on_host and n.op != "const"}
+        rest = traced.slots, small, reports, storage, spilled, extents
+        return Plan(element, passes, between, tuple(scalars.values()), *rest)
+
+    complete = put_together(passes, small, reports | totals)
+    if not totals:
+        return complete
+    levels = [k for k, p in order]
+    parts = phases(complete, traced.totals, levels, put_together)
+    return replace(complete, totals=meetings(traced.totals), phases=parts)
 
 
-def _placed(work: Work) -> Placement:
-    """The passes over the elements of a space."""
+def _placed(work: Work, totals: Sequence[Node]) -> Placement:
+    """The passes over the elements of a space; a sum that a total needs is made before it."""
     outputs, sums = work.outputs, work.sums
     placed = Placement(work, {s: s.args[0].level for s in sums}, {})
     sinks = [
-        (n, frozenset(reachable([n]))) for n in (*outputs.values(), *(s.args[0] for s in sums))
+        (n, frozenset(reachable([n])))
+        for n in (*outputs.values(), *(s.args[0] for s in sums), *totals)
     ]
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
-    # to watch takes no memory of a tensor's size
-    return placed.with_spills() if outputs else placed
+    placed = placed if work.products else placed.with_stores()
+    # to watch takes no memory of a tensor's size; where all tensors meet, none keeps scratch memory
+    return placed.with_spills() if outputs and not totals else placed
 
 
 def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:

@@ -5,19 +5,28 @@ suits.
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import PAIR
 from arrayopt.fusion.graph import KEPT
+from arrayopt.fusion.phases import Meets
 from arrayopt.fusion.plan import Plan, plan
 from arrayopt.fusion.trace import NotFlat, NotFolded, NotMeasured, NotOriented, trace
 from arrayopt.rules.base import Rule
+from arrayopt.rules.draws import DRAWS, Drawn
+from arrayopt.rules.fields import hypers
+from arrayopt.rules.names import VALUE, Values
+from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.totals import TOTALS, Heard
 
-__all__ = ["plan_for", "widened"]
+__all__ = ["plan_for", "totals_for", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,26 @@ def plan_for(
                 view["sides"] = (rows, columns)
 
 
+def totals_for(rule: Rule, shape: tuple[int, ...], dtype: str) -> tuple[Meets, ...]:
+    """When tensors meet for the totals of a rule; one after the other if it cannot be traced."""
+    try:
+        return plan_for(rule, len(shape), dtype, shape=shape).totals
+    except (TypeError, ValueError):  # as a `TraceError` is; what else there is the step will raise
+        return _counted(_ByStructure(rule), len(shape))
+
+
+@lru_cache(maxsize=KEPT)
+def _counted(key: _ByStructure, rank: int) -> tuple[Meets, ...]:
+    """The totals that a rule asks for of a small tensor of ones, as it is written."""
+    p, rule = np.ones((2,) * rank), key.rule
+    values = {name: None if getattr(rule, name) is None else 0.5 for name in hypers(type(rule))}
+    heard = Heard({}, np.asarray)
+    h = Values(**values, t=1, **{VALUE: 1.0, DRAWS: Drawn(p, "float64", 0, "", 1), TOTALS: heard})
+    with np.errstate(all="ignore"), suppress(Exception):  # which the step itself will raise
+        rule(rule_namespace(np), p, p, rule.all_slots(np, p, "float64"), h)
+    return tuple(Meets(1, j, how) for j, how in enumerate(heard.how))
+
+
 @lru_cache(maxsize=KEPT)
 def widened(plan: Plan) -> Plan:
     """The same plan for slots of codes that have been widened before the step, and become codes
@@ -116,4 +145,5 @@ def widened(plan: Plan) -> Plan:
     working = WORKING[plan.storage["p"]]
     wide = {name: REAL.get(working, working) for name in plan.quantized}
     wide |= {name: working for name in plan.quantized if plan.storage[name] == PAIR}
-    return replace(plan, storage=plan.storage | wide)
+    phases = tuple(map(widened, plan.phases))
+    return replace(plan, storage=plan.storage | wide, phases=phases)

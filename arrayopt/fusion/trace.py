@@ -15,13 +15,24 @@ import numpy as np
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError
-from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, UPDATES, Graph, Node
+from arrayopt.fusion.graph import (
+    CLIP,
+    ELEMENT,
+    KEY,
+    LETTERS,
+    POSITION,
+    TOTAL,
+    UPDATES,
+    Graph,
+    Node,
+)
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
 from arrayopt.rules.fields import hypers
 from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.returned import ReturnedError, check_value
+from arrayopt.rules.totals import TOTALS
 
 __all__ = ["NotFlat", "NotFolded", "NotMeasured", "NotOriented", "Trace", "TraceError", "trace"]
 
@@ -50,6 +61,8 @@ class Trace:
         Values per tensor for `Optimizer.stats`.
     element : str
         The axes of an element.
+    totals : tuple of Node
+        The totals that it asks for, in order.
     """
 
     outputs: dict[str, Node]
@@ -57,6 +70,7 @@ class Trace:
     storage: dict[str, str]
     reports: dict[str, Node]
     element: str
+    totals: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,21 @@ class _Draws:
         keys = [graph.make("host", data=f"{KEY}{stream}:{i}") for i in range(4)]
         halves = graph.make("floor", graph.make("div", t, half)), graph.make("mod", t, half)
         return Symbol(graph, graph.make("uniform", position, *keys, *halves), self.p.dims, real)
+
+
+class _Totals:
+    """Totals as symbols; see `arrayopt.rules.totals.Heard`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.made = graph, list[Node]()
+
+    def __call__(self, x: Any, how: str) -> Symbol:
+        graph, node = self.graph, lift(self.graph, x)[0]
+        node = graph.make("float", node) if node.dtype == "bool" else node
+        node = graph.make("sum", node, axes="") if node.axes else node  # of a tensor of rank 0
+        made = graph.make(TOTAL, node, axes="", dtype="real", data=(len(self.made), how))
+        self.made.append(made)
+        return Symbol(graph, made, (), graph.real)
 
 
 @contextmanager
@@ -218,7 +247,9 @@ def trace(
     values = {
         name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))
     }
-    h = Values(**values, t=scalar(UPDATES), **{VALUE: scalar(VALUE), DRAWS: _Draws(p, dtype)})
+    totals = _Totals(graph)
+    given_too = {VALUE: scalar(VALUE), DRAWS: _Draws(p, dtype), TOTALS: totals}
+    h = Values(**values, t=scalar(UPDATES), **given_too)
     given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
     now = dict(s)
     if "master" in now:
@@ -252,4 +283,5 @@ def trace(
         storage,
         nodes,
         element,
+        tuple(totals.made),
     )

@@ -13,6 +13,7 @@ from arrayopt.rules.lars import LARS
 from arrayopt.rules.lion import Lion
 from arrayopt.rules.muon import Muon, MuonH, NorMuon
 from arrayopt.rules.nadam import NAdam
+from arrayopt.rules.prodigy import Prodigy
 from arrayopt.rules.radam import RAdam
 from arrayopt.rules.rmsprop import RMSprop
 from arrayopt.rules.schedule_free import ScheduleFreeAdamW
@@ -40,6 +41,7 @@ __all__ = [
     "MuonH",
     "NAdam",
     "NorMuon",
+    "Prodigy",
     "RAdam",
     "RMSprop",
     "Rule",

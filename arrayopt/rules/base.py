@@ -114,6 +114,9 @@ class Rule(ABC):
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
 
+    begins_at_zero: ClassVar[bool] = False
+    """Whether each slot begins as zeros, or as the parameter: stacked ones need not be made layer by layer then."""
+
     rings: ClassVar[tuple[str, ...]] = ()
     """Slots that are rings: `slots` makes them by `arrayopt.ring`, `update` writes them by `arrayopt.put`."""
 

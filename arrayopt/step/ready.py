@@ -1,13 +1,21 @@
 """A step that is ready: what each bucket's engine has prepared, and how that is run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
+from arrayopt.arrays import dtype_name
 from arrayopt.engines.base import Asked, CompilationError, Engine, Partials, Report, abreast
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused, Launch
+from arrayopt.engines.layers import Layers
+from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.table import instead, select
+from arrayopt.engines.totals import as_many
+from arrayopt.fusion.phases import Meets
+from arrayopt.fusion.plans import totals_for
 from arrayopt.ranks.alone import Alone
+from arrayopt.rules.base import Rule
 
 __all__ = ["Ready"]
 
@@ -23,6 +31,8 @@ class Ready:
         What is asked for each bucket. Its engine prepares it, and raises what there is to raise.
     form : object, optional
         What other steps must have in common with this one to be made by the same launches.
+    team : Alone
+        The ranks.
 
     Attributes
     ----------
@@ -31,7 +41,11 @@ class Ready:
     """
 
     def __init__(
-        self, engine: str, asked: Iterable[tuple[Bucket, Asked]] = (), form: Any = None
+        self,
+        engine: str,
+        asked: Iterable[tuple[Bucket, Asked]] = (),
+        form: Any = None,
+        team: Alone | None = None,
     ) -> None:
         self._reports: dict[str, Report] = {}
         self._launches: list[Callable[[], dict[str, Report]]] = []
@@ -44,13 +58,16 @@ class Ready:
         ]
         for kind, one in {type(chosen): chosen for chosen, _, _ in begins}.items():
             one.foresee((x, wanted) for chosen, x, wanted in begins if type(chosen) is kind)
+        meetings = _meetings([(bucket, wanted) for _, bucket, wanted in work], team)
         for chosen, bucket, wanted in work:
             while True:
                 try:
-                    self._add(chosen, bucket, wanted)
+                    self._add(chosen, bucket, wanted, meetings.get(type(bucket.rule)))
                     break
                 except CompilationError as error:
                     chosen = instead(engine, bucket, error)
+        for several in meetings.values():
+            self._cut.append(chain.from_iterable(meeting.run() for meeting in several))
         self._repeated = [x for x in self._launches if isinstance(x, Launch) and x.repeats]
         self.form = form if len(self._repeated) == len(work) else None
 
@@ -60,9 +77,13 @@ class Ready:
         """
         return all(map(Launch.again, self._repeated, asked))
 
-    def _add(self, chosen: Engine, bucket: Bucket, wanted: Asked) -> None:
+    def _add(
+        self, chosen: Engine, bucket: Bucket, wanted: Asked, meetings: Sequence[Meeting] | None
+    ) -> None:
         """Have an engine prepare a bucket."""
-        if isinstance(chosen, Fused) and bucket.kind == "cut":
+        if meetings is not None:
+            self._cut.append(chosen.prepare_joint(bucket, wanted, meetings, self._reports))
+        elif isinstance(chosen, Fused) and bucket.kind == "cut":
             self._cut.append(chosen.prepare_cut(bucket, wanted, self._reports))
         else:
             self._launches.append(chosen.prepare(bucket, wanted))
@@ -71,13 +92,45 @@ class Ready:
         """Run everything, once: what ranks share, and what is whole while they wait for each other;
         the reports.
         """
-        rounds = abreast(self._cut)
+        rounds, launches = abreast(self._cut), self._launches
         wanted = next(rounds, None) if self._cut else None
-        ended = None if wanted is None else team.swap(wanted)
-        for launch in self._launches:
-            self._reports |= launch()
-        while ended is not None:
-            ended()
-            wanted = next(rounds, None)
-            ended = None if wanted is None else team.swap(wanted)
+        while wanted is not None or launches:
+            ended = team.swap(wanted) if wanted else None
+            for launch in launches:
+                self._reports |= launch()
+            launches = []
+            if ended is not None:
+                ended()
+            wanted = None if wanted is None else next(rounds, None)
         return self._reports
+
+
+def _meetings(
+    work: Sequence[tuple[Bucket, Asked]], team: Alone | None
+) -> dict[type[Rule], list[Meeting]]:
+    """Where tensors meet, for each class of rule that asks for totals: for its update, and before
+    it for what reports of it.
+    """
+    classes: dict[type[Rule], list[tuple[Bucket, Asked]]] = {}
+    for bucket, wanted in work:
+        if bucket.totals is None:
+            bucket.totals = _totals(bucket)
+        if bucket.totals:
+            classes.setdefault(type(bucket.rule), []).append((bucket, wanted))
+    made = {}
+    for rule, several in classes.items():
+        plans = set().union(*(bucket.totals or () for bucket, _ in several))
+        as_many(rule, plans)
+        rank, ranks = (0, 1) if team is None else (team.rank, team.size)
+        runs = 1 + any(wanted.stats for _, wanted in several)
+        made[rule] = [Meeting(several, list(plans), rank, ranks) for _ in range(runs)]
+    return made
+
+
+def _totals(bucket: Bucket) -> set[tuple[Meets, ...]]:
+    """When the tensors of a bucket meet, for each way that its rule takes tensors."""
+    dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Meets, ...]]()
+    stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
+    for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:
+        found.add(totals_for(bucket.rule, shape, dtype))
+    return found if any(found) else set()

@@ -36,6 +36,7 @@ RULES: dict[str, Rule] = {
     "Adan": ao.Adan(weight_decay=0.01),
     "AdaBelief": ao.AdaBelief(weight_decay=0.01, eps_root=1e-8),
     "Sophia": ao.Sophia(weight_decay=0.01),
+    "Prodigy": ao.Prodigy(d0=1e-3, weight_decay=0.01),
     "AdEMAMix": ao.AdEMAMix(alpha_warmup=5.0, beta3_warmup=5.0),
     "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(warmup_steps=5.0, weight_decay=0.01),
     "AdamH": ao.AdamH(),

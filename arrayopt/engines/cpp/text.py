@@ -136,7 +136,8 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
             case Fill(view, size, reduction):
                 m.put(
                     depth,
-                    f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] = {START[reduction.op]};",
+                    f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] ="
+                    f" {START[reduction.op]};",
                 )
             case Take(reduction, into, value):
                 m.put(depth, f"{m.take(reduction, into, _place(value))};")

@@ -304,7 +304,8 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
             m.put(2, f"{only}write<N, {_last(later, name)}>({to});")
     m.put(
         2,
-        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;",
+        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums,"
+        " (void)columns;",
     )
     m.put(1, "}")
 

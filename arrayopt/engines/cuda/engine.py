@@ -9,6 +9,7 @@ from typing import Any
 import cupy
 
 from arrayopt.arrays import Ints, place
+from arrayopt.engines.base import NoRemedyError
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
 from arrayopt.engines.cuda.device import access, on_device
@@ -33,6 +34,14 @@ class CuPy(Fused):
     codes, counts, halves, cuts, parts, narrows = True, True, False, True, True, True
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
+
+    def check(self, bucket: Bucket) -> None:
+        """See `Fused.check`."""
+        super().check(bucket)
+        if any(plan.phases for plan in self.plans(bucket, stats=False)):
+            raise NoRemedyError(
+                f"{type(bucket.rule).__name__} asks for totals, for which CUDA kernels do not stop"
+            )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
         """See `Fused.geometry`."""

@@ -85,7 +85,7 @@ class _Blocks(Batch):
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
-        self.flat = plan.element == "C" and not plan.small
+        self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.layered = isinstance(bucket, Layers)
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
@@ -164,7 +164,7 @@ class _Blocks(Batch):
         return found
 
     def _layers(self, rows: list[int]) -> tuple[int, int, int] | None:
-        """Which layers of which stacked tensor these are, if they can be worked on where they lie."""
+        """Which layers of which stacked tensor these are, if they can be updated where they lie."""
         if not self.layered or self.outside.intersection(rows):
             return None
         (k, first), (other, last) = self._lying(rows[0]), self._lying(rows[-1])
@@ -283,7 +283,8 @@ class NumPy(Fused):
         return widened(plan_for(rule, rank, dtype, lean=self.lean, calls=calls, **options))
 
     def _split(self, plan: Plan, tensor: Tensor) -> Lanes | None:
-        return lanes(plan) if suits(tensor.array.shape) and not plan.multiplies else None
+        alone = plan.multiplies or plan.phases
+        return lanes(plan) if suits(tensor.array.shape) and not alone else None
 
     def describe(self) -> str:
         """See `Fused.describe`."""

@@ -1,0 +1,100 @@
+"""Batches of plans with totals: a batch for each phase, between which all tensors meet."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array
+from arrayopt.engines.base import Asked, Partials, Report
+from arrayopt.engines.batch import Batch, Kind, Rows
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.meeting import Meeting, numbers_of
+from arrayopt.fusion.plan import Plan
+from arrayopt.rules.totals import of_total, totals_in
+
+__all__ = ["Joint"]
+
+
+class Joint:
+    """Tensors of one plan with totals, from one bucket.
+
+    Parameters
+    ----------
+    batch_of : callable
+        Gives what makes the batch of a plan.
+    kind, bucket, members
+        As for `Batch`.
+    """
+
+    def __init__(
+        self,
+        batch_of: Callable[[Plan], Callable[[Kind, Bucket, list[int]], Batch]],
+        kind: Kind,
+        bucket: Bucket,
+        members: list[int],
+    ) -> None:
+        self.members, self.cut = members, bucket.kind == "cut"
+        self.phases = []
+        for plan in kind.plan.phases:
+            self.phases.append(batch_of(plan)(replace(kind, plan=plan), bucket, members))
+        numbers = numbers_of(bucket)
+        self.numbers = np.array([numbers[i][0] for i in members])
+        self._rows: list[Rows] = []
+        self._asked: Asked | None = None
+
+    def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
+        """See `Batch.rows`; what a phase keeps for a step is its own."""
+        self._rows = [x.rows(grads, complete=complete) for x in self.phases]
+        return self._rows[-1]
+
+    def prepare(self, rows: Rows, grads: Sequence[Array | None], asked: Asked) -> None:
+        """See `Batch.prepare`."""
+        self._asked = asked
+        for phase, own in zip(self.phases, self._rows, strict=True):
+            phase.prepare(own, grads, asked)
+
+    def allocate(self, rows: Rows, threads: int) -> None:
+        """See `Batch.allocate`."""
+        for phase, own in zip(self.phases, self._rows, strict=True):
+            phase.allocate(own, threads)
+
+    def steps(
+        self, grads: Sequence[Array | None], threads: int, meeting: Meeting
+    ) -> Iterator[list[Partials]]:
+        """All phases over the tensors that are ready; stop where others have something to do."""
+        here = self.held(self._rows[0]).full
+        numbers, known = self.numbers[here], dict[str, Any]()
+        assert self._asked is not None
+        waits = list[int]()
+        for phase, rows in zip(self.phases, self._rows, strict=True):
+            if phase is not self.phases[0]:
+                while any(which not in meeting.known for which in waits):
+                    yield []
+                for which in waits:
+                    known[of_total(which)] = np.ones(len(self.members))
+                    known[of_total(which)][here] = meeting.total(which, numbers)
+                phase.enter(known, rows, self._asked, threads)
+            if self.cut:
+                yield from phase.passes(rows, grads, threads)
+            else:
+                phase.launch(rows, grads, threads)
+            told = {name: phase.values_of(n) for name, n in phase.plan.reports.items()}
+            waits = totals_in(told)
+            for which in waits:
+                meeting.tell(which, numbers, told[of_total(which)][here])
+            known |= told
+
+    def held(self, rows: Rows) -> Rows:
+        """See `Batch.held`."""
+        return self.phases[-1].held(rows) if self.cut else rows
+
+    def written(self, rows: Rows) -> None:
+        """See `Batch.written`."""
+        for phase in self.phases:
+            phase.written(rows)
+
+    def report(self, rows: Rows) -> dict[str, Report]:
+        """See `Batch.report`."""
+        return self.phases[-1].report(rows)

@@ -1,0 +1,148 @@
+"""Where the tensors of a class of rule meet in a step: its totals, on the host."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Ints
+from arrayopt.engines.base import Asked, Partials
+from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.layers import Layers, layers_with
+from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.rules.stretches import stretches
+from arrayopt.state.tensors import Tensor
+
+__all__ = ["Meeting", "numbers_of"]
+
+MOST = 1 << 32
+"""No tensor has so many layers."""
+
+
+class Meeting:
+    """The numbers of all tensors that take part in a step, and the totals, in rounds.
+
+    Who has some of the tensors joins, tells the numbers of each total, and waits until it is known.
+
+    Attributes
+    ----------
+    known : dict of int to array
+        For each total that is known, what it is for each tensor.
+    rounds : list of list of int
+        The totals that are made together, round after round.
+    """
+
+    def __init__(
+        self,
+        several: Sequence[tuple[Bucket, Asked]],
+        totals: Sequence[tuple[Meets, ...]],
+        rank: int,
+        ranks: int,
+    ) -> None:
+        numbers, senders, layers = list[int](), list[int](), list[tuple[int, int]]()
+        for bucket, asked in several:
+            for tensor, number, layer in _members(bucket, asked):
+                holders = tensor.share.holders if tensor.share is not None else []
+                numbers.append(number)
+                senders.append(holders[0] if holders else 0)
+                layers.append(layer)
+        order = np.argsort(np.array(numbers, np.int64))
+        kinds = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
+        self._numbers: Ints = np.array(numbers, np.int64)[order]
+        self._kinds: Ints = np.array([kinds[layer] for layer in layers], np.int64)[order]
+        self._senders: Ints = np.array(senders, np.int64)[order]
+        self._count, self._rank, self._ranks = len(kinds), rank, ranks
+        self._how = [x.how for x in totals[0]]
+        self._values = np.zeros((len(self._how), len(numbers)))
+        self._told, self._joined = Counter[int](), 0
+        self.known: dict[int, Any] = {}
+        self.rounds = in_rounds(totals)
+
+    def join(self) -> None:
+        """Have the meeting wait for one more who tells numbers."""
+        self._joined += 1
+
+    def tell(self, j: int, numbers: Ints, values: Any) -> None:
+        """Tell what some tensors add to a total."""
+        self._values[j, np.searchsorted(self._numbers, numbers)] = values
+        self._told[j] += 1
+
+    def total(self, j: int, numbers: Ints) -> Any:
+        """A total that is known, for each of some tensors."""
+        return self.known[j][np.searchsorted(self._numbers, numbers)]
+
+    def run(self) -> Iterator[list[Partials]]:
+        """Make all totals; stop while numbers are to be told, and where ranks must meet.
+
+        It stops as often on a rank that has no tensors as on the others, so that all ranks exchange
+        the same things at a time.
+        """
+        for some in self.rounds:
+            while any(self._told[j] < self._joined for j in some):
+                yield []
+            if self._ranks > 1:
+                of_round = self._values[some]
+                of_ranks = [self._senders == r for r in range(self._ranks)]
+                pieces = tuple(of_round[:, own].reshape(-1) for own in of_ranks)
+                yield [Partials(pieces)]
+                for own, piece in zip(of_ranks, pieces, strict=True):
+                    of_round[:, own] = piece.reshape(len(some), -1)
+                self._values[some] = of_round
+            for j in some:
+                self.known[j] = self._made(j)
+            yield []
+
+    def _made(self, which: int) -> Any:
+        """A total: numbers are added in the order of tensors."""
+        with np.errstate(all="ignore"):  # infinity and NaN are data
+            if self._how[which] == "sum":
+                made = np.bincount(self._kinds, self._values[which], self._count)
+            else:
+                made = np.full(self._count, -np.inf)
+                np.maximum.at(made, self._kinds, self._values[which])
+        return made[self._kinds]
+
+
+def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:
+    """What meetings know each tensor of a bucket by: numbers in the order of tensors, and of layers
+    and blocks.
+
+    With `stacks` it is all layers of each stacked tensor; a tensor that no engine takes apart has
+    its layers, too.
+    """
+    of, found = bucket.stacks if stacks and isinstance(bucket, Layers) else bucket, []
+    for k, tensor in enumerate(of.tensors):
+        if isinstance(of, Layers):
+            at, nth = of.lying[k]
+            here = np.array([of.first_layer(at) + nth])
+        elif isinstance(bucket, Layers):
+            here = bucket.first_layer(k) + np.arange(max(1, tensor.array.shape[0]))
+        else:
+            here = np.arange(_layers(bucket, tensor))
+        found.append(tensor.place * MOST + here)
+    return found
+
+
+def _layers(bucket: Bucket, tensor: Tensor) -> int:
+    """How many layers, or blocks, a tensor has that no engine takes apart."""
+    if bucket.rule.blocks is not None:
+        return sum(x.count for x in stretches(bucket.rule.blocks, tensor.shape[0]))
+    return max(1, tensor.shape[0]) if bucket.rule.stacked else 1
+
+
+def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[Tensor, int, tuple[int, int]]]:
+    """The tensors and layers of a bucket that take part: each with what the meeting knows it by,
+    and with which layer of how many it is. Blocks are tensors like others.
+    """
+    numbers, stacked = numbers_of(bucket), bucket.rule.stacked
+    for at in layers_with(asked.grads).tolist():
+        tensor = bucket.tensors[at]
+        mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
+        count = len(numbers[at])
+        if stacked and isinstance(bucket, Layers):
+            count = bucket.stacks.tensors[bucket.lying[at][0]].array.shape[0]
+        for i, number in enumerate(numbers[at].tolist()):
+            if prod(tensor.shape) and (mask is None or not mask[i]):
+                yield tensor, number, (count, number % MOST) if stacked else (0, 0)

@@ -1,0 +1,128 @@
+"""Updates of several tensors as they are written, and the totals that they ask for: pure, and
+traced by any library.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
+from arrayopt.engines.base import Report
+from arrayopt.engines.layers import unless
+from arrayopt.fusion.phases import Meets, in_rounds
+from arrayopt.fusion.plans import totals_for
+from arrayopt.rules.base import Rule
+from arrayopt.rules.namespace import rule_namespace
+from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
+
+__all__ = ["Work", "as_many", "together"]
+
+Done = tuple[Array, dict[str, Array], Report]
+"""A new parameter, its new slots, and what is reported."""
+
+
+class Work(NamedTuple):
+    """The update of a tensor.
+
+    Attributes
+    ----------
+    rule : Rule
+        Its rule.
+    p : array
+        The parameter.
+    run : callable
+        Makes the update, with the totals that are known.
+    left : array of bool, optional
+        Which of its layers are left as they are.
+    """
+
+    rule: Rule
+    p: Array
+    run: Callable[[dict[str, Any]], Done]
+    left: Any = None
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has, if it is stacked; else 0."""
+        return int(self.p.shape[0]) if self.rule.stacked else 0
+
+    def told(self, x: Any) -> list[Any]:
+        """What it adds to a total, one after the other: blocks are tensors like others."""
+        if self.rule.blocks is None or not is_array(x):
+            return [x]
+        return [x[i, ...] for i in range(x.shape[0])]
+
+
+def together(work: dict[str, Work]) -> dict[str, Done]:
+    """Make all updates; those that ask for totals are made again whenever some are known."""
+    done = {name: one.run({}) for name, one in work.items()}
+    classes: dict[type[Rule], list[str]] = {}
+    for name, (_, _, report) in done.items():
+        if totals_in(report):
+            classes.setdefault(type(work[name].rule), []).append(name)
+    for rule, names in classes.items():
+        plans = set[tuple[Meets, ...]]()
+        for name in names:
+            one = work[name]
+            shape = tuple(one.p.shape)[1 if one.rule.stacked else 0 :]
+            plans.add(totals_for(one.rule, shape, dtype_name(one.p)))
+        as_many(rule, plans)
+        if {len(x) for x in plans} != {len(totals_in(done[names[0]][2]))}:
+            raise unforeseen(rule)
+        how = [x.how for x in next(iter(plans))]
+        known: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for some in in_rounds(plans):
+            for which in some:
+                total = dict[int, Any]()
+                for name in names:
+                    at = work[name].layers
+                    for x in work[name].told(done[name][2][of_total(which)]):
+                        told = _told(work[name], x, how[which])
+                        total[at] = _taken(how[which], total[at], told) if at in total else told
+                for name in names:
+                    known[name][of_total(which)] = total[work[name].layers]
+            done |= {name: work[name].run(known[name]) for name in names}
+    reported = {}
+    for name, (p, slots, report) in done.items():
+        shown = {key: x for key, x in report.items() if not key.startswith(PREFIX)}
+        reported[name] = p, slots, shown
+    return reported
+
+
+def as_many(rule: type[Rule], plans: set[tuple[Meets, ...]]) -> None:
+    """Raise ValueError where tensors of a class of rule ask for more totals than others."""
+    counts = sorted({len(x) for x in plans})
+    if len(counts) > 1:
+        raise ValueError(
+            f"{rule.__name__}: the update of each tensor must ask for as many totals; some ask for"
+            f" {' and '.join(map(str, counts))}, by their shape"
+        )
+
+
+def _told(work: Work, number: Any, how: str) -> Any:
+    """A number of a tensor, or of each layer, in double precision; of none that is left out."""
+    if not is_array(number):
+        return number
+    xp = array_namespace(number)
+    wide = xp.float64
+    if array_api_compat.is_jax_array(number):
+        import jax
+
+        wide = jax.dtypes.canonicalize_dtype(np.float64)
+    number = xp.astype(number, wide)
+    nothing = xp.zeros_like(number) if how == "sum" else xp.full_like(number, -float("inf"))
+    return number if work.left is None else unless(work.left, nothing, number)
+
+
+def _taken(how: str, one: Any, other: Any) -> Any:
+    """The sum of two numbers, or the larger one."""
+    arrays = [number for number in (one, other) if is_array(number)]
+    if len({array_namespace(number) for number in arrays}) > 1:
+        one, other, arrays = float(one), float(other), []
+    if how == "sum":
+        return one + other
+    return (
+        rule_namespace(array_namespace(*arrays)).maximum(one, other) if arrays else max(one, other)
+    )

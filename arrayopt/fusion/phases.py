@@ -1,0 +1,178 @@
+"""Plans with totals, cut where tensors meet: each phase is a plan, which a batch of its own runs.
+
+What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the
+step, as the totals do. A value per row or column cannot.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arrayopt.fusion.dims import WAY_OUT, TraceError
+from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, reachable
+from arrayopt.fusion.passes import Pass
+from arrayopt.rules.totals import of_total
+
+__all__ = ["GIVEN", "Meets", "in_rounds", "meetings", "phases"]
+
+KEPT, GIVEN = ":kept", (":kept", ":total")
+"""What the names of scalars begin with that an earlier phase has computed; and of all that a
+meeting brings.
+"""
+
+AWAY = "away"
+"""The operation that stands for a value per row or column of an earlier phase."""
+
+PutTogether = Callable[[tuple[Pass, ...], dict[str, Node], dict[str, Node]], Any]
+"""Makes a plan of passes, of what slots of fewer axes are to hold, and of reports."""
+
+
+class Meets(NamedTuple):
+    """When tensors meet for a total: before pass `level`, as the `turn`-th; and what it is."""
+
+    level: int
+    turn: int
+    how: str
+
+
+def meetings(totals: Sequence[Node]) -> tuple[Meets, ...]:
+    """When tensors meet for each total."""
+    found: dict[Node, Meets] = {}
+    for x in totals:
+        before = [found[n].turn for n in reachable(x.args) if n.op == TOTAL and n.level == x.level]
+        found[x] = Meets(x.level, max(before, default=-1) + 1, x.data[1])
+    return tuple(found.values())
+
+
+def in_rounds(several: Iterable[tuple[Meets, ...]]) -> list[list[int]]:
+    """The totals that are added up together, round after round, for tensors of several plans.
+
+    Raises
+    ------
+    ValueError
+        If the plans have no order in common.
+    """
+    plans = list(several)
+    waiting, made = set(range(len(plans[0]))), list[list[int]]()
+    while waiting:
+        ready = set(waiting)
+        for plan in plans:
+            soonest = min(plan[j][:2] for j in waiting)
+            ready &= {j for j in waiting if plan[j][:2] == soonest}
+        if not ready:
+            raise ValueError("total: tensors of different shape ask for totals in another order")
+        made.append(sorted(ready))
+        waiting -= set(ready)
+    return made
+
+
+def phases(
+    whole: Any, totals: Sequence[Node], levels: Sequence[int], put_together: PutTogether
+) -> tuple[Any, ...]:
+    """The phases of a plan.
+
+    What a phase is to tell the others is among its reports: the numbers of the totals that tensors
+    meet for after it, and what later phases need.
+
+    Parameters
+    ----------
+    whole : Plan
+        The plan, in which totals are operations.
+    totals : sequence of Node
+        The totals, in order.
+    levels : sequence of int
+        The level of each pass.
+    put_together : callable
+        See `PutTogether`.
+
+    Raises
+    ------
+    TraceError
+        If a value per row or column would have to wait for a total.
+    """
+    meets = dict(zip(totals, meetings(totals), strict=True))
+    rounds = sorted({x[:2] for x in meets.values()})
+    phase_of = np.searchsorted([level for level, _ in rounds], levels, "right").tolist()
+    made_in = {s: i for p, i in zip(whole.passes, phase_of, strict=True) for s in p.sums}
+    ends = [x for p in whole.passes for x in (*p.stores.values(), *p.sums)]
+    every = reachable([*ends, *whole.small.values(), *whole.reports.values()])
+    first: dict[Node, int] = {}
+    """The phase that computes each value per row, column or tensor; -1 for what each computes."""
+    for node in every:
+        if node in meets:
+            first[node] = rounds.index(meets[node][:2]) + 1
+        elif node in made_in:
+            first[node] = made_in[node]
+        else:
+            small = [first[a] for a in node.args if not is_whole(a.axes, whole.element)]
+            first[node] = max(small, default=-1)
+    made, wanted = list[Any](), set[str]()
+    copies = count(1 << 30)
+    for i in reversed(range(len(rounds) + 1)):
+        now = _within(every, first, i, whole.element)
+        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == i]
+        last = i == len(rounds)
+        slots = {name: now[node] for name, node in whole.small.items()} if last else {}
+        told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
+        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == i + 1}
+        told |= {
+            f"{KEPT}{node.id}": node
+            for node in every
+            if f"{KEPT}{node.id}" in wanted and first[node] == i
+        }
+        reports = {}
+        for name, node in told.items():
+            x = now[node]
+            copied = x.op == "input"
+            reports[name] = (
+                Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
+            )
+        plan = put_together(tuple(passes), slots, reports)
+        _check(plan)
+        wanted |= {node.data for node in reachable(plan.scalars) if str(node.data).startswith(KEPT)}
+        made.append(plan)
+    return tuple(reversed(made))
+
+
+def _within(
+    every: Sequence[Node], first: dict[Node, int], phase: int, element: str
+) -> dict[Node, Node]:
+    """What each value is in phase phase, where those of earlier phases are known."""
+    now: dict[Node, Node] = {}
+    for node in every:
+        here = tuple(now[a] for a in node.args)
+        known = node.op == TOTAL and first[node] <= phase
+        if known or (not is_whole(node.axes, element) and 0 <= first[node] < phase):
+            name = of_total(node.data[0]) if known else f"{KEPT}{node.id}"
+            op = AWAY if node.axes else "host"
+            now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
+        elif here == node.args or node.op == POSITION:
+            now[node] = node
+        else:
+            now[node] = Node(node.op, here, node.axes, node.level, node.dtype, node.data, node.id)
+    return now
+
+
+def _now(p: Pass, now: dict[Node, Node]) -> Pass:
+    """A pass of what values are in a phase."""
+    return replace(
+        p,
+        loads={name: now.get(n, n) for name, n in p.loads.items()},
+        nodes=tuple(now[n] for n in p.nodes),
+        stores={name: now[n] for name, n in p.stores.items()},
+        sums=tuple(now[s] for s in p.sums),
+    )
+
+
+def _check(plan: Any) -> None:
+    """Raise TraceError where a phase uses a value per row or column of an earlier one."""
+    used = [n for p in plan.passes for n in p.uses]
+    used += [a for b in plan.between for n in b.nodes for a in n.args]
+    used += plan.small.values()
+    if any(n.op == AWAY for n in used):
+        raise TraceError(
+            f"it uses a value per row or column after a total that it has computed before{WAY_OUT}"
+        )

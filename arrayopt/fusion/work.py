@@ -1,0 +1,126 @@
+"""What the passes over elements of some axes are to do, whichever pass does what."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from arrayopt.fusion.cut import cheapest
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, reachable
+from arrayopt.fusion.passes import Pass
+
+__all__ = ["Work"]
+
+
+class Work:
+    """What the passes over elements of some axes are to do, whichever pass does what.
+
+    Parameters
+    ----------
+    element : str
+        The axes of an element.
+    outputs : dict of str to Node
+        What the parameter and the slots of an element's axes are to hold.
+    sums : sequence of Node
+        What is reduced.
+    narrow : frozenset of str
+        What is stored in fewer bits than arithmetic is done in: what was stored is not the value
+        then.
+    products : dict of Node to str
+        Products of matrices, and the scratch arrays that these are in.
+    calls : bool
+        Whether each operation costs as much as it reads and writes, as one of NumPy does.
+
+    Attributes
+    ----------
+    count : int
+        How many passes there are.
+    inputs, made : list of Node
+        What the passes can read: what is stored when the first begins, and products.
+    args : dict of Node to list of Node
+        What a pass computes each value from; values over fewer axes are computed between passes.
+    passes : dict
+        Passes by what they have to do and what they can read: most placements that are tried differ
+        in few.
+    """
+
+    def __init__(
+        self,
+        element: str,
+        outputs: dict[str, Node],
+        sums: Sequence[Node],
+        narrow: frozenset[str],
+        products: dict[Node, str],
+        *,
+        calls: bool = False,
+    ) -> None:
+        self.calls = calls
+        self.element, self.outputs, self.sums, self.narrow = element, outputs, sums, narrow
+        self.products = products
+        self.count = 1 + max(
+            [0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)]
+        )
+        needed = reachable([*outputs.values(), *sums])
+        self.inputs = [n for n in needed if n.op == "input" and n.axes == element]
+        self.made = [n for n in needed if n.op == PRODUCT and n.axes == element]
+        self.args = {
+            n: [] if n.op == PRODUCT else [a for a in n.args if self.is_element(a)] for n in needed
+        }
+        self.passes: dict[Any, Pass] = {}
+
+    def is_element(self, n: Node) -> bool:
+        """Whether a value is a pass's to read or to compute: an element, or a complex number, of
+        parts that are not.
+        """
+        given = n.on_host or n.reduces or n.op == POSITION
+        return (n.axes == self.element or n.op == "complex") and not given
+
+    def size(self, name: str, n: Node) -> int:
+        """The size of a value under a name in memory, in halves of a real value."""
+        half = self.rounds(name) or (n.narrow and name not in self.outputs)
+        return (1 if half else 2) * (2 if n.dtype == "complex" else 1)
+
+    def rounds(self, name: str) -> bool:
+        """Whether a value is not what it was once it has been stored under a name."""
+        return name in self.narrow
+
+    def roots(self, stores: dict[str, Node], sums: Iterable[Node]) -> list[Node]:
+        """What a pass computes all else for."""
+        return [n for n in (*stores.values(), *(s.args[0] for s in sums)) if self.is_element(n)]
+
+    def done(
+        self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
+    ) -> Pass:
+        """The pass that stores and sums this, and can read what is there under some name, at some
+        price.
+        """
+        key = (*stores.items(), *sums, frozenset(there.items()))
+        if key not in self.passes:
+            self.passes[key] = self._done(stores, sums, there)
+        return self.passes[key]
+
+    def _done(
+        self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
+    ) -> Pass:
+        """See `done`."""
+        roots = self.roots(stores, sums)
+        price = {n: x[1] for n, x in there.items()}.get
+        read = {n: there[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
+        found, stack = dict.fromkeys(roots), list(roots)
+        while stack:
+            fresh = [
+                a for a in ([] if stack[-1] in read else self.args[stack[-1]]) if a not in found
+            ]
+            stack[-1:] = fresh
+            found |= dict.fromkeys(fresh)
+        order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
+
+        def place(n: Node) -> tuple[int, bool]:
+            """Of two values under one name the old one comes last, and stays: `Placement` then puts
+            the store off.
+            """
+            return order.get(read[n], len(order)), n.op == "input" and n.data == read[n]
+
+        loads = {read[n]: n for n in sorted(read, key=place)}
+        nodes = [
+            n for n in reachable(roots, stop=[*read, *self.sums]) if n in found and n not in read
+        ]
+        return Pass(loads, tuple(nodes), stores, sums, self.element)

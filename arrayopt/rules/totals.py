@@ -1,0 +1,119 @@
+"""Sums over all tensors of a step, for rules: the word `total`, and what engines give it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from arrayopt.arrays import Array, kind
+from arrayopt.rules.returned import ReturnedError
+
+__all__ = ["HOW", "PREFIX", "TOTALS", "Heard", "of_total", "total", "totals_in", "unforeseen"]
+
+TOTALS = "_totals"
+"""Where in `h` engines put what takes the numbers of a tensor; no field can be called that."""
+
+HOW = ("sum", "max")
+"""What a total may be."""
+
+
+PREFIX = ":total"
+"""What the names of totals begin with, among the scalars and the reports of a tensor."""
+
+
+def of_total(j: int) -> str:
+    """What the j-th total of an update is called."""
+    return f"{PREFIX}{j}"
+
+
+def totals_in(report: dict[str, Any]) -> list[int]:
+    """Which totals are in a report, or among scalars."""
+    return [int(name.removeprefix(PREFIX)) for name in report if name.startswith(PREFIX)]
+
+
+def unforeseen(rule: type[Any]) -> ReturnedError:
+    """What to raise where an update asks for totals that were not foreseen."""
+    return ReturnedError(
+        f"{rule.__name__}.update asks for other totals of this tensor than of one of ones; it must"
+        " ask for the same ones of each tensor"
+    )
+
+
+def total(h: Any, x: Any, how: str = "sum") -> Array:
+    """The sum of a number of each tensor, over all tensors of this step under the same class of rule.
+
+    All tensors of a class take part that have a gradient in this step, whatever their dtype, group, device or rank.
+    Numbers are added in the order of the parameters, in double precision, and the sum is rounded once, to the dtype of
+    the tensor's arithmetic. JAX adds in single precision where it is without 64 bits, in a traced step. Under
+    `stacked` a layer takes part with the layers of the same number in tensors of as many layers.
+
+    Parameters
+    ----------
+    h : namespace
+        The hyper-parameters that `update` was given.
+    x : number or 0-d array
+        The tensor's number: real, or a truth value, which counts as 0 or 1.
+    how : {"sum", "max"}
+        Whether the numbers are added, or the largest is taken.
+
+    Returns
+    -------
+    array
+        0-d, the same for all tensors.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `h` is no such namespace, or `x` no such number.
+
+    Notes
+    -----
+    The update of every tensor of the class must ask for equally many totals; one that has nothing to add gives 0.0.
+    Tensors wait for each other where a total is used: a fused engine ends a pass over all of them there. Engines
+    that fuse nothing run the update once more for each total that follows from another. Over ranks, all totals of a
+    moment are one exchange.
+
+    Examples
+    --------
+    Inside `update`, the norm of all gradients::
+
+        norm = xp.sqrt(ao.total(h, xp.sum(g * g)))
+    """
+    heard: Callable[[Any, str], Array] | None = vars(h).get(TOTALS) if hasattr(h, "__dict__") else None
+    if heard is None:
+        raise TypeError(f"total: `h` must be what a rule's update was given; got {h!r}")
+    if how not in HOW:
+        raise ValueError(f"total: `how` must be 'sum' or 'max'; got {how!r}")
+    if getattr(x, "ndim", 0):
+        raise ValueError(f"total: `x` must be one number for the tensor; got an array of rank {x.ndim}")
+    if not isinstance(x, bool | int | float) and (not hasattr(x, "dtype") or kind(x) == "complex"):
+        raise TypeError(f"total: `x` must be a real number or a 0-d array of one; got {x!r}")
+    return heard(x, how)
+
+
+class Heard:
+    """Totals of an update that is made as it is written.
+
+    Parameters
+    ----------
+    known : dict of str to number or array
+        The totals that are known. An update that asks for others is told 1, to be made again.
+    given : callable
+        Makes of a total what the update takes.
+
+    Attributes
+    ----------
+    told : dict of str to number or 0-d array
+        The numbers of this tensor, by the names of totals.
+    how : list of str
+        What each total is.
+    """
+
+    def __init__(self, known: dict[str, Any], given: Callable[[Any], Array]) -> None:
+        self._known, self._given = known, given
+        self.told: dict[str, Any] = {}
+        self.how: list[str] = []
+
+    def __call__(self, x: Any, how: str) -> Array:
+        name = of_total(len(self.how))
+        self.how.append(how)
+        self.told[name] = float(x) if isinstance(x, bool | int) else x
+        return self._given(self._known.get(name, 1.0))
