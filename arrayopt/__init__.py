@@ -41,18 +41,26 @@ from arrayopt.rules import (
     ScheduleFreeAdamW,
     Sophia,
 )
+from arrayopt.rules.conjugate import CG, SPG
 from arrayopt.rules.draws import random
+from arrayopt.rules.lbfgs import LBFGS
+from arrayopt.rules.rings import combined, dots, put, ring
 from arrayopt.rules.totals import total
+from arrayopt.solving.minimize import minimize
+from arrayopt.solving.result import Result
 from arrayopt.state.loss_scale import LossScale
 
 __all__ = [
     "CAME",
+    "CG",
     "FISTA",
     "LAMB",
     "LANS",
     "LARS",
+    "LBFGS",
     "SGD",
     "SOAP",
+    "SPG",
     "AdEMAMix",
     "AdaBelief",
     "Adafactor",
@@ -76,17 +84,23 @@ __all__ = [
     "RMSprop",
     "RankError",
     "Ranks",
+    "Result",
     "Rule",
     "ScheduleFreeAdamW",
     "Sophia",
+    "combined",
+    "dots",
     "flag",
     "init",
     "load_optax",
     "load_torch",
+    "minimize",
     "projections",
+    "put",
     "random",
     "ranks",
     "real",
+    "ring",
     "schedules",
     "source",
     "to_torch",

@@ -183,12 +183,16 @@ def scalar(where: str, value: Any, interval: str, *, optional: bool = False) -> 
     return made
 
 
-def data(where: str, value: Any) -> Any:
-    """A number that no interval limits, for NaN is data: a float, a real 0-d array, or None."""
-    if value is None or (_is_real_array(value) and value.ndim == 0):
+def data(where: str, value: Any, *, rank: int = 0) -> Any:
+    """A number that no interval limits, for NaN is data: a float, a real 0-d array, or None.
+
+    With a `rank` of 1, an array of several too.
+    """
+    if value is None or (_is_real_array(value) and value.ndim <= rank):
         return value
     if not is_number(value):
-        raise TypeError(f"{where} must be a number, or a 0-d array of one; got {value!r:.60}")
+        several = ", or an array of one for each layer of stacked tensors" if rank else ""
+        raise TypeError(f"{where} must be a number, or a 0-d array of one{several}; got {value!r:.60}")
     return _float(value)
 
 

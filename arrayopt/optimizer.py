@@ -171,7 +171,8 @@ class Optimizer(Settings):
             made without a loss scale.
         value : number or 0-d array, optional
             The value of the function whose gradients these are, for rules that ask for it by `h.value`. It is not
-            divided by the loss scale. With `accumulate`, the last call's is used; ranks must give the same.
+            divided by the loss scale. With `accumulate`, the last call's is used; ranks must give the same. Where all
+            tensors are stacked, with as many layers: also an array of their library, with a value for each layer.
         incomplete : bool, default False
             End the step although `give` has refused a gradient: that tensor stays as it is.
 
@@ -194,7 +195,7 @@ class Optimizer(Settings):
         RankError
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
-        value = data("Optimizer.step: `value`", value)
+        value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN:
             if value is not None:
                 raise ValueError(

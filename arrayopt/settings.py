@@ -55,10 +55,13 @@ class Settings(Saved):
 
         A slot can be given, for the next step to take up: ``opt.state["w"]["hess"] = x``. It is copied. It must be of
         the slot's library, device, dtype and shape, and finite; else a TypeError or ValueError says what it must be.
-        Ranks give the part of the slot that they have, or the whole.
+        Ranks give the part of the slot that they have, or the whole. A ring is shown as a copy of its members, along
+        a first axis; each is a slot too: ``opt.state["w"]["s_0"]`` is the first member of the ring ``s``.
         """
         self._parameters.lend()
-        return MappingProxyType({x.name: TensorState(x, self._changing) for x in self._parameters.all})
+        rings = {x.name: group.rule.rings for group in self.groups for x in group.tensors}
+        shown = {x.name: TensorState(x, self._changing, rings[x.name]) for x in self._parameters.all}
+        return MappingProxyType(shown)
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:

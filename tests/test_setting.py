@@ -119,7 +119,7 @@ def test_fields_are_read_and_set_on_the_optimizer_and_on_groups():
 
 # not those that need another state (see REFUSED), or a change of other fields at the same time
 SETTABLE = [(rule, field, x) for rule, change in FIELDS for field, x in change.items() if len(change) == 1]
-ANOTHER_STATE = ("amsgrad", "lookahead_steps", "centered", "radius", "factored")
+ANOTHER_STATE = ("amsgrad", "lookahead_steps", "centered", "radius", "factored", "mars")
 SETTABLE = [row for row in SETTABLE if row[1] not in ANOTHER_STATE and row[:2] != ("Adafactor", "beta1")]
 
 

@@ -179,7 +179,12 @@ def _operator(
     function: Callable[[Any, Any], Any], *, swapped: bool = False
 ) -> Callable[[Abreast, Any], Abreast]:
     def call(self: Abreast, other: Any) -> Abreast:
-        mine, its = _aligned([self, other])
+        if isinstance(other, Abreast) and other.x.ndim == self.x.ndim:
+            mine, its = self.x, other.x
+        elif isinstance(other, float):
+            mine, its = self.x, other
+        else:
+            mine, its = _aligned([self, other])
         return Abreast(function(its, mine) if swapped else function(mine, its))
 
     return call

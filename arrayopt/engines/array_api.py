@@ -33,7 +33,7 @@ from arrayopt.engines.meeting import Meeting, numbers_of
 from arrayopt.hyper import is_number
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS, Drawn
-from arrayopt.rules.names import Values
+from arrayopt.rules.names import VALUE, Values
 from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
 from arrayopt.rules.returned import ReturnedError, check_value, form_of
 from arrayopt.rules.totals import PREFIX, TOTALS, Heard, of_total, totals_in, unforeseen
@@ -107,29 +107,26 @@ def _apply(
 ) -> tuple[Array, dict[str, Array], Report]:
     """`apply`, as the libraries' arrays are."""
 
-    totals = {key: x for key, x in hypers.items() if key.startswith(PREFIX)}
-
     def one(
-        p: Array, g: Array, slots: dict[str, Array], first: Any, totals: dict[str, Any], *own: Any
+        p: Array, g: Array, slots: dict[str, Array], first: Any, own: dict[str, Any]
     ) -> tuple[Array, dict[str, Array], Report]:
-        now, (n, *_) = {**hypers, **totals} if totals else hypers, (*own, t)
-        return apply_one(rule, p, g, slots, n, now, origin=(name, first), **options)
+        now = {"t": t, **hypers, **own}  # no field is called t
+        return apply_one(rule, p, g, slots, now.pop("t"), now, origin=(name, first), **options)
 
     if stacked is None and rule.blocks is not None:
         return _blocks(rule, p, g, slots, t, hypers, name=name, first=first, **options)
     if not (rule.stacked if stacked is None else stacked) or size(p) == 0:
-        return one(p, g, slots, first, totals)
-    differ = getattr(t, "ndim", 0) == 1
+        return one(p, g, slots, first, {})
+    differ, count = getattr(t, "ndim", 0) == 1, p.shape[0]
+    some = {key: x for key, x in hypers.items() if key.startswith(PREFIX) or key == VALUE}
+    # the numbers that layers have of their own
+    each = {key: x for key, x in some.items() if getattr(x, "ndim", 0) == 1}
     if array_api_compat.is_jax_array(p):
         import jax
 
-        firsts = first + jax.numpy.arange(p.shape[0]) * (size(p) // p.shape[0])
-        own = (jax.numpy.asarray(t),) if differ else ()
-        count = (p.shape[0],)
-        totals = {key: jax.numpy.broadcast_to(x, count) for key, x in totals.items()}
-        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(
-            p, g, slots, firsts, totals, *own
-        )
+        firsts = first + jax.numpy.arange(count) * (size(p) // count)
+        mine = each | ({"t": jax.numpy.asarray(t)} if differ else {})
+        mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, mine)
         return mapped
     if not differ:
         try:
@@ -142,8 +139,8 @@ def _apply(
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
-        known = {key: x[i] if getattr(x, "ndim", 0) else x for key, x in totals.items()}
-        done.append(one(q, h, of_layer, first + i * size(q), known, int(t[i]) if differ else t))
+        mine = {key: x[i, ...] for key, x in each.items()} | ({"t": int(t[i])} if differ else {})
+        done.append(one(q, h, of_layer, first + i * size(q), mine))
     ps, news, reports = zip(*done, strict=True)
     stack = array_namespace(p).stack
     return (
@@ -206,6 +203,8 @@ def apply_one(
     heard = Heard(known, partial(_total, p, scalar, together))
     setattr(h, TOTALS, heard)
     drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    if together and getattr(hypers.get(VALUE), "ndim", 0) == 1:
+        setattr(h, VALUE, Abreast(getattr(h, VALUE)))
     setattr(h, DRAWS, DrawnAbreast(drawn) if together else drawn)
     space = rule_namespace(abreast(xp) if together else xp)
 
@@ -302,7 +301,7 @@ def _quantized(name: str, new: Any, wide_old: Array, stored: dict[str, Array]) -
 
 
 def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
-    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's own library."""
+    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's library."""
     if not is_array(x):
         return x
     return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)

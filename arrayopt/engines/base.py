@@ -170,7 +170,7 @@ class Engine(ABC):
         return False
 
     def judge(self, buckets: Sequence[Bucket]) -> "Judge | None":
-        """What decides for all these buckets together, on their device; None where the host does."""
+        """What decides for all these buckets on their device; None where the host does."""
         return None
 
     @abstractmethod

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory
+from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
@@ -21,6 +21,7 @@ from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
+from arrayopt.rules.names import VALUE
 from arrayopt.state.quantized import dequantized, quantized, scale_of
 
 __all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
@@ -197,14 +198,20 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
+        value = hypers[0].get(VALUE) if VALUE in self._names else None
+        of_layers: dict[str, Any] = {}
+        if getattr(value, "ndim", 0) == 1:
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers()]
+            hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
-        if numbers != self._numbers:
+        if numbers != self._numbers or of_layers:
             columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
             each = {
                 name: x[0] if len(x) == 1 else np.array(x)[self.groups]
                 for name, x in columns.items()
             }
-            self._constants, self._numbers = self.code.constants(self.fixed | each), numbers
+            self._constants = self.code.constants(self.fixed | each | of_layers)
+            self._numbers = numbers
             self._uniform = np.ndarray not in map(type, self._constants)
         t: Any = self.bucket.updates()
         alike = isinstance(t, int)
@@ -216,6 +223,11 @@ class Batch(ABC):
             return
         for i, x in enumerate(values):
             self.scalars[:, i] = x
+
+    def _places_of_layers(self) -> Ints:
+        """Which layer of its stack each tensor is."""
+        found = [x.origin[1] // max(1, size(x.array)) for x in self.tensors]
+        return np.array(found, np.int64)
 
     def _counted(self) -> dict[str, Any]:
         """The numbers of elements that means divide by."""
@@ -275,7 +287,7 @@ class Batch(ABC):
             self.replace(row, slot, x)
 
     def replace(self, row: int, name: str, value: Array) -> None:
-        """Write a parameter or slot, or put another array in its place where it cannot be written."""
+        """Write a parameter or slot, or put another array in its place if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
             memory(old)[...] = value

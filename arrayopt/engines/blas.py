@@ -23,7 +23,7 @@ _users = 0
 
 
 def bands(rows: int) -> list[tuple[int, int]]:
-    """The rows of each band, from outside in: of a symmetric product the last ones are the longest."""
+    """The rows of each band, from outside in: the last ones of a symmetric product are longest."""
     band = min(max(rows // 4, BANDS[0]), BANDS[1])
     ends = [(i, min(rows, i + band)) for i in range(0, rows, band)]
     return [ends[i // 2 if i % 2 == 0 else -1 - i // 2] for i in range(len(ends))]

@@ -87,7 +87,7 @@ class Bucket:
 
     @property
     def whole(self) -> "Bucket":
-        """The bucket of the parameters as they are: itself, unless its tensors are layers of them."""
+        """The bucket of the parameters themselves: this one, unless its tensors are layers."""
         return self
 
     @property
@@ -106,6 +106,10 @@ class Bucket:
 
     def refresh(self) -> None:
         """Take note of where arrays lie now."""
+
+    def numbers(self, step: int, value: Any = None) -> list[dict[str, Any]]:
+        """The hyper-parameters of each group at a step; see `Rule.at`."""
+        return [group.rule.at(step, value) for group in self.groups]
 
     def own(
         self, every: Sequence[Array | None], left: Left | None = None
@@ -126,7 +130,7 @@ class Bucket:
         return Bucket([group], tensors, [0] * len(tensors), self.places, run)
 
     def updates(self) -> "int | Ints":
-        """How often each tensor was updated: one number where that is the same for all, as a rule."""
+        """How often each tensor was updated: one number where all have the same."""
         if self.same is None or self.same[1] != self.run.changes:
             found = self.run.updates(self._index())
             if not (found == found[0]).all():

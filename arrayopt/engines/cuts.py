@@ -26,8 +26,10 @@ def unlike(tensor: Tensor) -> ValueError:
     for.
     """
     return ValueError(
-        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has now, as after"
-        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new Optimizer"
+        f"Optimizer: ranks share {tensor.name!r}, which was cut for other sums than its rule has"
+        " now, as after"
+        " `grad_centralization` or `clip_unit_ratio` was switched on; set it back, or make a new"
+        " Optimizer"
     )
 
 

@@ -62,7 +62,8 @@ class Fused(Engine):
     def __init__(self) -> None:
         if self.cuts and self.batch.passes is Batch.passes:
             raise TypeError(
-                f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have `passes`"
+                f"{type(self).__name__}: with `cuts = True` {self.batch.__name__} must have"
+                " `passes`"
             )
 
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
@@ -84,7 +85,8 @@ class Fused(Engine):
         """See `Engine.check`."""
         if bucket.rule.branches and self.counts:
             raise NoRemedyError(
-                f"{type(bucket.rule).__name__} makes some updates as they are written, by their number, which the"
+                f"{type(bucket.rule).__name__} makes some updates as they are written, by their"
+                " number, which the"
                 " device counts; engine='array_api' runs it as it is"
             )
         for stats in (False, True):
@@ -108,7 +110,8 @@ class Fused(Engine):
             )
         if bucket.kind == "cut":
             raise ValueError(
-                f"{type(bucket.rule).__name__} multiplies whole matrices, and of {bucket.tensors[0].name!r} each rank"
+                f"{type(bucket.rule).__name__} multiplies whole matrices, and of"
+                f" {bucket.tensors[0].name!r} each rank"
                 f" has a part; {BY_GROUP}"
             )
 

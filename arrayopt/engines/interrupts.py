@@ -1,7 +1,9 @@
 """Signals: a section of code that no signal handler tears."""
 
 import threading
-from _signal import getsignal, signal, valid_signals  # type: ignore[import-not-found]  # `signal`'s are ten times slower
+
+# Those of `signal` are ten times slower.
+from _signal import getsignal, signal, valid_signals  # type: ignore[import-not-found]
 from collections import deque
 from types import FrameType, TracebackType
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of engines, and the one place where one is chosen. A new engine is a folder and a row."""
+"""The table of engines, and where one is chosen. A new engine is a folder and a row."""
 
 import sys
 import warnings
@@ -190,7 +190,8 @@ def _select(name: str, bucket: Bucket) -> tuple[Engine, str]:
     if name != "auto":
         if name not in ENGINES:
             raise ValueError(
-                f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got {name!r}"
+                f"Optimizer: `engine` must be 'auto' or one of {', '.join(map(repr, ENGINES))}; got"
+                f" {name!r}"
             )
         try:
             return _serving(name, arrays, bucket, asked=True), "asked for"
@@ -233,8 +234,10 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
             names = [tensor.name for tensor in bucket.whole.tensors]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
-                f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and runs as it is"
-                " written, one operation after the other; engine='array_api' does so without a warning."
+                f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and"
+                " runs as it is"
+                " written, one operation after the other; engine='array_api' does so without a"
+                " warning."
                 f" {bucket.remedy}",
                 NotFusedWarning,
                 stacklevel=_calls(),
@@ -302,7 +305,8 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
             f", of {', '.join(group.label for group in bucket.groups)}" if len(groups) > 1 else ""
         )
         lines.append(
-            f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)}, {where}{owners}"
+            f"  {len(whole)} tensors{layers}, {total} parameters, {dtype_name(first)},"
+            f" {where}{owners}"
         )
         lines.append(f"  engine {chosen.name} ({why}): {chosen.explain(bucket)}")
     return "\n".join(lines)

@@ -180,7 +180,7 @@ _pool = _Pool()
 
 
 def _begin_anew() -> None:
-    """In a child after a fork: threads have not come along, and it may have been given other cores."""
+    """In a child after a fork: it has no threads of ours, and may have been given other cores."""
     global _pool
     _pool = _Pool()
     _granted.cache_clear()

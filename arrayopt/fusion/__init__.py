@@ -1,1 +1,1 @@
-"""Fusion: a rule is traced, planned as passes over memory, and written out as code for an engine."""
+"""A rule is traced, planned as passes over memory, and lowered to a program for engines."""

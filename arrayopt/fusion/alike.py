@@ -1,4 +1,4 @@
-"""Passes that differ in nothing but their scratch arrays, as those between products of matrices do."""
+"""Passes that differ in their scratch arrays alone, as those between products of matrices."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ class NoAttributeError(TraceError, AttributeError):
 
 
 class NotFlat(Exception):  # noqa: N818 - a signal between `trace` and the planner
-    """A rule looks at rows, columns or batches: its tensors cannot be seen as one row of elements."""
+    """A rule looks at rows, columns or batches: its tensors cannot be seen as one row."""
 
 
 class NotFolded(Exception):  # noqa: N818 - a signal between `trace` and the planner
@@ -79,7 +79,8 @@ def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
         for a in several:
             if not -x.ndim <= a < x.ndim:
                 raise TraceError(
-                    f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not have it"
+                    f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not"
+                    " have it"
                 )
         over = sorted(a % x.ndim for a in several)
     labels = [x.dims[i] for i in over if x.dims[i]]

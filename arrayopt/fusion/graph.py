@@ -336,7 +336,7 @@ def _is(node: Node, value: float) -> bool:
 
 
 def reachable(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
-    """All nodes that the roots are computed from, arguments first, not going past those in `stop`."""
+    """All nodes that the roots are computed from, arguments first, not past those in `stop`."""
     seen: dict[int, Node] = {}
     ends = {n.id for n in stop}
     stack = [(root, False) for root in roots][::-1]

@@ -78,7 +78,7 @@ class Lanes:
 
 
 FEW = 64
-"""So many matrices are worth to be laid side by side: each form of a rule is compiled for itself."""
+"""So many matrices are worth laying side by side: each form of a rule is compiled by itself."""
 
 
 def suits(shape: tuple[int, ...]) -> bool:

@@ -174,6 +174,7 @@ class Lowering:
             {f"at_{x}": x for x in p.arrays if x not in self.plan.quantized},
             column("START") + at if p.draws else None,
             ONE,
+            {f"at_{x}": n for x, n in p.guards.items() if x not in self.plan.quantized},
         )
 
     def _stretch(self, k: int, p: Pass) -> Iterator[Statement]:

@@ -44,6 +44,9 @@ class Pass:
     summed : dict of Node to Node
         What is reduced in place of a reduction's argument, where an engine has put something
         simpler in its place.
+    guards : dict of str to Node
+        What is written only where a condition on the tensor holds, and the condition: else the
+        array keeps what was read from it.
     """
 
     loads: dict[str, Node]
@@ -53,6 +56,7 @@ class Pass:
     axes: str
     element: str = ""
     summed: dict[Node, Node] = field(default_factory=dict)
+    guards: dict[str, Node] = field(default_factory=dict)
 
     @cached_property
     def multiplies(self) -> bool:
@@ -101,6 +105,24 @@ class Pass:
     def using(self, *kinds: str) -> list[Node]:
         """The used values of some kinds."""
         return [n for n, kind in self.uses.items() if kind in kinds]
+
+    def guarded(self) -> "Pass":
+        """The pass with its `guards`."""
+        found = {}
+        for name, n in self.stores.items():
+            if n.op == "where" and not n.args[0].axes and self.loads.get(name) is n.args[2]:
+                found[name] = n.args[0]
+        return replace(self, guards=found)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """What it writes at most: of arrays that one number chooses among, the first."""
+        found: dict[object, str] = {}
+        for name in self.stores:
+            guard = self.guards.get(name)
+            chosen = guard is not None and guard.op == "eq" and guard.args[1].op == "const"
+            found.setdefault((guard.args[0], self.stores[name].args[1]) if chosen else name, name)
+        return tuple(found.values())
 
     def within(self, element: str, dtype: str) -> "Pass":
         """The pass in a plan of such elements; if it is over random numbers alone, it reads the

@@ -112,15 +112,15 @@ def phases(
             first[node] = max(small, default=-1)
     made, wanted = list[Any](), set[str]()
     copies = count(1 << 30)
-    for i in reversed(range(len(rounds) + 1)):
-        now = _within(every, first, i, whole.element)
-        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == i]
-        last = i == len(rounds)
+    for phase in reversed(range(len(rounds) + 1)):
+        now = _within(every, first, phase, whole.element)
+        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == phase]
+        last = phase == len(rounds)
         slots = {name: now[node] for name, node in whole.small.items()} if last else {}
         told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
-        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == i + 1}
+        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == phase + 1}
         for node in every:
-            if first[node] == i and _kept(node) in wanted:
+            if first[node] == phase and _kept(node) in wanted:
                 (slots if node.axes else told)[_kept(node)] = now[node] if node.axes else node
         reports = {}
         for name, node in told.items():
@@ -166,15 +166,13 @@ def _kept(node: Node) -> str:
     return f"{VECTOR if node.axes else KEPT}{node.id}"
 
 
-def _now(p: Pass, now: dict[Node, Node]) -> Pass:
+def _now(one: Pass, now: dict[Node, Node]) -> Pass:
     """A pass of what values are in a phase."""
-    return replace(
-        p,
-        loads={name: now.get(n, n) for name, n in p.loads.items()},
-        nodes=tuple(now[n] for n in p.nodes),
-        stores={name: now[n] for name, n in p.stores.items()},
-        sums=tuple(now[s] for s in p.sums),
-    )
+    loads = {name: now.get(n, n) for name, n in one.loads.items()}
+    stores = {name: now[n] for name, n in one.stores.items()}
+    nodes, sums = tuple(now[n] for n in one.nodes), tuple(now[n] for n in one.sums)
+    made = replace(one, loads=loads, nodes=nodes, stores=stores, sums=sums)
+    return made.guarded() if one.guards else made
 
 
 def _with_vectors(plan: Any) -> Any:

@@ -99,10 +99,11 @@ class Plan:
         return next((n.narrow for p in self.passes for n in p.nodes if n.narrow), "")
 
     def check_wide(self) -> None:
-        """Raise TraceError if there is arithmetic in 16 bits, which engines for CPUs do not have."""
+        """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
         if self.narrow:
             raise TraceError(
-                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where the library can"
+                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where"
+                " the library can"
             )
 
     @property
@@ -167,7 +168,7 @@ class Plan:
     def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
         """Bytes of each element that a pass reads and writes."""
         storage = {"g": grad_dtype or self.storage["p"], **self.storage}
-        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.stores))
+        return sum(STORED[storage[name]].moved for name in (*p.loads, *p.written))
 
     def __str__(self) -> str:
         lines = []
@@ -202,7 +203,8 @@ class Plan:
         how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
         how = f" in {n.narrow}{how}" if n.narrow else how
         stored = next(iter(p.stores))
-        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{' '.join(multiplied(n))} FLOPs"
+        flops = " ".join(multiplied(n))
+        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{flops} FLOPs"
 
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
@@ -213,7 +215,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     before. What a later pass needs of an earlier one it computes again from what is stored, or
     reads from scratch memory, where the earlier one has spilled it: whichever moves fewer bytes,
     and if it is all the same, the former. With `calls` each operation is a call that reads and
-    writes memory, too, and costs as much.
+    writes memory, too, and costs as much; and all stores are made, whatever guards them.
 
     What a product multiplies is stored, and so is what it makes: outputs and inputs of the passes,
     which are planned for each space of elements by itself, and put in order by their levels.
@@ -260,7 +262,7 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
         raise TraceError("products of matrices and totals in one rule are not fused")
     # products after what is of a lower level than they are
     order.sort(key=lambda x: (x[0], x[1].multiplies))
-    passes = tuple(p for _, p in order)
+    passes = tuple(p if calls else p.guarded() for _, p in order)
     extents = {name: n.axes for name, n in scratch.items()}
     if products:
         room = shared(passes, {name: (n.axes, n.narrow or n.dtype) for name, n in scratch.items()})

@@ -52,7 +52,7 @@ def renamed(p: Pass, names: dict[str, str]) -> Pass:
 
 
 def check_spaces(passes: Sequence[Pass], element: str) -> None:
-    """Raise TraceError for what no engine does with the product of a matrix and its own transpose."""
+    """Raise TraceError for what no engine does with a product of a matrix and its transpose."""
     for p in passes:
         used = [a for n in p.nodes for a in n.args if not is_whole(a.axes, element)]
         if (

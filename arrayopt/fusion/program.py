@@ -284,6 +284,8 @@ class Elements:
         The position of the first element, where random numbers are drawn.
     stride : Index
         How far positions of elements are apart.
+    guards : dict of str to Node
+        The condition, the same for all elements, under which a slice is written.
     """
 
     function: str
@@ -297,6 +299,7 @@ class Elements:
     storage: dict[str, str] = field(default_factory=dict)
     position: Index | None = None
     stride: Index | None = None
+    guards: dict[str, Node] = field(default_factory=dict)
 
     @property
     def count(self) -> Index:

@@ -111,7 +111,8 @@ class Symbol:
 
     def __float__(self) -> float:
         raise TraceError(
-            f"a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays and on `h`{WAY_OUT}"
+            "a traced array has no value; use functions of `xp`, not of math or NumPy, on arrays"
+            f" and on `h`{WAY_OUT}"
         )
 
     def __iter__(self) -> Any:
@@ -123,7 +124,7 @@ class Symbol:
     __int__ = __index__ = __array__ = __float__
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
-        """What NumPy's arrays and numbers make of an operator; functions of NumPy are not `xp`'s."""
+        """What NumPy's arrays make of an operator; functions of NumPy are not those of `xp`."""
         op = next((op for op, row in OPS.items() if row.numpy is ufunc and row.methods), None)
         return (
             self.__float__() if op is None or method != "__call__" else _elementwise(op, *operands)
@@ -193,8 +194,10 @@ def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
         )
     if is_array(x):
         raise TraceError(
-            f"it uses an array of shape {tuple(x.shape)} that it is not given; a projection takes arrays as"
-            " `projections.support(mask)` and `projections.box(low, high)` do, and an update rule has them as slots"
+            f"it uses an array of shape {tuple(x.shape)} that it is not given; a projection takes"
+            " arrays as"
+            " `projections.support(mask)` and `projections.box(low, high)` do, and an update rule"
+            " has them as slots"
             f"{WAY_OUT}"
         )
     raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
@@ -231,7 +234,7 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
 
 
 def _method(op: str, *, swap: bool) -> Any:
-    """A method of symbols that records an operation; with `swap`, the symbol stands on the right."""
+    """A method of symbols that records an operation; with `swap`, the symbol is on the right."""
     return lambda *args: _elementwise(op, *(reversed(args) if swap else args))
 
 
@@ -385,7 +388,8 @@ class _Namespace(SimpleNamespace):
     made of it.
     """
 
-    __hash__ = object.__hash__  # type: ignore[assignment]  # array-api-compat before 1.15 puts namespaces into sets
+    # array-api-compat before 1.15 puts namespaces into sets
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -393,7 +397,8 @@ class _Namespace(SimpleNamespace):
         if name in NARROW:
             if name not in OPS:
                 raise TraceError(
-                    f"arithmetic in {name} is not fused; engine='array_api' does it where the library can"
+                    f"arithmetic in {name} is not fused; engine='array_api' does it where the"
+                    " library can"
                 )
             return name
         if name in REDUCTIONS:
@@ -414,7 +419,8 @@ class _Linalg(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         raise TraceError(
-            f"xp.linalg.{name} cannot be traced; use iterations of products, such as those of Newton"
+            f"xp.linalg.{name} cannot be traced; use iterations of products, such as those of"
+            " Newton"
             f" and Schulz, or do it in some updates alone, by `branch` and `as_written`{WAY_OUT}"
         )
 

@@ -76,7 +76,8 @@ def windows(
             first[one], end, tiles = tiles, one[1], tiles + -(-(one[1] - one[0]) // int(unit))
         if any(x is None or (x[1] and x not in first) for x in ranges):
             raise ValueError(
-                "must be cut along whole rows and columns, in the same places on all ranks, for its rule has sums over"
+                "must be cut along whole rows and columns, in the same places on all ranks, for its"
+                " rule has sums over"
                 " these; got parts "
                 + ", ".join(f"{n} from {o} on" for o, n in dict.fromkeys(blocks) if prod(n))
             )

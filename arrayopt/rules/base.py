@@ -16,6 +16,7 @@ from arrayopt.rules.draws import rounded
 from arrayopt.rules.fields import function, hypers, is_flag, is_off, read
 from arrayopt.rules.names import AROUND, VALUE, Numbers, Values, check_class, check_fields
 from arrayopt.rules.returned import returned_slots, returned_update
+from arrayopt.rules.rings import expanded, gathered
 from arrayopt.rules.storage import code_of, read_storage, storage_for
 from arrayopt.rules.stretches import read_blocks
 from arrayopt.rules.words import (
@@ -112,6 +113,12 @@ class Rule(ABC):
 
     wide: ClassVar[tuple[str, ...]] = ()
     """Slots that `state_dtype` does not narrow: points that small steps are added to, and single numbers."""
+
+    begins_at_zero: ClassVar[bool] = False
+    """Whether each slot begins as zeros, or as the parameter: stacked ones need not be made layer by layer then."""
+
+    rings: ClassVar[tuple[str, ...]] = ()
+    """Slots that are rings: `slots` makes them by `arrayopt.ring`, `update` writes them by `arrayopt.put`."""
 
     evaluated_from: ClassVar[tuple[str, ...]] = ()
     """Slots that `evaluated` looks at; none where the parameter itself is the point to evaluate at."""
@@ -245,7 +252,7 @@ class Rule(ABC):
             "slow": self.lookahead_steps is not None,
             "ema": self.ema_decay is not None,
         }
-        own = returned_slots(type(self).__name__, p, self.slots(xp, p))
+        own = returned_slots(type(self).__name__, p, self.slots(xp, p), self.rings)
         copies = {name: xp.astype(p, p.dtype) for name in AROUND if around[name]}
         fixed = {n: xp.zeros_like(p) if kind(x) == "complex" else zeros_abs2(xp, p) for n, x in self.constants.items()}
         return {**own, **copies, **fixed}
@@ -259,10 +266,11 @@ class Rule(ABC):
             return {}
         p = np.zeros((2,) * rank, complex if dtype.startswith("complex") else float)
         found = {}
-        for name, x in self.slots(np, p).items():
-            stored = storage_for(self.state_dtype, name)
-            if stored is not None and x.shape == p.shape and name not in self.wide:
-                found[name] = code_of(stored, unsigned=name in self.squares, pairs=x.dtype.kind == "c")
+        for slot, made in self.slots(np, p).items():
+            stored = storage_for(self.state_dtype, slot)
+            for name, x in expanded({slot: made}).items():
+                if stored is not None and x.shape == p.shape and slot not in self.wide:
+                    found[name] = code_of(stored, unsigned=name in self.squares, pairs=x.dtype.kind == "c")
         return found
 
     def __call__(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
@@ -279,8 +287,8 @@ class Rule(ABC):
         if fixed:
             h = Values(**vars(h), arrays={name.removeprefix(PROJECT): x for name, x in fixed.items()})
         own = {name: x for name, x in s.items() if name not in AROUND and name not in fixed}
-        updated = self.update(xp, p, g, {**own, **{name: s[name] * s[name] for name in roots}}, h)
-        p, new = returned_update(type(self).__name__, updated, own)
+        given = gathered(self.rings, {**own, **{name: s[name] * s[name] for name in roots}})
+        p, new = returned_update(type(self).__name__, self.update(xp, p, g, given, h), given)
         new = {**new, **{name: xp.sqrt(new[name]) for name in roots}, **fixed}
         if "slow" in s:
             p, new["slow"] = lookahead(p, s["slow"], h)

@@ -8,6 +8,7 @@ import numpy as np
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array, library
 from arrayopt.hyper import is_number
 from arrayopt.rules.names import check_slots
+from arrayopt.rules.rings import Ring, expanded
 
 __all__ = ["ReturnedError", "check_value", "form_of", "returned_slots", "returned_update"]
 
@@ -19,14 +20,26 @@ class ReturnedError(TypeError, ValueError):
     """A rule returned what no engine can use."""
 
 
-def returned_slots(who: str, p: Array, found: Any) -> dict[str, Array]:
-    """What `slots` returned for a parameter, once it is a dict of its library's arrays, by names that slots have."""
+def returned_slots(who: str, p: Array, found: Any, rings: Iterable[str] = ()) -> dict[str, Array]:
+    """What `slots` returned for a parameter, once it is a dict of its library's arrays, by names that slots have.
+
+    In the place of each ring are its members.
+    """
     if not isinstance(found, Mapping):
         raise ReturnedError(
             f"{who}.slots must return a dict of arrays, such as {{'m': xp.zeros_like(p)}}, or an empty one;"
             f" got {_said(found)}"
         )
     check_slots(who, found)
+    for name, x in found.items():
+        if isinstance(x, Ring) != (name in rings):
+            raise ReturnedError(
+                f"{who}.slots must return a ring, made by `arrayopt.ring`, under each name in the rule's `rings`, and"
+                f" nowhere else; `rings` is {tuple(rings)!r}, and {name!r} is {_said(x)}"
+            )
+    whole, found = found, expanded(found)
+    if len(found) != sum(len(x) if isinstance(x, Ring) else 1 for x in whole.values()):
+        raise ReturnedError(f"{who}.slots: a slot has the name of a ring's member; rename one of {', '.join(whole)}")
     for name, x in found.items():
         if not is_array(x):
             raise ReturnedError(
@@ -38,8 +51,8 @@ def returned_slots(who: str, p: Array, found: Any) -> dict[str, Array]:
     return dict(found)
 
 
-def returned_update(who: str, found: Any, slots: Iterable[str]) -> tuple[Any, dict[str, Any]]:
-    """What `update` returned, once it is a parameter and a dict with these slots."""
+def returned_update(who: str, found: Any, slots: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What `update` returned, once it is a parameter and a dict with these slots; rings as their members."""
     if not (isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ReturnedError(
             f"{who}.update must return the new parameter and a dict of the new slots, as in return p, {{'m': m}};"
@@ -52,7 +65,13 @@ def returned_update(who: str, found: Any, slots: Iterable[str]) -> tuple[Any, di
     strange = [name for name in new if not isinstance(name, str)]
     if strange:
         raise ReturnedError(f"{who}.update must return a dict whose keys are strings; got {strange[0]!r}")
-    return p, dict(new)
+    for name, x in new.items():
+        ring = slots.get(name)
+        if isinstance(x, Ring) != isinstance(ring, Ring) or (isinstance(x, Ring) and len(x) != len(ring)):
+            raise ReturnedError(
+                f"{who}.update must return as a ring the one that it was given, or a `put` of it; {name!r} is {_said(x)}"
+            )
+    return p, expanded(new)
 
 
 def check_value(who: str, what: str, old: Array, new: Any, form: Callable[[Any], tuple[Any, str]]) -> None:
@@ -90,4 +109,6 @@ def _said(x: Any) -> str:
         return f"a {type(x).__name__} of {', '.join(map(_said, x[:4])) or 'nothing'}"
     if x is None or is_number(x) or isinstance(x, bool | str):
         return f"{x!r:.40}"
+    if isinstance(x, Ring):
+        return f"a ring of {len(x)}"
     return "an array" if is_array(x) else f"a {type(x).__name__}"

@@ -1,6 +1,6 @@
 """The state of tensors as users see it, and what they put there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from arrayopt.arrays import (
     place,
 )
 from arrayopt.rules.base import PROJECT
+from arrayopt.rules.rings import gathered, member_name
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["TensorState"]
@@ -26,25 +27,48 @@ class TensorState(Mapping[str, Any]):
 
     A slot can be given: ``opt.state["w"]["hess"] = x`` copies x into it. The array must be of the
     slot's library, device, dtype and shape, and finite. Ranks give the part that they see here, or
-    the whole slot.
+    the whole slot. A ring is its members along a first axis, in a copy.
     """
 
-    def __init__(self, tensor: Tensor, changing: Callable[[str], AbstractContextManager[Any]]) -> None:
-        self._tensor, self._changing = tensor, changing
+    def __init__(
+        self,
+        tensor: Tensor,
+        changing: Callable[[str], AbstractContextManager[Any]],
+        rings: Sequence[str] = (),
+    ) -> None:
+        self._tensor, self._changing, self._rings = tensor, changing, rings
 
     def __getitem__(self, key: str) -> Any:
         self._tensor.run.streams.meet("Optimizer.state")
+        if key in self._rings:
+            members = self._gathered()[key]
+            return array_namespace(members[0]).stack([detached(x) for x in members])
         return self._tensor.t if key == "t" else self._tensor.slots[key]
 
     def __setitem__(self, slot: str, value: Any) -> None:
         with self._changing("Optimizer.state"):
-            self._tensor.put(slot, _checked(self._tensor, slot, value))
+            given = {slot: value}
+            if slot in self._rings:
+                count = len(self._gathered()[slot])
+                if not is_array(value) or value.ndim == 0 or value.shape[0] != count:
+                    raise ValueError(
+                        f"Optimizer.state: ring {slot!r} of {self._tensor.name!r} must be given as an"
+                        f" array whose first axis has its {count} members"
+                    )
+                given = {member_name(slot, i): value[i, ...] for i in range(count)}
+            checked = {name: _checked(self._tensor, name, x) for name, x in given.items()}
+            for name, x in checked.items():
+                self._tensor.put(name, x)
+
+    def _gathered(self) -> dict[str, Any]:
+        """The slots, with each ring in the place of its members."""
+        return gathered(self._rings, self._tensor.slots)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("t", *self._tensor.slots))
+        return iter(("t", *self._gathered()))
 
     def __len__(self) -> int:
-        return 1 + len(self._tensor.slots)
+        return 1 + len(self._gathered())
 
     def __repr__(self) -> str:
         return repr(dict(self))

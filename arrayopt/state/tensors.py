@@ -22,6 +22,7 @@ from arrayopt.arrays import (
     kind,
     like,
     on_its_device,
+    place,
     sharded_like,
     size,
     store,
@@ -31,6 +32,7 @@ from arrayopt.arrays import (
 from arrayopt.codecs import QUANTIZED
 from arrayopt.projections import Projection
 from arrayopt.rules.base import Rule
+from arrayopt.rules.names import AROUND
 from arrayopt.rules.stretches import uncuttable
 from arrayopt.state.blocks import Cut
 from arrayopt.state.quantized import quantized, scale_of
@@ -325,6 +327,12 @@ def _stacked_slots(rule: Rule, xp: Any, p: Array, dtype: str) -> dict[str, Array
     if n == 0:
         one = rule.all_slots(xp, xp.zeros(p.shape[1:], dtype=p.dtype), dtype)
         return {slot: xp.zeros((0, *x.shape), dtype=x.dtype) for slot, x in one.items()}
+    if rule.begins_at_zero:
+        first, device = p[0, ...], place(p)[1]
+        one = rule.all_slots(xp, first, dtype)
+        copies = {slot for slot, x in one.items() if x is first or slot in AROUND}
+        zeros = {slot: xp.zeros((n, *x.shape), dtype=x.dtype, device=device) for slot, x in one.items()}
+        return {slot: xp.astype(p, p.dtype) if slot in copies else x for slot, x in zeros.items()}
     each = [rule.all_slots(xp, p[i, ...], dtype) for i in range(n)]
     return {slot: xp.stack([slots[slot] for slots in each]) for slot in each[0]}
 

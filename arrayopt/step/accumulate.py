@@ -141,10 +141,11 @@ class Accumulator:
             else:
                 waiting.append(bucket)
                 later.append(self._asked(sums, grads, factor))
-            for i, tensor in zip(sums.places, sums.tensors, strict=True):
-                if (i in self.begun or grads[i] is not None) and only in (None, i):
-                    means[i] = tensor.slots["sum"]
-                    known[i] = means[i] if at_once or grads[i] is None else None
+            for at, tensor in zip(sums.places, sums.tensors, strict=True):
+                given = grads[at] is not None
+                if (at in self.begun or given) and only in (None, at):
+                    means[at] = tensor.slots["sum"]
+                    known[at] = means[at] if at_once or not given else None
         asked = list(measures(buckets, known)) if judged else []
         for bucket in waiting if judged else ():
             asked += self._norms(bucket, grads, factor)
@@ -168,11 +169,8 @@ class Accumulator:
 
     def sums(self) -> dict[str, Array]:
         """The sums so far, by tensor name."""
-        return {
-            name: tensor.slots["sum"]
-            for name, tensor in self.tensors.items()
-            if tensor.place in self.begun
-        }
+        begun = {name: x for name, x in self.tensors.items() if x.place in self.begun}
+        return {name: tensor.slots["sum"] for name, tensor in begun.items()}
 
     def load(self, sums: dict[str, Array], tensors: Sequence[Tensor]) -> None:
         """Bring the sums to saved ones."""
@@ -212,12 +210,13 @@ class Accumulator:
 
     def _copied(self, sums: Bucket) -> Bucket:
         """The same sums once more, in memory of their own."""
-        run, copies = Run(len(sums.tensors)), []
-        run.put_updates(slice(None), [i in self.begun for i in sums.places])
-        for i, x in enumerate(sums.tensors):
-            with on_its_device(x.array):
-                copy = array_namespace(x.array).asarray(x.slots["sum"], copy=True)
-            copies.append(Tensor(x.name, x.array, {"sum": copy}, run, i))
+        run, copies = Run(len(sums.tensors)), list[Tensor]()
+        run.put_updates(slice(None), [at in self.begun for at in sums.places])
+        for tensor in sums.tensors:
+            p, name = tensor.array, tensor.name
+            with on_its_device(p):
+                copy = array_namespace(p).asarray(tensor.slots["sum"], copy=True)
+            copies.append(Tensor(name, p, {"sum": copy}, run, len(copies)))
         return sums.sibling(Group("", self._rule, {}, copies), copies, run)
 
     def _runs_as_written(self, bucket: Bucket) -> bool:

@@ -30,7 +30,8 @@ class Guard:
         """Let the thread in, or raise."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
-                f"{what}: another thread is in {self._what or 'a call'} of this Optimizer; one thread at a time may use"
+                f"{what}: another thread is in {self._what or 'a call'} of this Optimizer; one"
+                " thread at a time may use"
                 " it, so call it between steps, or make an Optimizer for each thread"
             )
         self._what = what

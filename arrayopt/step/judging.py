@@ -207,5 +207,6 @@ class Judging:
 def _overwritten() -> dict[str, Any]:
     """The norms of the last step, if a later one has failed since."""
     raise RuntimeError(
-        "Optimizer: a later step failed after it had measured its gradients, so the norms of the last step are gone"
+        "Optimizer: a later step failed after it had measured its gradients, so the norms of the"
+        " last step are gone"
     )

@@ -27,21 +27,20 @@ def left_out(stacks: Sequence[Bucket], norms: dict[str, Any]) -> tuple[Left, dic
     norms : dict of str to float or 0-d array
         The norms of all gradients, by name of tensor or layer.
     """
-    places = {
-        layer_name(tensor.name, i): (tensor.layers, i)
-        for bucket in stacks
-        for tensor in bucket.whole.tensors
-        for i in range(tensor.layers)
-    }
+    places = {}
+    for bucket in stacks:
+        for tensor in bucket.whole.tensors:
+            for layer in range(tensor.layers):
+                places[layer_name(tensor.name, layer)] = (tensor.layers, layer)
     left: Left = {}
     for name, norm in norms.items():
         if not math.isfinite(float(norm)):
             if name not in places:
                 return {}, norms
-            count, i = places[name]
-            left.setdefault(count, np.zeros(count, bool))[i] = True
+            count, layer = places[name]
+            left.setdefault(count, np.zeros(count, bool))[layer] = True
     rest = dict(norms)
-    for name, (count, i) in places.items():
-        if count in left and left[count][i]:
+    for name, (count, layer) in places.items():
+        if count in left and left[count][layer]:
             rest.pop(name, None)
     return (left, rest) if rest else ({}, norms)

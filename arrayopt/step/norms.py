@@ -32,10 +32,8 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
         several = bucket.rule.several
         for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
             if g is not None and 0 not in tensor.shape:
-                took += [
-                    (place, *x)
-                    for x in (_layers(bucket.rule, tensor, g) if several else [(tensor, g)])
-                ]
+                each = _layers(bucket.rule, tensor, g) if several else [(tensor, g)]
+                took += [(place, *x) for x in each]
     took.sort(key=lambda each: each[0])  # what is of one bucket here may be of two on another rank
     tensors, grads = [tensor for _, tensor, _ in took], [g for *_, g in took]
     return team.norms({x.name: found[x.name] for x in tensors if x.name in found}, tensors, grads)

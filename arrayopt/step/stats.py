@@ -92,10 +92,10 @@ class Stats(Mapping[str, Mapping[str, Array]]):
         RuntimeError
             If the Optimizer was made without ``stats=True``.
         """
-        return {
-            name: {key: float(x) for key, x in report.items()}
-            for name, report in self._all().items()
-        }
+        found = {}
+        for name, report in self._all().items():
+            found[name] = {key: float(x) for key, x in report.items()}
+        return found
 
     def _all(self) -> dict[str, dict[str, Array]]:
         if not self.enabled:

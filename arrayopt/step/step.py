@@ -1,11 +1,10 @@
 """A step: what the host knows of it beforehand, and how it is run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from arrayopt.arrays import Array, detached, dtype_name, is_array
 from arrayopt.engines.base import Asked, Report
@@ -14,13 +13,13 @@ from arrayopt.engines.buckets import Buckets
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.engines.table import explain_buckets, select
 from arrayopt.params.groups import labelled
-from arrayopt.params.headers import LocatedGrads
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
-from arrayopt.step.accumulate import Accumulator, Adding
-from arrayopt.step.judging import Judging, Known
+from arrayopt.step.accumulate import Accumulator
+from arrayopt.step.coming import Begun, Coming, check_values, form_of
+from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready
 from arrayopt.step.release import Release
@@ -31,55 +30,6 @@ Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
 
 _NOTHING = nullcontext()
-
-
-class Coming(NamedTuple):
-    """What the host knows of a step before its gradients, such as the hyper-parameters of each
-    bucket's groups.
-    """
-
-    version: int
-    step: int
-    buckets: list[Bucket]
-    hypers: list[list[dict[str, Any]]]
-    known: Known
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """What no number can change, and so no replay of a captured step."""
-        known = self.known
-        return (
-            self.version,
-            known.scale is None,
-            known.limit is None,
-            known.check,
-            known.verdict is None,
-        )
-
-
-@dataclass(slots=True)
-class Begun:
-    """What has been made ready of a step, before it is known whether all ranks make it.
-
-    Attributes
-    ----------
-    given : list of array or None
-        The gradients of this call.
-    grads : list of array or None
-        The gradients of the step: those that were given, or the means of all micro-steps.
-    rooms : list of array or None
-        Where those go that ranks add up; where they do not, the gradients themselves.
-    adding : Adding, optional
-        With `accumulate`, the additions of this micro-step.
-    ready : Ready, optional
-        All of it, where nothing else is to be known of the gradients.
-    """
-
-    given: list[Array | None]
-    grads: list[Array | None]
-    rooms: list[Array | None]
-    adding: Adding | None = None
-    ready: Ready | None = None
 
 
 class _Commit(uninterrupted):
@@ -148,11 +98,14 @@ class Step:
         """All that the host knows of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
-        if value is not None:
+        if value is not None and getattr(value, "ndim", 0) == 1:
+            check_values(value, buckets, self._team.size)
+            value = detached(value)
+        elif value is not None:
             value = detached(value) if self._team.size == 1 and is_array(value) else float(value)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
-        hypers = [[group.rule.at(step, value) for group in bucket.groups] for bucket in buckets]
+        hypers = [bucket.numbers(step, value) for bucket in buckets]
         return Coming(version, step, buckets, hypers, known)
 
     def begin(
@@ -267,41 +220,33 @@ class Step:
             return False
         if not self._team.captured:
             raise RuntimeError(
-                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL, with reduced gradients"
+                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL,"
+                " with reduced gradients"
             )
         return True
 
     def _said(self, coming: Coming, grads: list[Array | None]) -> dict[str, Any]:
         """What of a step must be the same on all ranks; no gradients where none are known yet."""
-        known, dtypes = coming.known, [None if g is None else dtype_name(g) for g in grads]
-        hypers = {
-            id(g): h
-            for bucket, own in zip(coming.buckets, coming.hypers, strict=True)
-            for g, h in zip(bucket.groups, own, strict=True)
-        }
-        lacking = [
-            x.name
-            for x, kind in zip(self._parameters.all, dtypes, strict=bool(grads))
-            if kind is None
-        ]
-        # the same everywhere, and not waited for
+        known = coming.known
+        dtypes = [None if g is None else dtype_name(g) for g in grads]
+        pairs = zip(self._parameters.all, dtypes, strict=bool(grads))
+        scale = self._run.peek("scale") if known.scale is None else known.scale
+        # what a device decides is the same everywhere, and not waited for
         on_device = known.judge is not None and known.scale is None
-        return {
+        said = {
             "the number of steps": (self._run.steps, self.accumulator.done),
-            "the list of tensors without a gradient": lacking,
+            "the list of tensors without a gradient": [x.name for x, kind in pairs if kind is None],
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
-            "the loss scale": None
-            if on_device
-            else self._run.peek("scale")
-            if known.scale is None
-            else known.scale,
-            **{
-                f"`{name}` of group {label}": value
-                for label, group in labelled(self._parameters.groups)
-                for name, value in [*hypers[id(group)].items(), *group.rule.switches]
-            },
+            "the loss scale": None if on_device else scale,
         }
+        hypers: dict[int, dict[str, Any]] = {}
+        for bucket, own in zip(coming.buckets, coming.hypers, strict=True):
+            hypers |= {id(group): values for group, values in zip(bucket.groups, own, strict=True)}
+        for label, group in labelled(self._parameters.groups):
+            for name, value in [*hypers[id(group)].items(), *group.rule.switches]:
+                said[f"`{name}` of group {label}"] = value
+        return said
 
     def _prepare(
         self, coming: Coming, grads: list[Array | None], verdict: Verdict, *, stats: bool
@@ -316,7 +261,7 @@ class Step:
         asked = []
         for bucket, hypers in zip(coming.buckets, coming.hypers, strict=True):
             asked.append(Asked(bucket.own(grads, left), hypers, verdict.factor, stats, skip, left))
-        form = None if stats else _form(coming, grads, verdict)
+        form = None if stats else form_of(coming, grads, verdict)
         if last is not None and form == last.form and last.again(asked):
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
@@ -356,8 +301,10 @@ class Step:
         coming = self.coming(loss_scale, limit, value)
         if self._run.captured and coming.form not in self._forms:
             raise RuntimeError(
-                "Optimizer.advance: the structure of groups has changed since a step was captured, or whether gradients"
-                " are clipped or scaled; a replay would make the old step, so make one by `step`, and capture another"
+                "Optimizer.advance: the structure of groups has changed since a step was captured,"
+                " or whether gradients"
+                " are clipped or scaled; a replay would make the old step, so make one by `step`,"
+                " and capture another"
             )
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
@@ -393,14 +340,3 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_coming": None, "_last": None, "_forms": set()}
-
-
-def _form(
-    coming: Coming, grads: Sequence[Array | None], verdict: Verdict
-) -> tuple[Any, ...] | None:
-    """What steps have in common that one `Ready` can make; None where it makes just one."""
-    if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
-        return None
-    if not grads.locations.complete or verdict.skip is not False or verdict.left:
-        return None
-    return coming.version, grads.dtype, verdict.factor is None

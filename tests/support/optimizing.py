@@ -60,7 +60,8 @@ OTHER = {
     "clip_update": 0.3,
 }  # fmt: skip
 ELSEWHERE = {"lookahead_alpha", "ema_decay", "master_weights", "state_dtype"}  # tests/rules/test_precision.py
-ELSEWHERE |= {"project", "stacked", "blocks"}  # tests/test_projections.py, tests/engines/test_stacked.py, test_blocks.py
+ELSEWHERE |= {"project"}  # tests/test_projections.py
+ELSEWHERE |= {"stacked", "blocks"}  # tests/engines/test_stacked.py, tests/engines/test_blocks.py
 ELSEWHERE |= {"lr_in_momentum"}  # tests/doors/test_optax_same.py
 ELSEWHERE |= {"rounding", "seed"}  # tests/rules/test_rounding.py, tests/rules/test_draws.py
 BASE = {

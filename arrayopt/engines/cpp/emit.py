@@ -42,11 +42,13 @@ def emit(
     m.put(
         0,
         "",
-        "// The words of a call are the addresses of its arrays, the rows last, and how many rows there are.",
+        "// The words of a call are the addresses of its arrays, the rows last, and how many rows"
+        " there are.",
     )
     m.put(
         0,
-        'extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread, int64_t threads) {',
+        'extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread,'
+        " int64_t threads) {",
     )
     m.put(1, "const double* const scalars = (const double*)call[1];")
     m.put(1, "double *const values = (double*)call[2], *const part = (double*)call[4];")

@@ -22,7 +22,7 @@ PATIENCE = 300.0
 """After so many seconds a compiler is ended."""
 
 SHARED_MEMORY = "/dev/shm"
-"""Where compilers work, where there is such a folder with room: a disk is slower, and may be full."""
+"""Where compilers work, if there is such a folder with room: a disk is slower and may be full."""
 
 ROOM = 1 << 25
 """Bytes that must be free there."""

@@ -136,7 +136,8 @@ def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
             case Fill(view, size, reduction):
                 m.put(
                     depth,
-                    f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] = {START[reduction.op]};",
+                    f"for (int64_t i = 0; i < {index(size)}; ++i) {view}[i] ="
+                    f" {START[reduction.op]};",
                 )
             case Take(reduction, into, value):
                 m.put(depth, f"{m.take(reduction, into, _place(value))};")
@@ -249,10 +250,12 @@ def _elements(m: Text, x: Elements) -> None:
         m.put(2, f"const {m.kind(node)} {m.name(node)} = {m.expression(node)};")
     for name, node in x.stores.items():
         here = f"{name}[i]"
+        only = f"if ({m.name(x.guards[name])}) " if name in x.guards else ""
         if name in x.storage:
-            m.put(2, f"narrow({m.name(node)}, {here});")
+            m.put(2, f"{only}narrow({m.name(node)}, {here});")
         else:  # g++ makes no vectors of a conversion
-            m.put(2, f"{here} = {m.name(node)}{' ? (W)1 : (W)0' if node.dtype == 'bool' else ''};")
+            value = f"{m.name(node)}{' ? (W)1 : (W)0' if node.dtype == 'bool' else ''}"
+            m.put(2, f"{only}{here} = {value};")
     for s, node in x.sums.items():
         m.put(2, f"{m.take(s, f'{x.into[s]}[i]' if s in x.into else f's{s.id}', m.name(node))};")
     m.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))

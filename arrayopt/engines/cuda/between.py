@@ -1,4 +1,4 @@
-"""Emitting CUDA: what is computed between the passes, and the scalars of a step before all of them."""
+"""CUDA for what is computed between the passes, and for the scalars of a step before them."""
 
 from arrayopt.engines.cuda.stages import Stage
 from arrayopt.engines.cuda.text import CudaText
@@ -55,7 +55,8 @@ def _each(m: CudaText, stage: Stage) -> None:
     m.put(1, "const long long begin = (long long)piece * kOutputs;")
     m.put(
         1,
-        f"const long long count = {count}, end = begin + kOutputs < count ? begin + kOutputs : count;",
+        f"const long long count = {count}, end = begin + kOutputs < count ? begin + kOutputs :"
+        " count;",
     )
     m.put(0, "#pragma unroll 1")
     m.put(1, "for (long long i = begin + threadIdx.x; i < end; i += kThreads) {")
@@ -145,7 +146,8 @@ def _reduce(m: CudaText, n: Node) -> None:
     m.put(1, "const long long end = begin + kResults < count ? begin + kResults : count;")
     m.put(
         1,
-        f"fold_over<{REDUCTIONS[n.op].cuda}>(begin, end, {' * '.join(gone)}, [&](long long i, long long j) {{",
+        f"fold_over<{REDUCTIONS[n.op].cuda}>(begin, end, {' * '.join(gone)}, [&](long long i, long"
+        f" long j) {{",
     )
     _indices(m, 2, n.axes, "i")
     _indices(m, 2, gone, "j")
@@ -171,7 +173,8 @@ def scalars(m: CudaText) -> None:
     m.type = "double"
     m.put(
         0,
-        "__device__ void scalars_of(const long long* t, const double* hyper, double count, double factor,",
+        "__device__ void scalars_of(const long long* t, const double* hyper, double count, double"
+        " factor,",
     )
     m.put(0, "                           double* scalar, W* working) {")
     m.put(1, "(void)t, (void)hyper, (void)count, (void)factor, (void)scalar, (void)working;")

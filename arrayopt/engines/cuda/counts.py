@@ -13,7 +13,7 @@ __all__ = ["Counts", "counts_of"]
 
 
 class Counts:
-    """One array of counts, of updates and of steps skipped alone; see `arrayopt.state.run.Holder`."""
+    """Counts of updates, and of steps skipped alone; see `arrayopt.state.run.Holder`."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.access, self.device = access(bucket.tensors[0].array)

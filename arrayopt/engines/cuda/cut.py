@@ -134,7 +134,7 @@ class Cut:
         return first // BLOCK if name.startswith(SCALE) else first
 
     def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
-        """The same for gradients, in bytes: they are of whole tensors, or of this rank's elements."""
+        """The same for gradients, in bytes: of whole tensors, or of this rank's elements."""
         sizes = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
         return [
             self._first(row) * int(g.itemsize)

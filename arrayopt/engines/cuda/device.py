@@ -115,6 +115,8 @@ def uncaptured() -> None:
     """
     if cupy.cuda.get_current_stream().is_capturing():
         raise RuntimeError(
-            "engine 'cupy': what a captured step needs must be in device memory before; make a step with the same"
-            " arrays and options first, and call Optimizer.advance, and read what a step leaves, outside of the capture"
+            "engine 'cupy': what a captured step needs must be in device memory before; make a step"
+            " with the same"
+            " arrays and options first, and call Optimizer.advance, and read what a step leaves,"
+            " outside of the capture"
         )

@@ -299,10 +299,13 @@ def _work(m: CudaText, k: int, p: Pass, sums: dict[str, list[Node]]) -> None:
                 2, f"write_codes<N, {_last(later, name)}>({arrays}, i, n, aligned, write_{name});"
             )
         else:
-            m.put(2, f"write<N, {_last(later, name)}>(at_{name} + i, write_{name}, n, aligned);")
+            only = f"if ({m.name(p.guards[name])}) " if name in p.guards else ""
+            to = f"at_{name} + i, write_{name}, n, aligned"
+            m.put(2, f"{only}write<N, {_last(later, name)}>({to});")
     m.put(
         2,
-        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums, (void)columns;",
+        "(void)i, (void)n, (void)aligned, (void)loads, (void)of_row, (void)of_columns, (void)sums,"
+        " (void)columns;",
     )
     m.put(1, "}")
 

@@ -15,7 +15,7 @@ from arrayopt.state.verdict import judge
 __all__ = ["GIVEN", "STATE", "VERDICT", "emit_judge"]
 
 GIVEN = ("given_scale", "limit")
-"""What the host says of a step: the loss scale of this call, and what the joint norm is limited to."""
+"""What the host says of a step: the loss scale of this call, and the limit of the joint norm."""
 
 STATE = ("scale", "good", "skipped", "inverse")
 """What the device keeps: the state of a loss scale, how many steps were skipped, and one over the
@@ -68,7 +68,8 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     m.put(0, "// ---- what is decided", "")
     m.put(
         0,
-        "__device__ void verdict_of(double square, double shrunk, const double* given, const double* state,",
+        "__device__ void verdict_of(double square, double shrunk, const double* given, const"
+        " double* state,",
     )
     m.put(0, "                           double* verdict, int* skip) {")
     m.put(1, "(void)given, (void)state;")

@@ -114,7 +114,7 @@ def tickets(
 
 
 def _small(rows: Ints, work: Any, launch: Ints) -> tuple[Any, Ints]:
-    """The tickets of tensors of one piece, each of all stages of a launch, and the launch of each."""
+    """The tickets of tensors of one piece, of all stages of a launch, and the launch of each."""
     found = [(k, np.flatnonzero(work & (launch == k))) for k in np.unique(launch)]
     spans = [(k, x[0], x[-1] + 1) for k, x in found if len(x)]
     made = np.zeros(len(spans) * len(rows), TICKET)

@@ -38,6 +38,7 @@ from arrayopt.fusion.graph import UPDATES, reachable
 from arrayopt.fusion.layout import GEOMETRY
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.headers import locations_of
+from arrayopt.rules.names import VALUE
 from arrayopt.state.quantized import dequantized, scale_of
 
 __all__ = ["Table"]
@@ -217,12 +218,13 @@ class Table(Batch):
         if moved.any():
             names = ", ".join(self.tensors[i].name for i in np.flatnonzero(moved)[:5])
             raise ValueError(
-                f"engine 'cupy': arrays of {names} are not those of the captured step, which has their addresses;"
+                f"engine 'cupy': arrays of {names} are not those of the captured step, which has"
+                " their addresses;"
                 " write into the same arrays, or make a new Optimizer"
             )
 
     def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
-        """Have hyper-parameters, and counts of updates, where a captured step will look for them."""
+        """Put hyper-parameters and counts of updates where a captured step looks for them."""
         with on_device(self.access, self.device):
             if self.captured:
                 self.locate()
@@ -232,6 +234,12 @@ class Table(Batch):
 
     def send(self, hypers: Sequence[dict[str, Any]]) -> None:
         """Send hyper-parameters to the device; what follows from them is computed there."""
+        value = hypers[0][VALUE] if VALUE in self.hyper_names else 0.0
+        if getattr(value, "ndim", 0) == 1:
+            raise ValueError(
+                "engine 'cupy' takes one value for all layers;"
+                " engine='array_api' takes one for each"
+            )
         self.hypers_there.put(
             [[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]
         )
@@ -270,7 +278,7 @@ class Table(Batch):
         return dequantized(detached(slots[name]), detached(slots[scale_of(name)]), dtype)
 
     def _bind_grads(self, rows: Rows, grads: Sequence[Array | None]) -> list[Any]:
-        """Put the gradients' addresses into the table; what is returned must live until the launch."""
+        """Put gradients' addresses into the table; what is returned must live until the launch."""
         given: list[Any] = list(chosen(grads, rows.all))
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:

@@ -175,7 +175,7 @@ class CudaText(CudaWords, Written):
         return STORED[self.storage[name]].cuda
 
     def value(self, n: Node) -> str:
-        """A value over fewer axes than the elements, read where the indices of its axes are known."""
+        """A value over fewer axes than the elements, read where its axes' indices are known."""
         place = self.where.place(n)
         if place == "vector":
             return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")

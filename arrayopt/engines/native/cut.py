@@ -115,7 +115,7 @@ class Cut:
         )
 
     def _start(self, row: int) -> None:
-        """Have random numbers drawn by positions in the whole tensor: a window's units know these."""
+        """Have random numbers drawn by positions in the whole tensor, which a window's units know."""
         start = self.of.column["START"]
         if row in self.windows:
             self.of.table[row, start] = 0

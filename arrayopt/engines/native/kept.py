@@ -33,7 +33,7 @@ CHECKSUM = 32
 """The bytes of a checksum."""
 
 PATIENCE = 120.0
-"""For so many seconds another process that makes a file is waited for, before it is made here too."""
+"""So many seconds another process that makes a file is waited for, before it is made here."""
 
 _told: set[str] = set()
 

@@ -148,7 +148,7 @@ class Table(Batch):
         }
 
     def _rooms(self, rows: Ints, threads: int) -> tuple[Any, Any]:
-        """Room for the values between the passes of any one of these tensors, and for partial sums."""
+        """Room for the values between the passes of any of these tensors, and for partial sums."""
         need = (
             (self.room["work"] + threads * self.own)[rows].max(initial=0),
             self.room["part"][rows].max(initial=0),
@@ -249,7 +249,8 @@ class Table(Batch):
         self.compiled.bind(self.table, self.scalars, self.values, *self.nothing, rows)(-1, 0, 0, 1)
         if self.table[rows[0], column] not in (0, given[0].ctypes.data):
             raise RuntimeError(
-                "NumPy's arrays are not laid out in memory as compiled code knows them; use engine='array_api'"
+                "NumPy's arrays are not laid out in memory as compiled code knows them; use"
+                " engine='array_api'"
             )
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])

@@ -222,7 +222,8 @@ def _elements(m: Text, x: Elements) -> None:
     for slice_name, node in x.stores.items():
         stored = x.storage.get(slice_name)
         text = m.name(node) if stored is None else m.store(m.storage[stored], m.name(node))
-        m.put(2, f"{slice_name}[i] = {text}")
+        only = f"if {m.name(x.guards[slice_name])}: " if slice_name in x.guards else ""
+        m.put(2, f"{only}{slice_name}[i] = {text}")
     for s, node in x.sums.items():
         m.put(2, m.take(s, f"{x.into[s]}[i]" if s in x.into else f"s{s.id}", m.name(node)))
     m.put(1, f"return ({''.join(f's{s.id}, ' for s in totals)})" if totals else "return")

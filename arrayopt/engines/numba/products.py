@@ -18,7 +18,7 @@ SIZE = np.dtype(W).itemsize
 
 @intrinsic
 def gemm(typingctx, address, ta, tb, m, n, k, a, lda, b, ldb, c, ldc):
-    """C = op(A) op(B) by BLAS, column by column; arrays are addresses, what is not 0 is transposed."""
+    """C = op(A) op(B) by BLAS, column by column; arrays are addresses, flags say transposed."""
     def codegen(context, builder, signature, args):
         kind = context.get_value_type(types.{real})
         byte, whole = ir.IntType(8), ir.IntType(32)

@@ -1,4 +1,4 @@
-"""What emitted Numba text is made of: its header, and how values are named, read and written in it."""
+"""What emitted Numba text is made of: its header, and how values are named, read and written."""
 
 import math
 

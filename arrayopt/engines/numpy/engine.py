@@ -164,7 +164,7 @@ class _Blocks(Batch):
         return found
 
     def _layers(self, rows: list[int]) -> tuple[int, int, int] | None:
-        """Which layers of which stacked tensor these are, if they can be worked on where they lie."""
+        """Which layers of which stacked tensor these are, if they can be updated where they lie."""
         if not self.layered or self.vectors or self.outside.intersection(rows):
             return None
         (k, first), (other, last) = self._lying(rows[0]), self._lying(rows[-1])

@@ -242,7 +242,7 @@ def _needed(roots: Iterable[Node], p: Pass) -> set[Node]:
 
 
 def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
-    """What a reduction is of: the two factors, where it is a sum of products over a whole tensor."""
+    """What a reduction is of: two factors, where it is a sum of products over a whole tensor."""
     x = p.summed.get(r, r.args[0])
     dot = r.op == "sum" and not r.axes and x.op == "mul" and x in p.nodes
     return (

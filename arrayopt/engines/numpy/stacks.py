@@ -153,7 +153,7 @@ class Stack:
             arrays[name][...] = self._value(n, arrays, known)
 
     def _scalars(self, nodes: tuple[Node, ...], known: dict[Node, Any]) -> bool:
-        """Compute values per tensor of one tensor in Python's numbers; whether that was possible."""
+        """Compute one tensor's values per tensor in Python's numbers; whether that was possible."""
         outer, function = straight(nodes)
         if not all(isinstance(known.get(n), float | bool) for n in outer):
             return False

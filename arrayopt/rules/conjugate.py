@@ -1,0 +1,183 @@
+"""Conjugate gradients, and gradients with the step lengths of Barzilai and Borwein."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import Hyper, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.line_search import ARMIJO, MOST, Searching, Turn
+from arrayopt.rules.names import Values
+from arrayopt.rules.words import clamp, dot, nonzero, number
+
+__all__ = ["CG", "SPG"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CG(Searching):
+    r"""Non-linear conjugate gradients of Polak and Ribière (1969), with a line search.
+
+    .. math::
+
+        \beta &= \max\left(0, \frac{\langle g, g - g' \rangle}{\lVert g' \rVert^2}\right) \\
+        d &\leftarrow -g + \beta d, \qquad p \leftarrow x + a d
+
+    Here g' is the gradient at the point before. It needs the memory of three arrays, where `LBFGS` needs that of 23; it
+    takes more evaluations.
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1
+        What lengths that are tried first are multiplied by, in (0, inf). They are those by which f would fall as much
+        as the last time, by its slope.
+    curvature : number, schedule or sequence, default 0.1
+        The part of the slope that may be left where a length is taken, in (0, 1).
+    first_step : number, schedule or sequence, default 1
+        How far the very first step goes, in the units of the unknowns, in (0, inf).
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    The rule asks for the value: ``opt.step(grads, value=f)``. What is said of `LBFGS` holds here too.
+
+    References
+    ----------
+    Nocedal, Wright, "Numerical Optimization", 2006, section 5.2, equation 5.45.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> ao.minimize(lambda x: ((x**4).sum(), 4 * x**3), np.ones(3), ao.CG()).converged
+    True
+    """
+
+    curvature: Hyper = real("(0, 1)", 0.1)
+
+    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
+        old, square = dot(xp, s["grad"], s["grad"]), dot(xp, g, g)
+        beta = xp.where(since > 0, dot(xp, g, change) / nonzero(xp, old), 0.0)
+        beta = xp.where((beta > 0) & (beta < np.inf), beta, 0.0)
+        slope = beta * dot(xp, g, s["d"]) - square
+        falls = slope < 0
+        beta = xp.where(falls, beta, 0.0)
+        slope = xp.where(falls, slope, -square)
+        alike = s["step"] * s["slope"] / nonzero(xp, slope)
+        first = xp.where((since > 0) & (alike > 0), alike, h.first_step / xp.sqrt(nonzero(xp, square)))
+        return Turn(beta * s["d"] - g, slope, h.lr * first, xp.where(falls, since, 0.0), {})
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SPG(Rule):
+    r"""Spectral projected gradients (Birgin, Martínez and Raydan 2000).
+
+    .. math::
+
+        d = \operatorname{project}(x - \lambda g) - x, \qquad p \leftarrow x + a d, \qquad
+        \lambda = \frac{\langle s, s \rangle}{\langle s, y \rangle}
+
+    Here :math:`s = x' - x` and :math:`y = g' - g` belong to the last two points taken. One step is one evaluation. The
+    length a is 1, and less where the value at p is not below an average of those before: single steps may go up.
+
+    Parameters
+    ----------
+    memory : number, schedule or sequence, default 0.85
+        How much of the average of values is kept from step to step, in [0, 1); with 0, no step goes up.
+    first_step : number, schedule or sequence, default 1
+        How far the very first step goes, by its largest element, in (0, inf).
+    project : callable, optional
+        Onto a convex set, see `Rule`; for a penalty, such as `projections.soft_threshold`, take `FISTA`.
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    The rule asks for the value: ``opt.step(grads, value=f)``. `arrayopt.minimize` takes this rule where there is a
+    `project`. The lengths of Barzilai and Borwein need no line search on most steps.
+
+    References
+    ----------
+    Birgin, Martínez, Raydan, "Nonmonotone spectral projected gradient methods on convex sets", SIAM J. Optimization 10,
+    2000, algorithm 2.2; the average: Zhang, Hager, "A nonmonotone line search technique and its application to
+    unconstrained optimization", SIAM J. Optimization 14, 2004, equation 1.6.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> f = lambda x: ((x - np.array([3.0, 0.5])) @ (x - np.array([3.0, 0.5])), 2 * (x - np.array([3.0, 0.5])))
+    >>> ao.minimize(f, np.zeros(2), project=ao.projections.box(0, 1)).params
+    array([1. , 0.5])
+    """
+
+    memory: Hyper = real("[0, 1)", 0.85)
+    first_step: Hyper = real("(0, inf)", 1.0)
+
+    complex_ok: ClassVar[bool] = True
+    begins_at_zero: ClassVar[bool] = True
+    numbers: ClassVar[tuple[str, ...]] = ("average", "weight", "slope", "step", "trials", "accepted", "ended")
+    wide: ClassVar[tuple[str, ...]] = ("x", "grad", *numbers)
+    joint: ClassVar[bool] = True
+
+    @property
+    def projects_itself(self) -> bool:
+        return True
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
+        return arrays | {name: number(xp, p) for name in self.numbers}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        f, first, going = h.value, h.t == 1, s["ended"] == 0
+        enough = f <= s["average"] + ARMIJO * s["step"] * s["slope"]
+        finite = xp.isfinite(dot(xp, g, p - s["x"]))
+        taken = going & (first | (enough & finite))
+        ended = xp.where(going & ~taken & (s["trials"] >= MOST), 1.0, s["ended"])
+
+        step, change = p - s["x"], g - s["grad"]
+        along, square = dot(xp, step, change), dot(xp, step, step)
+        reach = xp.max(xp.abs(self._to(xp, p, g, 1.0, h) - p))
+        # as far as p is large, where the curvature does not say
+        large = xp.where(first, h.first_step, xp.maximum(xp.max(xp.abs(p)), xp.max(xp.abs(step)))) / nonzero(xp, reach)
+        far = xp.where(along > 0, square / nonzero(xp, along), large)
+        far = clamp(xp, far, 1e-10, 1e10)
+        d = xp.where(taken, self._to(xp, p, g, far, h) - p, s["d"])
+        x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
+
+        weight = xp.where(first, 1.0, self._kept(s["weight"], h) + 1.0)
+        average = xp.where(first, f, (self._kept(s["weight"], h) * s["average"] + f) / weight)
+        rise = f - s["average"] - s["step"] * s["slope"]
+        least = -0.5 * s["step"] * s["step"] * s["slope"] / xp.where(rise > 0, rise, np.nan)
+        within = (least >= 0.1 * s["step"]) & (least <= 0.5 * s["step"])
+        shorter = xp.where(within, least, 0.3 * s["step"])
+        numbers = {
+            "average": xp.where(taken, average, s["average"]),
+            "weight": xp.where(taken, weight, s["weight"]),
+            "slope": xp.where(taken, dot(xp, grad, d), s["slope"]),
+            "step": xp.where(ended > 0, 0.0, xp.where(taken, 1.0, shorter)),
+            "trials": xp.where(taken, 0.0, s["trials"] + 1.0),
+            "accepted": xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"]),
+            "ended": ended,
+        }
+        return x + numbers["step"] * d, {"x": x, "grad": grad, "d": d, **numbers}
+
+    def _kept(self, weight: Array, h: Any) -> Array:
+        return h.memory * weight
+
+    def _to(self, xp: Any, x: Array, g: Array, far: Any, h: Any) -> Array:
+        """Where a gradient step of this length leads."""
+        p = x - far * g
+        return p if self.project is None else self.project(xp, p, Values(**{**vars(h), "lr": far}))

@@ -1,0 +1,122 @@
+"""L-BFGS: steps by what the last gradients have told of the curvature."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import choice, structural, whole
+from arrayopt.rules.line_search import Searching, Turn
+from arrayopt.rules.pairs import begun, direction, remembered
+from arrayopt.rules.words import dot, nonzero, number, real_name
+
+__all__ = ["LBFGS"]
+
+
+def _memory(where: str, value: Any) -> int:
+    return whole(where, value, first=1, last=100)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LBFGS(Searching):
+    r"""Quasi-Newton steps from the last gradients (Liu and Nocedal 1989), with a line search.
+
+    .. math::
+
+        d = -H g, \qquad p \leftarrow x + a d
+
+    H estimates the inverse of the Hessian from the last pairs :math:`s = x' - x` and
+    :math:`y = g' - g`, by the two-loop recursion. One step is one evaluation: of the point p that
+    the last step has given. Where it satisfies the strong Wolfe conditions it becomes x, and a new
+    direction begins; else another length a is tried on the same line.
+
+    Parameters
+    ----------
+    lr : number, schedule or sequence, default 1
+        The length that is tried first in each direction, in (0, inf). Without a line search, that of each step; the
+        first one is times min(1, 1 / the sum of magnitudes of the gradient).
+    memory : int, default 10
+        How many pairs are kept, from 1 to 100.
+    line_search : {"strong_wolfe", None}
+        How lengths are found. None takes `lr` as it is; this rule is ``torch.optim.LBFGS`` then.
+    curvature : number, schedule or sequence, default 0.9
+        The part of the slope that may be left where a length is taken, in (0, 1).
+    first_step : number, schedule or sequence, default 1
+        How far the very first step goes, in the units of the unknowns, in (0, inf). Make it smaller where the start is
+        good, and a step of 1 would lead into another valley.
+    grad_centralization : bool, default False
+        See `Rule`, for this and the other options of every rule.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a value of the wrong kind or outside its interval.
+
+    Notes
+    -----
+    The rule is for whole functions, and not for gradients of batches. With a line search it asks
+    for the value: ``opt.step(grads, value=f)``. `arrayopt.minimize` does so, and looks when to
+    end. Each tensor is a problem of its own; with `stacked`, each layer. `arrayopt.minimize` makes
+    one tensor of several. Values and slopes that are not finite make the length shorter.
+
+    The slot ``x`` is the last point taken; ``accepted`` counts these, and ``ended`` is 1 where no
+    length makes the value less. A pair takes the place of the oldest in each step; where a length
+    is not taken, zeros do. Pairs whose product is not positive are left out.
+
+    References
+    ----------
+    Liu, Nocedal, "On the limited memory BFGS method for large scale optimization", Mathematical
+    Programming 45, 1989; on coefficients, as Chen, Wang, Zhou, "Large-scale L-BFGS using
+    MapReduce", NIPS 2014. The line search: Moré, Thuente, "Line search algorithms with guaranteed
+    sufficient decrease", ACM Trans. Math. Software 20, 1994.
+
+    Examples
+    --------
+    >>> import numpy as np, arrayopt as ao
+    >>> x = np.array([3.0, 4.0])
+    >>> opt = ao.Optimizer(x, ao.LBFGS(), engine="array_api")
+    >>> for _ in range(8):
+    ...     x = opt.step(x * [1.0, 9.0], value=(x * x * [0.5, 4.5]).sum())
+    >>> bool(abs(x).max() < 1e-6)
+    True
+    """
+
+    memory: int = structural(10, _memory)
+    line_search: str | None = choice("strong_wolfe", None)
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        memory = begun(xp, p, self.memory)
+        if self.line_search is not None:
+            return {**super().slots(xp, p), **memory}
+        return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **memory}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        if self.line_search is not None:
+            return super().update(xp, p, g, s, h)
+        turned = self.turn(xp, g, s, h, step=p - s["x"], change=g - s["grad"], since=s["since"] + 1.0)
+        step = h.lr * xp.where(h.t == 1, 1.0 / xp.maximum(xp.sum(xp.abs(g)), 1.0), 1.0)
+        return p + step * turned.d, {"x": p, "grad": g, "since": turned.since, **turned.slots}
+
+    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
+        if not isinstance(h.t, int):
+            raise TypeError("LBFGS: the place of the newest pair must be known: engine='array_api' runs it, untraced")
+        newest = (h.t - 1) % self.memory
+        slots, sg, yg = remembered(s, newest, step, change, g)
+        # as PyTorch's rule, or Fortran's
+        least = (1e-10, 0.0) if self.line_search is None else (0.0, float(np.finfo(real_name(g)).eps))
+        order = [(newest + 1 + i) % self.memory for i in range(self.memory)]
+        square = dot(xp, g, g)
+        found = direction(slots, sg, yg, g, square, order=order, since=since, least=least)
+        if self.line_search is None:
+            return Turn(-found.array, -found.slope, 1.0, since, slots)
+        falls = (found.slope > 0) & (found.slope < np.inf)
+        first = xp.where(found.known & falls, 1.0, h.first_step / xp.sqrt(nonzero(xp, square)))
+        return Turn(
+            d=-xp.where(falls, found.array, g),
+            slope=-xp.where(falls, found.slope, square),
+            step=h.lr * first,
+            since=xp.where(falls, since, 0.0),
+            slots=slots,
+        )

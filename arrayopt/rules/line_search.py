@@ -1,0 +1,223 @@
+"""A line search for the strong Wolfe conditions, one evaluation a step, made of `where` alone.
+
+A rule that searches keeps the numbers of `NUMBERS` among its slots. In each step it was evaluated at x + a·d. Then
+`search` says whether that point is taken, or where on the line to look next.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from arrayopt.arrays import Array
+from arrayopt.hyper import Hyper, real
+from arrayopt.rules.base import Rule
+from arrayopt.rules.words import dot, nonzero, number, real_name
+
+__all__ = ["ARMIJO", "MOST", "NUMBERS", "Searching", "Turn"]
+
+NUMBERS = (
+    *("value", "slope", "step", "trials", "width"),
+    *("low", "low_value", "low_slope", "high", "high_value", "high_slope"),
+)
+"""What is kept of a search: f and its slope at x, the step that is tried, how many were, the width
+of the interval that has a good step, and the steps at its ends. `low` is the best step so far."""
+
+MOST = 20
+"""So many steps are tried on a line."""
+
+ARMIJO = 1e-4
+"""The part of the slope at x by which f must fall."""
+
+
+class Turn(NamedTuple):
+    """A new direction.
+
+    Attributes
+    ----------
+    d : array
+        The direction.
+    slope : array, 0-d
+        The slope of f along it; it is negative.
+    step : number or 0-d array
+        The length to try first.
+    since : array, 0-d
+        How many steps there were since a direction was that of steepest descent.
+    slots : dict of str to array
+        What the rule keeps beside that.
+    """
+
+    d: Array
+    slope: Array
+    step: Any
+    since: Array
+    slots: dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Searching(Rule):
+    """A rule that turns where a point is taken, and looks along a line for the next one."""
+
+    lr: Hyper = real("(0, inf)", 1.0)
+    curvature: Hyper = real("(0, 1)", 0.9)
+    first_step: Hyper = real("(0, inf)", 1.0)
+
+    complex_ok: ClassVar[bool] = True
+    begins_at_zero: ClassVar[bool] = True
+    wide: ClassVar[tuple[str, ...]] = ("x", "grad", "since", "accepted", "ended", *NUMBERS)
+    joint: ClassVar[bool] = True
+    """Whether all tensors of a problem are one unknown."""
+
+    def check(self) -> None:
+        if self.project is not None:
+            who = type(self).__name__
+            raise ValueError(f"{who}: `project` would leave the line that is searched; SPG projects, as does SGD")
+
+    @abstractmethod
+    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
+        """A direction of descent from where the gradient is g.
+
+        `step` and `change` are how far the last point taken, and the gradient, lie from those before, or zeros.
+        """
+
+    def slots(self, xp: Any, p: Array) -> dict[str, Array]:
+        arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
+        return arrays | {name: number(xp, p) for name in ("since", "accepted", "ended", *NUMBERS)}
+
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+        found = search(xp, s, h.value, dot(xp, g, s["d"]), h.curvature)
+        going = s["ended"] == 0
+        taken = going & ((h.t == 1) | found.taken)
+        failed = going & ~taken & found.failed
+        # by steepest descent, where the direction was another
+        again = failed & (s["since"] > s["trials"])
+        ended = xp.where(failed & ~again, 1.0, s["ended"])
+        x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
+        step, change = xp.where(taken, p - s["x"], 0.0), xp.where(taken, g - s["grad"], 0.0)
+        since = xp.where(again | (h.t == 1), 0.0, s["since"] + 1.0)
+        turned = self.turn(xp, grad, s, h, step=step, change=change, since=since)
+        begins = taken | again
+        value = xp.where(taken, h.value, s["value"])
+        numbers = started(xp, begins, found.numbers, value, turned.slope, turned.step)
+        numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
+        numbers["since"] = xp.where(begins, turned.since, s["since"] + 1.0)
+        numbers["accepted"] = xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"])
+        d = xp.where(begins, turned.d, s["d"])
+        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots}
+        return x + numbers["step"] * d, new
+
+
+class Found(NamedTuple):
+    """What a search says of the point that was evaluated.
+
+    Attributes
+    ----------
+    taken, failed : array of bool, 0-d
+        Whether the point ends the search; or whether no step was found at which f is less than at x.
+    numbers : dict of str to array
+        What the search keeps, with the step to try next.
+    """
+
+    taken: Array
+    failed: Array
+    numbers: dict[str, Array]
+
+
+def begun(xp: Any, p: Array) -> dict[str, Array]:
+    """The numbers of a search before it has begun."""
+    return {name: number(xp, p) for name in NUMBERS}
+
+
+def started(xp: Any, where: Array, numbers: dict[str, Array], f: Any, slope: Array, step: Any) -> dict[str, Array]:
+    """The numbers of a new search where it begins, of the old one elsewhere."""
+    new = dict.fromkeys(NUMBERS, 0.0)
+    new |= {"value": f, "slope": slope, "step": step, "low_value": f, "low_slope": slope}
+    new["width"] = np.inf
+    return {name: xp.where(where, new[name], numbers[name]) for name in NUMBERS}
+
+
+def search(xp: Any, s: dict[str, Array], f: Any, slope: Array, curvature: Any) -> Found:
+    """Judge a step by f and its slope there.
+
+    The conditions are those of Wolfe (Nocedal and Wright, Numerical Optimization, 2006, equations
+    3.7); or, where the difference of two values of f is within its rounding, the approximate ones
+    of Hager and Zhang (SIAM J. Optimization 16, 2005, equation 4.1).
+    """
+    rounding = 10.0 * float(np.finfo(real_name(s["step"])).eps)
+    steep = xp.abs(slope) <= curvature * xp.abs(s["slope"])
+    falls = f <= s["value"] + ARMIJO * s["step"] * s["slope"]
+    same = f <= s["value"] + rounding * xp.abs(s["value"])
+    close = same & (slope <= (2.0 * ARMIJO - 1.0) * s["slope"])
+    finite = xp.isfinite(slope) & (xp.abs(f + 0.0 * slope) < np.inf)
+    taken = finite & steep & (falls | close) | (s["trials"] >= MOST)
+    numbers = _refined(xp, s, f, slope, finite)
+    tight = numbers["width"] <= rounding * (numbers["low"] + numbers["high"])
+    spent = (numbers["trials"] >= MOST) | tight
+    improved = numbers["low_value"] < s["value"]
+    # the best step is taken in its turn, and evaluated once more
+    numbers["step"] = xp.where(spent, numbers["low"], numbers["step"])
+    numbers["trials"] = xp.where(spent, float(MOST), numbers["trials"])
+    return Found(taken, ~taken & spent & ~improved, numbers)
+
+
+def _refined(xp: Any, s: dict[str, Array], f: Any, slope: Array, finite: Array) -> dict[str, Array]:
+    """The interval after a step that is not taken, and the next step to try.
+
+    The four cases are those of Moré and Thuente (ACM Trans. Math. Software 20, 1994, section 4).
+    """
+    step, low, low_slope = s["step"], s["low"], s["low_slope"]
+    bracketed = s["width"] < np.inf
+    rises = ~finite | (f > s["low_value"]) | (f > s["value"] + ARMIJO * step * s["slope"])
+    turns = ~rises & (slope * low_slope < 0)
+    flatter = xp.abs(slope) < xp.abs(low_slope)
+    way = step - low
+    cubic = _cubic(xp, (low, s["low_value"], low_slope), (step, f, slope))
+    other = _cubic(xp, (step, f, slope), (s["high"], s["high_value"], s["high_slope"]))
+    fall = (s["low_value"] - f) / nonzero(xp, way) + low_slope
+    square = low + 0.5 * low_slope / nonzero(xp, fall) * way
+    secant = step + slope / nonzero(xp, low_slope - slope) * way
+    near, far = step + 1.1 * way, step + 4.0 * way
+
+    at_first = xp.where(xp.abs(cubic - low) < xp.abs(square - low), cubic, 0.5 * (cubic + square))
+    at_turn = xp.where(xp.abs(cubic - step) >= xp.abs(secant - step), cubic, secant)
+    ahead = xp.where((cubic - step) * way > 0, cubic, far)  # false of NaN, too
+    closer = xp.abs(ahead - step) < xp.abs(secant - step)
+    bent = xp.where(closer == bracketed, ahead, secant)
+    limit = step + 0.66 * (s["high"] - step)
+    held = xp.where(way > 0, xp.minimum(bent, limit), xp.maximum(bent, limit))
+    beyond = xp.where(bracketed, xp.where(flatter, held, other), xp.where(flatter, bent, far))
+    beyond = xp.where(bracketed, beyond, xp.minimum(xp.maximum(beyond, near), far))
+
+    ends = rises | turns
+    new = {
+        "low": xp.where(rises, low, step),
+        "low_value": xp.where(rises, s["low_value"], f),
+        "low_slope": xp.where(rises, low_slope, slope),
+        "high": xp.where(rises, step, xp.where(turns, low, s["high"])),
+        "high_value": xp.where(rises, f, xp.where(turns, s["low_value"], s["high_value"])),
+        "high_slope": xp.where(rises, slope, xp.where(turns, low_slope, s["high_slope"])),
+    }
+    bracketed = bracketed | ends
+    width = xp.where(bracketed, xp.abs(new["high"] - new["low"]), np.inf)
+    left, right = xp.minimum(new["low"], new["high"]), xp.maximum(new["low"], new["high"])
+    then = xp.where(rises, at_first, xp.where(turns, at_turn, beyond))
+    within = (then > left) & (then < right) & (width < 0.66 * s["width"])
+    then = xp.where(bracketed & ~within, 0.5 * (left + right), then)
+    then = xp.where(finite, then, low + 0.2 * way)
+    return {**s, **new, "width": width, "step": then, "trials": s["trials"] + 1.0}
+
+
+def _cubic(xp: Any, a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> Array:
+    """Where the cubic through two points, by step, value and slope, is least; else NaN.
+
+    Nocedal and Wright, equation 3.59.
+    """
+    (start, f_start, d_start), (end, f_end, d_end) = a, b
+    way = end - start
+    mean = d_start + d_end - 3.0 * (f_start - f_end) / nonzero(xp, -way)
+    largest = xp.maximum(xp.abs(mean), xp.maximum(xp.abs(d_start), xp.abs(d_end)))
+    scale = nonzero(xp, largest)
+    square = (mean / scale) ** 2 - (d_start / scale) * (d_end / scale)
+    root = xp.sign(way) * scale * xp.sqrt(xp.where(square >= 0, square, np.nan))
+    return end - way * (d_end + root - mean) / nonzero(xp, d_end - d_start + 2.0 * root)

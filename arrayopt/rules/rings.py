@@ -1,0 +1,154 @@
+"""Rings: the last k values of something, of which one at a time is overwritten; and the words for them.
+
+A ring is k slots of a tensor's shape, which a rule sees as one. The place of a member says nothing of its age: a rule
+keeps a counter, and permutes coefficients.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arrayopt.arrays import Array, array_namespace, is_array
+from arrayopt.rules.words import choose, dot
+
+__all__ = ["Ring", "combined", "dots", "expanded", "gathered", "member_name", "put", "ring"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """Arrays of one tensor's shape; ``ring[i]`` is one of them, and ``len(ring)`` how many there are."""
+
+    members: tuple[Array, ...]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, i: int) -> Array:
+        return self.members[i]
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self.members)
+
+
+def ring(xp: Any, p: Array, k: int) -> Ring:
+    """k arrays of zeros, as `Rule.slots` returns them under a name that the rule's `rings` has.
+
+    Parameters
+    ----------
+    xp : namespace
+        The namespace that `slots` was given.
+    p : array
+        The parameter, or another array of the shape and dtype that members are to have.
+    k : int
+        How many members there are, at least 1.
+
+    Returns
+    -------
+    Ring
+        Its members are ``ring[0]`` to ``ring[k - 1]``.
+    """
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"arrayopt.ring: `k` must be a whole number; got {k!r}")
+    if k < 1:
+        raise ValueError(f"arrayopt.ring: `k` must be at least 1; got {k}")
+    return Ring(tuple(xp.zeros_like(p) for _ in range(k)))
+
+
+def dots(a: Ring | Array, b: Ring | Array) -> list[Any]:
+    """The inner products of the members of a ring with an array, or with those of another ring.
+
+    Of complex arrays these are the sums over all real and imaginary parts: the real part of `numpy.vdot`.
+
+    Parameters
+    ----------
+    a, b : Ring or array
+        At least one of them is a ring. An array is of the shape of a ring's members.
+
+    Returns
+    -------
+    list
+        Of a ring and an array k numbers, each 0-d. Of two rings a list of these for each member of the first.
+    """
+    if isinstance(a, Ring) and isinstance(b, Ring):
+        if a is not b:
+            return [dots(x, b) for x in a]
+        lower = [[_dot(a[i], a[j]) for j in range(i + 1)] for i in range(len(a))]
+        return [[lower[max(i, j)][min(i, j)] for j in range(len(a))] for i in range(len(a))]
+    if not isinstance(a, Ring) and not isinstance(b, Ring):
+        raise TypeError("arrayopt.dots: one of the two must be a ring; got two arrays, whose product is xp.sum(a * b)")
+    return [_dot(x, b) for x in a] if isinstance(a, Ring) else [_dot(a, x) for x in b]
+
+
+def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
+    """The sum of a ring's members, each times its coefficient, a number or a 0-d array.
+
+    A member whose coefficient is zero counts too: zero times infinity is NaN.
+    """
+    _check("combined", ring)
+    if len(coefficients) != len(ring):
+        raise ValueError(
+            f"arrayopt.combined: a ring of {len(ring)} needs as many coefficients; got {len(coefficients)}"
+        )
+    total = coefficients[0] * ring[0]
+    for x, c in zip(ring.members[1:], coefficients[1:], strict=True):
+        total = total + c * x
+    return total
+
+
+def put(ring: Ring, i: Any, x: Array) -> Ring:
+    """The ring whose member i is x; where there is no such member, as for i = -1, the ring as it was.
+
+    Parameters
+    ----------
+    ring : Ring
+        A ring that `update` was given.
+    i : number or 0-d array
+        Whole, and of each tensor its own: a rule counts, and may decide by `xp.where` that nothing is to be written.
+    x : array
+        What to write, of the shape of a member.
+    """
+    _check("put", ring)
+    return Ring(tuple(choose(i == j, x, old) for j, old in enumerate(ring)))
+
+
+def _dot(x: Array, y: Array) -> Any:
+    """The inner product of two arrays."""
+    return dot(array_namespace(x, y), x, y)
+
+
+def _check(word: str, ring: Any) -> None:
+    """Raise TypeError where something is no ring."""
+    if not isinstance(ring, Ring):
+        got = "an array" if is_array(ring) else f"a {type(ring).__name__}"
+        raise TypeError(f"arrayopt.{word} is of a ring, a slot that the rule's `rings` names; got {got}")
+
+
+# ---- rings among slots ----------------------------------------------------------------------------------------------
+
+
+def member_name(ring: str, i: int) -> str:
+    """The name of the slot that member i of a ring is."""
+    return f"{ring}_{i}"
+
+
+def expanded(slots: Mapping[str, Any]) -> dict[str, Any]:
+    """Slots with those of each ring in its place."""
+    made: dict[str, Any] = {}
+    for name, x in slots.items():
+        if isinstance(x, Ring):
+            made.update((member_name(name, i), member) for i, member in enumerate(x))
+        else:
+            made[name] = x
+    return made
+
+
+def gathered(rings: Sequence[str], slots: Mapping[str, Any]) -> dict[str, Any]:
+    """Slots with each ring in the place of its members."""
+    made = dict(slots)
+    for name in rings:
+        members = []
+        while member_name(name, len(members)) in made:
+            members.append(made.pop(member_name(name, len(members))))
+        if members:
+            made[name] = Ring(tuple(members))
+    return made

@@ -1,0 +1,1 @@
+"""Solvers: loops that call a function until its gradient is small."""

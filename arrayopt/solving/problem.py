@@ -1,0 +1,141 @@
+"""The function that is minimized, as a solver sees it: its point as a list of arrays, its results checked."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from arrayopt.arrays import (
+    Array,
+    array_namespace,
+    copied,
+    detached,
+    dtype_name,
+    is_array,
+    kind,
+    library,
+    place,
+    to_host,
+    working_dtype,
+)
+from arrayopt.hyper import is_number
+from arrayopt.params.given import named_params
+from arrayopt.params.grads import match_grads
+from arrayopt.params.trees import rebuild
+
+__all__ = ["Problem"]
+
+
+class Problem:
+    """A function of a tree of arrays.
+
+    Parameters
+    ----------
+    f : callable
+        It returns a value and gradients.
+    params : tree of arrays
+        Where to begin.
+    stacked : bool
+        Whether the first axis of all arrays counts problems.
+    joint : bool
+        Whether all arrays are to be one: the elements of all, end to end.
+
+    Attributes
+    ----------
+    arrays : list of array
+        Copies of the start.
+    packed : bool
+        Whether several arrays are one.
+    count : int or None
+        The number of problems, where they are stacked.
+    xp, real : namespace and dtype
+        The library of values and their dtype.
+    """
+
+    def __init__(self, f: Callable[[Any], Any], params: Any, *, stacked: bool, joint: bool) -> None:
+        if not callable(f):
+            raise TypeError(
+                f"minimize: `f` must be a function f(params) -> (value, grads); got {f!r:.60}"
+            )
+        self._f, self._tree, self._named = f, params, named_params(params, "minimize")
+        first = self._named[0][1]
+        self.xp, self._device = place(first)
+        self.real = working_dtype(self.xp, first, real=True)
+        self.count: int | None = None
+        if stacked:
+            self.count = self._counted()
+        self.packed = joint and len(self._named) > 1
+        leaves = [copied(detached(x)) for _, x in self._named]
+        self.arrays = [self._packed(leaves)] if self.packed else leaves
+
+    def _counted(self) -> int:
+        """The number of problems; ValueError where arrays differ in it."""
+        counts = {name: tuple(x.shape)[:1] for name, x in self._named}
+        if len(set(counts.values())) != 1 or () in counts.values():
+            listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self._named)
+            raise ValueError(
+                f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
+            )
+        return int(self._named[0][1].shape[0])
+
+    def _packed(self, leaves: list[Array]) -> Array:
+        """All elements of several arrays in one array, for each problem."""
+        kinds = {(array_namespace(x), dtype_name(x), place(x)[1]) for x in leaves}
+        if len(kinds) > 1:
+            raise ValueError(
+                "minimize: params must be of one library, dtype and device under a rule that takes all tensors together"
+            )
+        lead = () if self.count is None else (self.count,)
+        shapes = [(*lead, math.prod(x.shape[len(lead) :])) for x in leaves]
+        flat = [self.xp.reshape(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
+        return self.xp.concat(flat, axis=-1)
+
+    def tree(self, arrays: list[Array]) -> Any:
+        """The arrays of a point as a tree of the structure that was given."""
+        if self.packed:
+            arrays, packed, start = [], arrays[0], 0
+            lead = 0 if self.count is None else 1
+            for _, x in self._named:
+                shape = tuple(x.shape)
+                end = start + math.prod(shape[lead:])
+                arrays.append(self.xp.reshape(packed[..., start:end], shape))
+                start = end
+        leaves = iter(arrays)
+        return rebuild(self._tree, lambda leaf: leaf if leaf is None else next(leaves))
+
+    def __call__(self, arrays: list[Array]) -> tuple[Array, list[Array]]:
+        """The values, one for each problem or a 0-d array, and gradients as a list like `arrays`."""
+        found = self._f(self.tree(arrays))
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise TypeError(
+                f"minimize: `f` must return a value and gradients, as in return value, grads; got {_said(found)}"
+            )
+        matched = match_grads("minimize: what `f` returns as gradients", self._named, found[1])
+        missing = [name for name, g in matched.items() if g is None]
+        if missing:
+            raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")
+        grads = [detached(g) for g in matched.values()]
+        return self._value(found[0]), [self._packed(grads)] if self.packed else grads
+
+    def _value(self, value: Any) -> Array:
+        """What the function returned as its value, as an array of the library of the parameters."""
+        shape = () if self.count is None else (self.count,)
+        wanted = (
+            "one real number" if self.count is None else f"an array of {self.count} real numbers"
+        )
+        if is_number(value):
+            value = self.xp.asarray(float(value), dtype=self.real, device=self._device)
+        elif not is_array(value) or kind(value) == "complex" or dtype_name(value) == "bool":
+            raise TypeError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
+        if tuple(value.shape) != shape:
+            raise ValueError(f"minimize: `f` must return {wanted} as the value; got {_said(value)}")
+        value = detached(value)
+        if place(value) != (self.xp, self._device):
+            return self.xp.asarray(to_host(value), dtype=self.real, device=self._device)
+        return self.xp.astype(value, self.real, copy=False)
+
+
+def _said(x: Any) -> str:
+    """What came, in few words."""
+    if is_array(x):
+        return f"a {library(x)} array of shape {tuple(x.shape)} and dtype {dtype_name(x)}"
+    return f"a {type(x).__name__}" if not isinstance(x, tuple | list) else f"{len(x)} values"

@@ -1,0 +1,66 @@
+"""What `minimize` returns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from arrayopt.arrays import size, to_host
+from arrayopt.params.trees import flatten
+
+__all__ = ["Result"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Result:
+    """What `minimize` has found; with `stacked`, numbers are arrays with one for each problem.
+
+    Parameters
+    ----------
+    params : tree of arrays
+        The best point that was evaluated, in the structure that was given.
+    value : float or array
+        The value of the function there.
+    grad_norm : float or array
+        The largest magnitude among the elements of its gradient; under `project`, of the step that
+        a gradient step with a learning rate of 1 would make.
+    steps : int or array
+        How often a point was taken to go on from.
+    evaluations : int or array
+        How often the function was evaluated before the problem ended.
+    converged : bool or array
+        Whether `grad_norm` is at most `tol`.
+    message : str
+        Why it ended, in words.
+    """
+
+    params: Any
+    value: Any
+    grad_norm: Any
+    steps: Any
+    evaluations: Any
+    converged: Any
+    message: str
+
+    def __repr__(self) -> str:
+        lines = [f"message: {self.message}"]
+        shown = ("converged", "value", "grad_norm", "steps", "evaluations")
+        lines += [f"{name}: {_shown(getattr(self, name))}" for name in shown]
+        lines += [f"params {name}: {_array(x)}" for name, x in flatten(self.params)]
+        return "\n".join(lines)
+
+
+def _array(x: Any) -> str:
+    """An array, if it is short."""
+    return str(x) if x is None or size(x) <= 8 else f"array of shape {tuple(x.shape)}"
+
+
+def _shown(x: Any) -> str:
+    """A number, or of many the least, the median and the largest."""
+    if not hasattr(x, "shape"):
+        return f"{x:.6g}" if isinstance(x, float) else str(x)
+    host = to_host(x)
+    if host.size == 0:
+        return "of no problem"
+    if host.dtype == bool:
+        return f"{int(host.sum())} of {host.size}"
+    ordered = sorted(host.tolist())
+    return f"{ordered[0]:.6g} to {ordered[-1]:.6g}, median {ordered[len(ordered) // 2]:.6g}"

@@ -1,0 +1,98 @@
+"""What is known of a step: before its gradients, and before it is known whether ranks make it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from arrayopt.arrays import Array, array_namespace, library
+from arrayopt.engines.bucket import Bucket
+from arrayopt.params.headers import LocatedGrads
+from arrayopt.state.verdict import Verdict
+from arrayopt.step.accumulate import Adding
+from arrayopt.step.judging import Known
+from arrayopt.step.ready import Ready
+
+__all__ = ["Begun", "Coming", "check_values", "form_of"]
+
+
+class Coming(NamedTuple):
+    """What the host knows of a step before its gradients, such as the hyper-parameters of each
+    bucket's groups.
+    """
+
+    version: int
+    step: int
+    buckets: list[Bucket]
+    hypers: list[list[dict[str, Any]]]
+    known: Known
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What no number can change, and so no replay of a captured step."""
+        known = self.known
+        return (
+            self.version,
+            known.scale is None,
+            known.limit is None,
+            known.check,
+            known.verdict is None,
+        )
+
+
+@dataclass(slots=True)
+class Begun:
+    """What has been made ready of a step, before it is known whether all ranks make it.
+
+    Attributes
+    ----------
+    given : list of array or None
+        The gradients of this call.
+    grads : list of array or None
+        The gradients of the step: those that were given, or the means of all micro-steps.
+    rooms : list of array or None
+        Where those go that ranks add up; where they do not, the gradients themselves.
+    adding : Adding, optional
+        With `accumulate`, the additions of this micro-step.
+    ready : Ready, optional
+        All of it, where nothing else is to be known of the gradients.
+    """
+
+    given: list[Array | None]
+    grads: list[Array | None]
+    rooms: list[Array | None]
+    adding: Adding | None = None
+    ready: Ready | None = None
+
+
+def form_of(
+    coming: Coming, grads: Sequence[Array | None], verdict: Verdict
+) -> tuple[Any, ...] | None:
+    """What steps have in common that one `Ready` can make; None where it makes just one."""
+    if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
+        return None
+    if not grads.locations.complete or verdict.skip is not False or verdict.left:
+        return None
+    return coming.version, grads.dtype, verdict.factor is None
+
+
+def check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
+    """Raise TypeError where there cannot be a value for each layer."""
+    who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
+    if ranks > 1:
+        raise TypeError(f"{who}, which ranks cannot share yet; got {len(values)} values")
+    for bucket in buckets:
+        for tensor in bucket.whole.tensors:
+            if not bucket.rule.stacked:
+                raise TypeError(
+                    f"{who}; got {len(values)} values, and {tensor.name!r} is not stacked"
+                )
+            if len(tensor.array) != len(values):
+                count = len(tensor.array)
+                raise TypeError(
+                    f"{who}; got {len(values)} values, and {tensor.name!r} has {count} layers"
+                )
+            if array_namespace(tensor.array) is not array_namespace(values):
+                other = library(tensor.array)
+                raise TypeError(
+                    f"{who}; got a {library(values)} array, and {tensor.name!r} is of {other}"
+                )

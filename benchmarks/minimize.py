@@ -1,0 +1,339 @@
+"""`ao.minimize` beside SciPy, jaxopt, Optimistix and PyTorch: evaluations, and time.
+
+Run it from the root of the repository, with one thread for BLAS: ``OPENBLAS_NUM_THREADS=1 python -m
+benchmarks.minimize``. With more, SciPy's loop over small problems takes some 40 times as long. It takes some minutes.
+Peers that are not installed are left out. Times of JAX are those of a second call; the first one, which compiles,
+stands beside them.
+"""
+
+import argparse
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from scipy import fft, optimize
+
+import arrayopt as ao
+from tests.support.mgh import PROBLEMS, Function
+
+CONSOLE = Console(soft_wrap=True, highlight=False, markup=False)
+
+
+def table(head: list[str], rows: list[list[Any]]) -> None:
+    """Print a table in Markdown."""
+    CONSOLE.print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for row in rows:
+        CONSOLE.print(f"| {' | '.join(f'{x:.4g}' if isinstance(x, float) else str(x) for x in row)} |")
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and the seconds that it took."""
+    start = time.perf_counter()
+    found = call()
+    return found, time.perf_counter() - start
+
+
+# ---- evaluations ----------------------------------------------------------------------------------------------------
+
+
+def collected() -> None:
+    """Moré, Garbow and Hillstrom's functions: minima that were found, and evaluations."""
+    CONSOLE.print("\n## Test functions: solved, and evaluations")
+
+    def scipys(method: str, **options: Any) -> Callable[[Function], float]:
+        return lambda f: (
+            optimize.minimize(
+                f, f.start, jac=True, method=method, options={"gtol": 1e-6, "maxiter": 3000, **options}
+            ).fun
+        )
+
+    solvers = {
+        "ao.LBFGS": lambda f: ao.minimize(f, f.start, max_steps=3000).value,
+        "SciPy L-BFGS-B": scipys("L-BFGS-B", ftol=0, maxfun=3000),
+        "ao.CG": lambda f: ao.minimize(f, f.start, ao.CG(), max_steps=3000).value,
+        "SciPy CG": scipys("CG"),
+        "ao.SPG": lambda f: ao.minimize(f, f.start, ao.SPG(), max_steps=3000).value,
+    }
+    solved: dict[str, dict[str, int]] = {name: {} for name in solvers}
+    for problem in PROBLEMS:
+        for name, solve in solvers.items():
+            f = Function(problem)
+            if f.solved(solve(f)):
+                solved[name][problem] = f.evaluations
+    rows = []
+    for name, mine in solved.items():
+        theirs = solved["SciPy L-BFGS-B"]
+        both = [mine[x] / theirs[x] for x in mine if x in theirs]
+        rows.append([name, f"{len(mine)} of {len(PROBLEMS)}", float(np.median(both)), sum(mine.values())])
+    table(["solver", "solved", "evaluations, as a multiple of L-BFGS-B's, median", "in all of those"], rows)
+
+
+# ---- many problems --------------------------------------------------------------------------------------------------
+
+
+def logistic(count: int, xp: Any, rng: Any) -> tuple[Any, Any, Any]:
+    """Logistic fits of 32 unknowns to 200 points: data, the loss of one problem's data, and starts."""
+    a = rng.standard_normal((count, 200, 32))
+    chance = 1 / (1 + np.exp(-np.einsum("nmd,nd->nm", a, rng.standard_normal((count, 32)))))
+    signs = np.where(rng.random((count, 200)) < chance, 1.0, -1.0)
+    return (
+        (a * signs[:, :, None],),
+        lambda w, a: xp.logaddexp(0.0, -(a @ w)).mean() + 5e-3 * (w @ w),
+        np.zeros((count, 32)),
+    )
+
+
+def logistic_by_hand(data: Any) -> Callable[[Any], tuple[Any, Any]]:
+    """The losses of all logistic fits and their gradients, in NumPy."""
+    (a,) = data
+    turned = np.ascontiguousarray(np.swapaxes(a, -1, -2))
+
+    def f(w: Any) -> tuple[Any, Any]:
+        z = np.matmul(a, w[..., None])[..., 0]
+        small = np.exp(-np.abs(z))
+        value = (np.maximum(-z, 0) + np.log1p(small)).mean(-1) + 5e-3 * (w * w).sum(-1)
+        slope = np.where(z > 0, small, 1.0) / (1 + small) / z.shape[-1]
+        return value, 1e-2 * w - np.matmul(turned, slope[..., None])[..., 0]
+
+    return f
+
+
+T = np.linspace(-1.0, 1.0, 60)
+
+
+def peaks(count: int, xp: Any, rng: Any) -> tuple[Any, Any, Any]:
+    """Fits of a Gaussian peak with background to noisy counts, as `logistic`."""
+    height, centre = rng.uniform(0.5, 1, count), rng.uniform(-0.5, 0.5, count)
+    width, ground = np.log(rng.uniform(0.1, 0.3, count)), rng.uniform(0.5, 2, count)
+    truth = np.stack([height, centre, width, ground], axis=-1)
+    counts = rng.poisson(_peak(np, truth)).astype(float)
+    start = [counts.max(1) / 100, T[counts.argmax(1)], np.full(count, np.log(0.2)), np.median(counts, 1) / 10]
+
+    def loss(x: Any, counts: Any) -> Any:
+        return 0.5 * ((_peak(xp, x) - counts) ** 2 / xp.maximum(counts, 1.0)).mean()
+
+    return (counts,), loss, np.stack(start, axis=-1)
+
+
+def _peak(xp: Any, x: Any) -> Any:
+    """Counts from height / 100, centre, the logarithm of the width and background / 10."""
+    height, centre, width, ground = (x[..., i, None] for i in range(4))
+    return 10 * ground + 100 * height * xp.exp(-(((xp.asarray(T) - centre) * xp.exp(-width)) ** 2) / 2)
+
+
+def peaks_by_hand(data: Any) -> Callable[[Any], tuple[Any, Any]]:
+    """The losses of all peaks and their gradients, in NumPy."""
+    (counts,) = data
+    weight = 1 / np.maximum(counts, 1) / len(T)
+
+    def f(x: Any) -> tuple[Any, Any]:
+        height, centre, width, ground = (x[..., i, None] for i in range(4))
+        narrow = np.exp(-width)
+        u = (T - centre) * narrow
+        shape = 100 * np.exp(-(u**2) / 2)
+        wrong = 10 * ground + height * shape - counts
+        pull = wrong * weight
+        slopes = [shape, height * shape * u * narrow, height * shape * u**2, np.full_like(shape, 10.0)]
+        return 0.5 * (wrong * pull).sum(-1), np.stack([(pull * s).sum(-1) for s in slopes], axis=-1)
+
+    return f
+
+
+def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> None:
+    """A thousand problems: each solver's time, and how many end at the least value that one has found."""
+    CONSOLE.print(f"\n## {count} {title}")
+    data, _, start = made(count, np, np.random.default_rng(0))
+    values, rows = {}, []
+    first = 0.0
+    for name, rule in {"ao.LBFGS()": ao.LBFGS(), "ao.LBFGS(first_step=0.1)": ao.LBFGS(first_step=0.1)}.items():
+        found, seconds = timed(lambda: ao.minimize(by_hand(data), start, rule, stacked=True, max_steps=steps))  # noqa: B023
+        values[name], first = found.value, first or seconds
+        rows.append([name, seconds, "", float(np.median(found.evaluations))])
+
+    def loop() -> tuple[list[float], list[int]]:
+        ends = []
+        for i in range(count):
+            f = by_hand([x[i] for x in data])
+            options = {"gtol": 1e-6, "ftol": 0, "maxfun": steps}
+            ends.append(optimize.minimize(f, start[i], jac=True, method="L-BFGS-B", options=options))
+        return [end.fun for end in ends], [end.nfev for end in ends]
+
+    (ends, evaluations), seconds = timed(loop)
+    values["SciPy L-BFGS-B, a loop"] = ends
+    rows.append(["SciPy L-BFGS-B, a loop", seconds, "", float(np.median(evaluations))])
+    for name, solve in _jax_solvers(made, count, steps).items():
+        _, compiled = timed(solve)
+        values[name], seconds = timed(solve)
+        rows.append([name, seconds, compiled, ""])
+    least = np.min([np.asarray(x) for x in values.values()], axis=0)
+    for row in rows:
+        row.insert(3, int((np.asarray(values[row[0]]) <= least + 1e-6 * np.abs(least) + 1e-9).sum()))
+        row.append(row[1] / first)
+    head = ["solver", "seconds", "first call", "at the least value", "evaluations, median", "times ours"]
+    table(head, rows)
+
+
+def _jax_solvers(made: Any, count: int, steps: int) -> dict[str, Callable[[], Any]]:
+    """jaxopt's and Optimistix's solvers under `jit` and `vmap`, where these are installed."""
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return {}
+    jax.config.update("jax_enable_x64", True)
+    data, loss, start = made(count, jnp, np.random.default_rng(0))
+    data, start = [jnp.asarray(x) for x in data], jnp.asarray(start)
+    solvers: dict[str, Callable[[], Any]] = {}
+
+    def batched(one: Any) -> Callable[[], Any]:
+        run = jax.jit(jax.vmap(one))
+        return lambda: np.asarray(run(start, *data))
+
+    try:
+        import jaxopt
+
+        solver = jaxopt.LBFGS(loss, maxiter=steps, tol=1e-6)
+        solvers["jaxopt.LBFGS, jit, vmap"] = batched(lambda x, *d: solver.run(x, *d).state.value)
+    except (ImportError, AttributeError):
+        pass
+    try:
+        import optimistix
+
+        method = optimistix.LBFGS(rtol=1e-8, atol=1e-8)
+
+        def solve(x: Any, *d: Any) -> Any:
+            end = optimistix.minimise(lambda x, d: loss(x, *d), method, x, args=d, max_steps=steps, throw=False)
+            return loss(end.value, *d)
+
+        solvers["optimistix.LBFGS, jit, vmap"] = batched(solve)
+    except (ImportError, AttributeError):
+        pass
+    return solvers
+
+
+# ---- one large problem ----------------------------------------------------------------------------------------------
+
+
+def deconvolution(side: int) -> tuple[Callable[[Any], tuple[float, Any]], Any]:
+    """A blurred picture to be recovered, with total variation that is smoothed: function and start."""
+    rng, y = np.random.default_rng(0), np.minimum(np.arange(side), side - np.arange(side))
+    kernel = np.exp(-0.5 * (y[:, None] ** 2 + y**2) / 9.0)
+    known = fft.rfft2(kernel / kernel.sum())
+
+    def through(u: Any, factor: Any) -> Any:
+        return fft.irfft2(factor * fft.rfft2(u), s=(side, side))
+
+    board = np.add.outer(np.arange(side) * 8 // side, np.arange(side) * 8 // side) % 2
+    data = through(board.astype(float), known) + 0.01 * rng.standard_normal((side, side))
+
+    def f(u: Any) -> tuple[float, Any]:
+        wrong = through(u, known) - data
+        right, down = np.roll(u, -1, 1) - u, np.roll(u, -1, 0) - u
+        size = np.sqrt(right**2 + down**2 + 1e-4)
+        right, down = right / size, down / size
+        back = np.roll(right, 1, 1) - right + np.roll(down, 1, 0) - down
+        return float(0.5 * (wrong * wrong).sum() + 1e-3 * size.sum()), through(wrong, known.conj()) + 1e-3 * back
+
+    return f, data
+
+
+def large(side: int, evaluations: int) -> None:
+    """One large problem: seconds of each evaluation, those of the function alone, and memory."""
+    CONSOLE.print(f"\n## A deconvolution of {side} x {side} unknowns in float64: {evaluations} evaluations")
+    f, start = deconvolution(side)
+    f(start)
+    alone = min(timed(lambda: f(start))[1] for _ in range(3))
+    rows = []
+
+    def flat(x: Any) -> tuple[float, Any]:
+        value, g = f(x.reshape(start.shape))
+        return value, g.ravel()
+
+    options = {"gtol": 0, "ftol": 0, "maxfun": evaluations - 1, "maxiter": evaluations}
+    runs = {
+        "ao.LBFGS": lambda: ao.minimize(f, start, max_steps=evaluations - 1, tol=0).value,
+        "ao.CG": lambda: ao.minimize(f, start, ao.CG(), max_steps=evaluations - 1, tol=0).value,
+        "ao.SPG": lambda: ao.minimize(f, start, ao.SPG(), max_steps=evaluations - 1, tol=0).value,
+        "SciPy L-BFGS-B": lambda: (
+            optimize.minimize(flat, start.ravel(), jac=True, method="L-BFGS-B", options=options).fun
+        ),
+    }
+    runs |= _others(f, start, evaluations)
+    for name, run in runs.items():
+        small = deconvolution(16)
+        ao.minimize(*small, ao.CG(), max_steps=2)
+        ao.minimize(*small, ao.SPG(), max_steps=2)  # compiled
+        value, seconds = timed(run)
+        tracemalloc.start()
+        run()
+        peak = tracemalloc.get_traced_memory()[1] / start.nbytes
+        tracemalloc.stop()
+        rows.append(
+            [name, seconds / evaluations, seconds / evaluations - alone, value, peak if "PyTorch" not in name else ""]
+        )
+    head = [
+        "solver",
+        "seconds per evaluation",
+        "less the function's",
+        "value at the end",
+        "peak, in arrays of unknowns",
+    ]
+    table(head, rows)
+
+
+def _others(f: Any, start: Any, evaluations: int) -> dict[str, Callable[[], float]]:
+    """PyTorch's L-BFGS with its line search, where it is installed; the function stays in NumPy."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+
+    def run() -> float:
+        w = torch.nn.Parameter(torch.from_numpy(start.copy()))
+        opt = torch.optim.LBFGS(
+            [w],
+            max_iter=evaluations,
+            max_eval=evaluations,
+            history_size=10,
+            line_search_fn="strong_wolfe",
+            tolerance_grad=0,
+            tolerance_change=0,
+        )
+        least = np.inf
+
+        def closure() -> Any:
+            nonlocal least
+            value, g = f(w.detach().numpy())
+            w.grad, least = torch.from_numpy(g), min(least, value)
+            return torch.tensor(value, dtype=torch.float64)
+
+        opt.step(closure)
+        return float(least)
+
+    return {"PyTorch LBFGS": run}
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000, help="problems side by side")
+    parser.add_argument("--side", type=int, default=1000, help="pixels of the large problem, along a side")
+    parser.add_argument("--only", choices=["collected", "many", "large"], help="one part")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if given.only in (None, "collected"):
+        collected()
+    if given.only in (None, "many"):
+        many("logistic fits of 32 unknowns", logistic, logistic_by_hand, given.count, 500)
+        many("Gaussian peaks with background, of 4 unknowns", peaks, peaks_by_hand, given.count, 100)
+    if given.only in (None, "large"):
+        large(given.side, 30)
+
+
+if __name__ == "__main__":
+    with np.errstate(all="ignore"):
+        main()
