@@ -14,6 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.layers import layers_with
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
@@ -139,7 +140,7 @@ class Batch(ABC):
         """The tensors that have a gradient."""
         if complete:
             return self.whole
-        some = np.flatnonzero([g is not None for g in grads])
+        some = layers_with(grads)
         key = some.tobytes()
         if key not in self._some:
             if len(self._some) >= KEPT:
