@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import arrayopt as ao
@@ -109,6 +109,7 @@ def test_of_matrices(rule, engine):
     options=st.sampled_from([{}, {"accumulate": 2}, {"clip_norm": 0.3}, {"skip_nonfinite": True}]),
     dtype=st.sampled_from(["float32", "float64"]),
 )
+@example(name="CAME", cuts=[1, 1], engine="numpy", ranks=3, options={}, dtype="float32")
 def test_any_rule_on_any_ranks(name, cuts, engine, ranks, options, dtype):
     kind, blocks = getattr(ao, name), tuple(cuts)
     fields = {"lr": 0.1} if "lr" in hypers(kind) and name != "Adafactor" else {}

@@ -229,10 +229,9 @@ class Stack:
                 made = _over(n, made, axis)
         else:
             # values per tensor are arrays then, in double precision
-            several = n.axes and self.extents[0] > 1
-            if several:
-                args = list(map(self._narrow, args))
-            elif not n.axes:
+            if n.axes:  # one tensor's, too: what is taken together changes no bit
+                args = [self._narrow(x) if _is_double(x) else x for x in args]
+            else:
                 args = list(map(_wide, args))
             made = OPS[n.op].numpy(*args)
         if n.axes:
@@ -354,6 +353,11 @@ class Stack:
             if kind == "tensor" and made.size == 1:
                 return made.item()
         return made.astype(self.of.real, copy=False) if kind == "batch" else made
+
+
+def _is_double(x: Any) -> bool:
+    """Whether a value is an array in double precision: NumPy takes in a number by itself."""
+    return isinstance(x, np.ndarray) and x.dtype == np.float64
 
 
 def _wide(x: Any) -> Any:

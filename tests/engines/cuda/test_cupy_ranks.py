@@ -49,6 +49,7 @@ RULES = {
     "AdamW": (ao.AdamW(lr=0.01), {"loss_scale": 8.0, "bad": True}),
     "LAMB, scaled": (ao.LAMB(lr=0.01), {"loss_scale": ao.LossScale(), "bad": True}),
     "LAMB, a layer skipped": (ao.LAMB(), {"groups": {"w": {"stacked": True}}, "skip_nonfinite": True, "bad": True}),
+    "LAMB, blocks": (ao.LAMB(), {"groups": {"w": {"blocks": 2}}, "stats": True}),
     "CAME": (ao.CAME(lr=0.01), {}),
     "Adafactor": (ao.Adafactor(), {"clip_norm": 0.5}),
     "Muon": (ao.AdamW(lr=0.01), {"groups": {x: ao.Muon(lr=0.02) for x in "wk"}}),  # whole matrices
@@ -78,7 +79,7 @@ def test_ranks_compute_what_one_process_does(cupy, label, ranks, tmp_path):
 
     results = ao.ranks.run(ranks, rank)
     assert [found for found, *_ in results] == [[]] * ranks
-    whole = label in ("Muon", "random numbers, matrices", "LAMB, a layer skipped")
+    whole = label in ("Muon", "random numbers, matrices", "LAMB, a layer skipped", "LAMB, blocks")
     assert (sum(kinds.count("cut") for _, kinds, *_ in results) < ranks) == whole
     assert all(other == stats for *_, other in results)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
