@@ -77,6 +77,8 @@ class Bucket:
     """When the tensors meet for totals, for each way that the rule takes them; None where that is
     not known yet.
     """
+    members: tuple[bytes, list[Any]] | None = None
+    """What took part in the last step with totals; see `arrayopt.engines.meeting`."""
     arrays: int = -1
     """The version of the arrays that a companion was last given."""
     same: tuple[int, int] | None = None

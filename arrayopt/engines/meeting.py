@@ -43,10 +43,14 @@ class Meeting:
     ) -> None:
         numbers, senders, layers = list[int](), list[int](), list[tuple[int, int]]()
         for bucket, asked in several:
-            for tensor, number, layer in _members(bucket, asked):
-                holders = tensor.share.holders if tensor.share is not None else []
+            took = layers_with(asked.grads).tobytes()
+            if asked.left or bucket.members is None or bucket.members[0] != took:
+                bucket.members = None if asked.left else (took, list(_members(bucket, asked)))
+            for number, sender, layer in (
+                bucket.members[1] if bucket.members else _members(bucket, asked)
+            ):
                 numbers.append(number)
-                senders.append(holders[0] if holders else 0)
+                senders.append(sender)
                 layers.append(layer)
         order = np.argsort(np.array(numbers, np.int64))
         kinds = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
@@ -132,17 +136,18 @@ def _layers(bucket: Bucket, tensor: Tensor) -> int:
     return max(1, tensor.shape[0]) if bucket.rule.stacked else 1
 
 
-def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[Tensor, int, tuple[int, int]]]:
-    """The tensors and layers of a bucket that take part: each with what the meeting knows it by,
-    and with which layer of how many it is. Blocks are tensors like others.
+def _members(bucket: Bucket, asked: Asked) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """The tensors and layers of a bucket that take part: what the meeting knows each by, the rank
+    that tells its numbers, and which layer of how many it is. Blocks are tensors like others.
     """
     numbers, stacked = numbers_of(bucket), bucket.rule.stacked
     for at in layers_with(asked.grads).tolist():
         tensor = bucket.tensors[at]
         mask = None if isinstance(bucket, Layers) else (asked.left or {}).get(tensor.layers)
-        count = len(numbers[at])
+        count, holders = len(numbers[at]), tensor.share.holders if tensor.share is not None else []
         if stacked and isinstance(bucket, Layers):
             count = bucket.stacks.tensors[bucket.lying[at][0]].array.shape[0]
         for i, number in enumerate(numbers[at].tolist()):
             if prod(tensor.shape) and (mask is None or not mask[i]):
-                yield tensor, number, (count, number % MOST) if stacked else (0, 0)
+                layer = (count, number % MOST) if stacked else (0, 0)
+                yield number, holders[0] if holders else 0, layer
