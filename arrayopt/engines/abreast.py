@@ -133,6 +133,8 @@ class DrawnAbreast:
         return self.of.stored
 
     def __call__(self, stream: int | str) -> Abreast:
+        if self.of.first is None:  # these are some of the layers
+            raise NotAbreastError
         return Abreast(self.of(stream))
 
 

@@ -1,6 +1,7 @@
 """The reference engine: a rule as it is written, on whole arrays of any array-API library."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from arrayopt.arrays import (
     dtype_name,
     holder,
     is_array,
+    is_captured,
     on_its_device,
     place,
     sharded_like,
@@ -128,26 +130,61 @@ def _apply(
         mine = each | ({"t": jax.numpy.asarray(t)} if differ else {})
         mapped: tuple[Array, dict[str, Array], Report] = jax.vmap(one)(p, g, slots, firsts, mine)
         return mapped
-    if not differ:
-        try:
-            # whatever the rule does otherwise, it does of each layer by itself, and raises there
-            return apply_one(
-                rule, p, g, slots, t, hypers, origin=(name, first), **options, together=True
-            )
-        except Exception:
-            pass
+    # whatever the rule does otherwise, it does of each layer by itself, and raises there
+    with suppress(Exception):
+        if differ:
+            return _by_number(rule, p, g, slots, t, hypers, name=name, each=each, **options)
+        origin = name, first
+        return apply_one(rule, p, g, slots, t, hypers, origin=origin, **options, together=True)
     done = []
     for i, (q, h) in enumerate(zip(split(p), split(g), strict=True)):
         of_layer = {name: x[i, ...] for name, x in slots.items()}
         mine = {key: x[i, ...] for key, x in each.items()} | ({"t": int(t[i])} if differ else {})
         done.append(one(q, h, of_layer, first + i * size(q), mine))
-    ps, news, reports = zip(*done, strict=True)
-    stack = array_namespace(p).stack
-    return (
-        stack(ps),
-        {name: stack([x[name] for x in news]) for name in slots},
-        {name: _stacked(p, [x[name] for x in reports]) for name in reports[0]},
-    )
+    xp, device = place(p)
+
+    def join(values: list[Any]) -> Array:
+        """Arrays, or numbers of Python, as a switched-off trust ratio is."""
+        return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
+
+    return _joined(done, join)
+
+
+def _joined(
+    done: list[Any], join: Callable[[list[Any]], Array]
+) -> tuple[Array, dict[str, Array], Report]:
+    """Parameters, slots and reports of some layers, from those of fewer."""
+    params, slots, reports = zip(*done, strict=True)
+    new = {name: join([own[name] for own in slots]) for name in slots[0]}
+    report = {name: join([own[name] for own in reports]) for name in reports[0]}
+    return join(list(params)), new, report
+
+
+def _by_number(
+    rule: Rule,
+    param: Array,
+    grad: Array,
+    slots: dict[str, Array],
+    updates: Any,
+    hypers: dict[str, Any],
+    *,
+    name: str,
+    each: dict[str, Any],
+    **options: Any,
+) -> tuple[Array, dict[str, Array], Report]:
+    """One update of all layers: of those at once that have the same number of updates."""
+    arrays = [param, grad, *slots.values()]
+    (xp, device), numbers = place(param), np.array([int(number) for number in updates])
+    order, done = np.argsort(numbers, kind="stable"), []
+    for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        there, now = xp.asarray(rows, device=device), dict(hypers)
+        for key, x in each.items():
+            now[key] = x[rows] if isinstance(x, np.ndarray) else xp.take(x, there, axis=0)
+        mine, of_mine, *rest = (xp.take(x, there, axis=0) for x in arrays)
+        given = mine, of_mine, dict(zip(slots, rest, strict=True)), int(numbers[rows[0]]), now
+        done.append(apply_one(rule, *given, origin=(name, None), **options, together=True))
+    back = xp.asarray(np.argsort(order), device=device)
+    return _joined(done, lambda parts: xp.take(xp.concat(parts), back, axis=0))
 
 
 def _blocks(
@@ -163,14 +200,6 @@ def _blocks(
     concat = array_namespace(params[0]).concat
     report = {name: concat([own[name] for own in reports]) for name in reports[0]}
     return cut.joined(params), cut.joined_slots(news), report
-
-
-def _stacked(p: Array, values: list[Any]) -> Array:
-    """What is reported of each layer: arrays, or numbers of Python, as a switched-off trust ratio
-    is.
-    """
-    xp, device = place(p)
-    return xp.stack(values) if is_array(values[0]) else xp.asarray(values, device=device)
 
 
 def apply_one(
@@ -335,6 +364,11 @@ class ArrayAPI(Engine):
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
         """See `Engine.prepare_joint`: the step is computed anew whenever totals are known."""
+        if is_captured(bucket.tensors[0].array):
+            raise RuntimeError(
+                f"Optimizer.launch: {type(bucket.rule).__name__} asks for totals, which the host"
+                " adds up; a step of it cannot be captured in a CUDA graph"
+            )
         done = _Updates(bucket, asked)
         for meeting in meetings:
             meeting.join()
@@ -375,40 +409,38 @@ class _Updates:
     def __init__(self, bucket: Bucket, asked: Asked, meeting: Meeting | None = None) -> None:
         self.bucket, self.asked = bucket, asked
         tensors, grads, groups, one = bucket.tensors, asked.grads, bucket.group_of, _whole
-        several = bucket.rule.several
-        if isinstance(bucket, Layers):
-            several = isinstance(grads, Split)
-            one = _stack if several else _layer
+        self.several = bucket.rule.several
+        self.left = [(asked.left or {}).get(tensor.layers) for tensor in tensors]
         if isinstance(bucket, Layers) and isinstance(grads, Split):
-            tensors, grads = bucket.stacks.tensors, grads.stacks
-            groups = bucket.group_of_stacks
-        self.several = several
+            tensors, groups, one = bucket.stacks.tensors, bucket.group_of_stacks, _stack
+            self.left, grads, self.several = grads.left, grads.stacks, True
         # what measures gradients has none
         slots = bucket.rule.several or not isinstance(bucket, Layers)
         self.made: list[tuple[int, Tensor, Array, dict[str, Array], Report]] = []
         # infinity and NaN are data: they reach the parameter, and are no warning
         with np.errstate(all="ignore"):
-            for k, (x, g, i) in enumerate(zip(tensors, grads, groups, strict=True)):
-                if g is not None:
-                    call, rule = partial(one, x, x.slots if slots else {}), bucket.groups[i].rule
+            for k, (x, g, left) in enumerate(zip(tensors, grads, self.left, strict=True)):
+                if g is not None and (left is None or not left.all()):
+                    call, i = partial(one, x, x.slots if slots else {}), groups[k]
                     known = {} if meeting is None else self._totals(k, x, meeting)
-                    self.made.append((k, x, *_update(call, rule, x, g, asked, i, known)))
+                    made = _update(call, bucket.groups[i].rule, x, g, asked, i, known, left)
+                    self.made.append((k, x, *made))
 
     @cached_property
     def numbers(self) -> list[Ints]:
         """What a meeting knows the tensors, or their layers, by."""
         return numbers_of(self.bucket, stacks=self.several)
 
-    def _numbers(self, k: int, tensor: Tensor) -> tuple[Ints, Any]:
+    def _numbers(self, k: int) -> tuple[Ints, Any]:
         """What a meeting knows a tensor, or its layers, by; and which of them take part."""
-        mask = (self.asked.left or {}).get(tensor.layers) if self.several else None
+        mask = self.left[k]
         return self.numbers[k], slice(None) if mask is None else ~np.asarray(mask)
 
     def _totals(self, k: int, tensor: Tensor, meeting: Meeting) -> dict[str, Any]:
         """The totals that are known, for a tensor or each of its layers."""
         if not size(tensor.array):
             return {}
-        numbers, some = self._numbers(k, tensor)
+        numbers, some = self._numbers(k)
         found: dict[str, Any] = {}
         for j in meeting.known:
             each = np.ones(len(numbers))
@@ -421,9 +453,9 @@ class _Updates:
         """Tell the numbers of some totals."""
         for which in some:
             numbers, values = [np.zeros(0, np.int64)], [np.zeros(0)]
-            for k, tensor, p, _, report in self.made:
+            for k, _, p, _, report in self.made:
                 if size(p):
-                    mine, here = self._numbers(k, tensor)
+                    mine, here = self._numbers(k)
                     told = report.get(of_total(which), 0.0)
                     told = np.asarray(to_host(told) if is_array(told) else told, np.float64)
                     values.append(np.broadcast_to(told, len(mine))[here])
@@ -440,7 +472,7 @@ class _Updates:
                 for name in slots:
                     tensor.put(name, slots[name])
             if self.several and report:
-                mask = (self.asked.left or {}).get(tensor.layers)
+                mask = self.left[at]
                 first = self.bucket.first_layer(at)
                 for i in range(size(next(iter(report.values())))):
                     if mask is None or not mask[i]:
@@ -468,14 +500,6 @@ def _stack(
     return _whole(tensor, slots, *args, **options, stacked=True)
 
 
-def _layer(
-    tensor: Tensor, slots: dict[str, Array], *args: Any, **options: Any
-) -> tuple[Array, dict[str, Array], Report]:
-    """`apply_one` to a layer."""
-    rule, p, g, *others = args
-    return apply_one(rule, p, g, slots, *others, **options, origin=tensor.origin)
-
-
 def _update(
     one: Callable[..., tuple[Array, dict[str, Array], Report]],
     rule: Rule,
@@ -484,15 +508,15 @@ def _update(
     asked: Asked,
     i: int,
     totals: dict[str, Any],
+    left: Any,
 ) -> tuple[Array, dict[str, Array], Report]:
-    """One tensor's new parameter, slots and report; with the totals that are known."""
-    p, g, stats, left = (
-        detached(tensor.array),
-        detached(g),
-        asked.stats,
-        (asked.left or {}).get(tensor.layers),
-    )
+    """One tensor's new parameter, slots and report, with the totals that are known; those of the
+    layers that are `left` stay.
+    """
+    p, g, stats = detached(tensor.array), detached(g), asked.stats
     with on_its_device(p):
+        if left is not None:  # LAPACK raises where it is given NaN
+            g = unless(left, g, array_namespace(g).zeros_like(g))
         hypers = asked.hypers[i] if not totals else {**asked.hypers[i], **totals}
         new, slots, report = one(
             rule, p, g, tensor.updates + 1, hypers, clip=asked.clip, stats=stats

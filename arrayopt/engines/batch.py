@@ -4,7 +4,7 @@ their memory.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.layers import layers_with
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
@@ -90,6 +91,10 @@ class Batch(ABC):
         Slots of codes that the plan takes as numbers: see `arrayopt.fusion.plans.widened`.
     """
 
+    vectors: Mapping[str, Sequence[Array]] = {}
+    """Slots that last from phase to phase of a step, for each tensor; see
+    `arrayopt.fusion.phases`.
+    """
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16
 
@@ -135,7 +140,7 @@ class Batch(ABC):
         """The tensors that have a gradient."""
         if complete:
             return self.whole
-        some = np.flatnonzero([g is not None for g in grads])
+        some = layers_with(grads)
         key = some.tobytes()
         if key not in self._some:
             if len(self._some) >= KEPT:
@@ -265,6 +270,8 @@ class Batch(ABC):
 
     def stored(self, row: int, name: str) -> Array:
         """A tensor's parameter or slot."""
+        if name in self.vectors:
+            return self.vectors[name][row]
         return self.tensors[row].array if name == "p" else self.tensors[row].slots[name]
 
     def wide(self, row: int, name: str) -> Any:

@@ -24,7 +24,12 @@ dropped.
 
 def chosen(every: Sequence[Any], places: Sequence[int] | Any) -> Sequence[Any]:
     """Those at some places, which ascend; the list itself where that is all of it."""
-    return every if len(places) == len(every) else list(map(every.__getitem__, places))
+    if len(places) == len(every):
+        return every
+    if hasattr(every, "chosen"):  # layers, of which whole stacks are chosen
+        found: Sequence[Any] = every.chosen(places)
+        return found
+    return list(map(every.__getitem__, places))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -17,7 +17,7 @@ from arrayopt.engines.batch import Batch, Idle, Kind, Rows
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket, chosen
 from arrayopt.engines.joint import Joint
-from arrayopt.engines.layers import Split
+from arrayopt.engines.layers import Split, layers_with
 from arrayopt.engines.meeting import Meeting
 from arrayopt.engines.threads import thread_count
 from arrayopt.fusion.lanes import Lanes, lanes, suits
@@ -269,6 +269,8 @@ class Fused(Engine):
         """
         grads, work = asked.grads, []
         found, complete = dtypes(grads.stacks if isinstance(grads, Split) else grads)
+        if isinstance(grads, Split):
+            complete = complete and bool(grads.there.all())
         for batch in self._sorted(bucket, asked, found):
             given = chosen(grads, batch.members)
             rows = batch.rows(given, complete=complete)
@@ -384,11 +386,13 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
     """
     if not bucket.rule.branches:
         return dict, asked
-    t = np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1
-    numbers = {n: bucket.rule.as_written(n) for n in set(t.tolist())}
+    updates = (np.broadcast_to(bucket.updates(), len(bucket.tensors)) + 1).tolist()
+    numbers = {n: bucket.rule.as_written(n) for n in set(updates)}
     if not any(numbers.values()):
         return dict, asked
-    due = [g is not None and numbers[n] for g, n in zip(asked.grads, t.tolist(), strict=True)]
+    due = [False] * len(updates)
+    for i in layers_with(asked.grads).tolist():
+        due[i] = numbers[updates[i]]
     ready = []
     for small, held in ((True, one_thread), (False, nullcontext)):
         mine = [
@@ -408,4 +412,6 @@ def _some(grads: Sequence[Array | None], which: Sequence[bool]) -> Sequence[Arra
     """Some of the gradients, and None for the others."""
     if all(which):
         return grads
+    if isinstance(grads, Split):
+        return grads.where(which)
     return [g if x else None for g, x in zip(grads, which, strict=True)]

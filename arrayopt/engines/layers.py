@@ -4,7 +4,7 @@ Blocks are layers of stacked tensors that lie in the tensors as they are.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,18 +21,17 @@ from arrayopt.arrays import (
     size,
     writable,
 )
+from arrayopt.engines.blocks import Stacks, share_of
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import Group
 from arrayopt.rules.base import Rule
 from arrayopt.state.blocks import Cut
 from arrayopt.state.run import Run
-from arrayopt.state.shares import Share
 from arrayopt.state.tensors import Left, Tensor
 
 __all__ = [
     "Layers",
     "Split",
-    "Stacks",
     "each",
     "layer_name",
     "layers_with",
@@ -88,17 +87,34 @@ class Split(Sequence[Array | None]):
         The gradients of the stacked tensors.
     counts : list of int
         How many layers each has.
+    left : list of array of bool, or None
+        Which layers of each are left out, as if they had no gradient.
     """
 
-    def __init__(self, stacks: Sequence[Array | None], counts: list[int]) -> None:
+    def __init__(
+        self, stacks: Sequence[Array | None], counts: list[int], left: Sequence[Any] = ()
+    ) -> None:
         self.stacks, self.counts = stacks, counts
+        self.left = list(left) or [None] * len(counts)
+
+    @property
+    def there(self) -> Any:
+        """Whether each layer has a gradient."""
+        found = np.repeat([g is not None for g in self.stacks], self.counts)
+        for first, mask in zip(np.cumsum([0, *self.counts]), self.left, strict=False):
+            if mask is not None:
+                found[first : first + len(mask)] &= ~np.asarray(mask)
+        return found
 
     @cached_property
     def _each(self) -> list[Array | None]:
         found: list[Array | None] = []
         for g, count in zip(self.stacks, self.counts, strict=True):
             found += [None] * count if g is None else split(g)
-        return found
+        there = self.there
+        return (
+            found if there.all() else [g if x else None for g, x in zip(found, there, strict=True)]
+        )
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -109,76 +125,25 @@ class Split(Sequence[Array | None]):
     def __iter__(self) -> Iterator[Array | None]:
         return iter(self._each)
 
+    def chosen(self, places: Sequence[int]) -> "Split":
+        """The gradients at some places, which are all layers of some of the stacks."""
+        of = np.repeat(np.arange(len(self.counts)), self.counts)[np.asarray(places, np.int64)]
+        some = np.unique(of).tolist()
+        stacks, counts = [self.stacks[at] for at in some], [self.counts[at] for at in some]
+        return Split(stacks, counts, [self.left[at] for at in some])
+
+    def where(self, which: Sequence[bool]) -> "Split":
+        """These gradients, but for those that are to count as left out."""
+        ends = np.cumsum(self.counts)[:-1]
+        left = [~mask for mask in np.split(self.there & np.asarray(which, bool), ends)]
+        return Split(self.stacks, self.counts, left)
+
 
 def layers_with(grads: Sequence[Array | None]) -> Ints:
     """The places of those that are not None."""
     if isinstance(grads, Split):
-        return np.flatnonzero(np.repeat([g is not None for g in grads.stacks], grads.counts))
+        return np.flatnonzero(grads.there)
     return np.flatnonzero([g is not None for g in grads])
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Stacks(Bucket):
-    """A bucket whose tensors are the stacks of blocks that tensors are cut into; see `Cut`.
-
-    Attributes
-    ----------
-    given : Bucket
-        The tensors as they are.
-    cuts : list of Cut
-        How each of these is cut.
-    firsts : list of int
-        For each stack the number of its first block.
-    """
-
-    given: Bucket = field(default_factory=Bucket)
-    cuts: list[Cut] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, given: Bucket) -> "Stacks":
-        """The stacks of a bucket's tensors."""
-        made = cls(groups=given.groups, run=given.run, given=given)
-        for tensor, group, at in zip(given.tensors, given.group_of, given.places, strict=True):
-            cut = Cut(given.rule, tensor.array.shape, dtype_name(tensor.array))
-            made.cuts.append(cut)
-            for stretch in cut.stretches:
-                share = _share(tensor, stretch.count * stretch.length * cut.row)
-                stack = Tensor(tensor.name, tensor.array, {}, tensor.run, tensor.place, share)
-                stack.layer_of = tensor.name, stretch.start * cut.row
-                stack.number = tensor.first
-                made.firsts.append(stretch.first)
-                made.tensors.append(stack)
-                made.group_of.append(group)
-                made.places.append(at)
-        made.refresh()
-        return made
-
-    @property
-    def whole(self) -> Bucket:
-        return self.given
-
-    def first_layer(self, k: int) -> int:
-        return self.firsts[k]
-
-    def own(
-        self, every: Sequence[Array | None], left: Left | None = None
-    ) -> Sequence[Array | None]:
-        found: list[Array | None] = []
-        for cut, g in zip(self.cuts, self.given.own(every, left), strict=True):
-            found += [None] * len(cut.stretches) if g is None else cut.parameter(g)
-        return found
-
-    def refresh(self) -> None:
-        stacks = iter(self.tensors)
-        for tensor, cut in zip(self.given.tensors, self.cuts, strict=True):
-            arrays = cut.parameter(detached(tensor.array))
-            slots = [tensor.slots] * len(arrays)
-            if tensor.kind == "whole":
-                slots = cut.slots(tensor.slots)
-            for array, own in zip(arrays, slots, strict=True):
-                stack = next(stacks)
-                stack.array, stack.slots = array, own
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -206,7 +171,7 @@ class Layers(Bucket):
         for at, tensor in enumerate(stacks.tensors):
             count = _count(tensor)
             (name, begin), length = tensor.origin, size(tensor.array) // count
-            first, share = stacks.first_layer(at), _share(tensor, length)
+            first, share = stacks.first_layer(at), share_of(tensor, length)
             for nth in range(count):
                 own = layer_name(name, first + nth)
                 layer = Tensor(own, tensor.array, {}, tensor.run, tensor.place, share)
@@ -235,18 +200,9 @@ class Layers(Bucket):
     def own(
         self, every: Sequence[Array | None], left: Left | None = None
     ) -> Sequence[Array | None]:
-        layers = Split(self.stacks.own(every), list(map(_count, self.stacks.tensors)))
+        counts = list(map(_count, self.stacks.tensors))
         masks = [(left or {}).get(tensor.layers) for tensor in self.stacks.tensors]
-        if all(mask is None for mask in masks):
-            return layers
-        out = [
-            np.zeros(n, bool) if mask is None else mask
-            for n, mask in zip(layers.counts, masks, strict=True)
-        ]
-        return [
-            None if skipped else g
-            for g, skipped in zip(layers, np.concatenate(out).tolist(), strict=True)
-        ]
+        return Split(self.stacks.own(every), counts, masks)
 
     def sibling(self, group: Group, tensors: list[Tensor], run: Run) -> Bucket:
         made = Layers([group], tensors, [0] * len(tensors), self.places, run)
@@ -282,10 +238,3 @@ class Layers(Bucket):
 def _count(tensor: Tensor) -> int:
     """How many layers a stacked tensor has."""
     return int(tensor.array.shape[0]) if size(tensor.array) else 1
-
-
-def _share(tensor: Tensor, length: int) -> Share | None:
-    """What each rank has of a layer of so many elements: all, or none, as of the whole tensor."""
-    if tensor.share is None:
-        return None
-    return replace(tensor.share, ends=tuple(min(end, length) for end in tensor.share.ends))

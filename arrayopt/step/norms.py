@@ -6,7 +6,7 @@ from typing import Any
 from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked
 from arrayopt.engines.bucket import Bucket, beside
-from arrayopt.engines.layers import Layers, each, layer_name
+from arrayopt.engines.layers import Layers, Split, each, layer_name
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.base import Rule
 from arrayopt.rules.gradients import GradientNorms
@@ -29,8 +29,10 @@ def gradient_norms(engine: str, asked: Measures, team: Alone) -> dict[str, Any]:
     found = {name: report["grad_norm"] for name, report in reports.items() if report}
     took: list[tuple[int, Tensor, Array]] = []
     for bucket, wanted in asked:
-        several = bucket.rule.several
-        for place, tensor, g in zip(bucket.places, bucket.tensors, wanted.grads, strict=True):
+        several, grads = bucket.rule.several, wanted.grads
+        if team.size == 1 and isinstance(grads, Split):  # nobody looks at them: none is split
+            grads = [grads if there else None for there in grads.there]
+        for place, tensor, g in zip(bucket.places, bucket.tensors, grads, strict=True):
             if g is not None and 0 not in tensor.shape:
                 each = _layers(bucket.rule, tensor, g) if several else [(tensor, g)]
                 took += [(place, *x) for x in each]

@@ -158,6 +158,32 @@ def test_numpy_takes_layers_where_they_lie(monkeypatch):
     assert opt.step(g) is p
 
 
+@each_engine
+@pytest.mark.parametrize("rule", ["LAMB", "SOAP"])
+def test_layers_are_taken_at_once_where_one_is_skipped_and_after(rule, engine, monkeypatch):
+    """No gradient is split; and where numbers of updates differ, a call is for all layers of one number."""
+    fields = {"LAMB": {}, "SOAP": {"precondition_frequency": 2}}[rule]
+    p, calls = {"w": drawn((40, 6, 2), 1), "v": drawn((40, 3, 2), 2)}, []
+    opt = ao.Optimizer(p, getattr(ao, rule)(lr=0.1, stacked=True, **fields), engine=engine, skip_nonfinite=True)
+    opt.step({name: drawn(x.shape, 3) for name, x in p.items()})
+    one = array_api.apply_one
+
+    def noted(*args, **options):
+        calls.append(1)
+        return one(*args, **options)
+
+    for name, value in (("split", None), ("apply_one", noted)):
+        monkeypatch.setattr(array_api, name, value)
+    monkeypatch.setattr(layers, "split", None)
+    for k in range(1, 8):
+        grads = {name: drawn(x.shape, 3 + k) for name, x in p.items()}
+        if k < 6:
+            grads["w"][[k, 20]] = np.nan
+        opt.step(grads)
+    assert len(calls) <= 2 * (1 + 7) * 7
+    assert opt.skipped_layers()["v"].sum() == 10
+
+
 @pytest.mark.parametrize("engine", ["array_api", "numpy"])
 @pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"skip_nonfinite": True}, {"loss_scale": 8.0}], ids=str)
 def test_large_stacks_are_measured(engine, options):

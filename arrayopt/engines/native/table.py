@@ -16,6 +16,7 @@ from arrayopt.engines.base import Asked, Partials
 from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import blas_address, one_thread
 from arrayopt.engines.bucket import Bucket, chosen
+from arrayopt.engines.layers import Split
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.native.cut import Cut, windows_of
 from arrayopt.engines.threads import run
@@ -231,6 +232,8 @@ class Table(Batch):
         """Put the gradients' addresses into the table; what is returned must live until they have
         been used.
         """
+        if isinstance(grads, Split):
+            return self._bind_stacks(rows, grads)
         if self._put_known(rows, grads):
             return grads
         given = list(chosen(grads, rows))
@@ -255,6 +258,19 @@ class Table(Batch):
         for i in np.flatnonzero(self.table[rows, column] == 0).tolist():
             given[i] = np.require(given[i], requirements=["C", "A"])
             self.table[rows[i], column] = given[i].ctypes.data
+        return given
+
+    def _bind_stacks(self, rows: Ints, grads: Split) -> Sequence[Any]:
+        """As `_bind_grads`, for layers, which lie in stacks."""
+        given, ends = [], np.cumsum([0, *grads.counts])
+        addresses = np.zeros(ends[-1], np.int64)
+        for at, stack in enumerate(grads.stacks):
+            if stack is not None:
+                given.append(np.require(memory(stack), requirements=["C", "A"]))
+                count = grads.counts[at]
+                layers = np.arange(count) * (given[-1].nbytes // count)
+                addresses[ends[at] : ends[at + 1]] = given[-1].ctypes.data + layers
+        self.put("AT_g", addresses[rows], rows)
         return given
 
     def _put_known(self, rows: Ints, grads: Sequence[Array | None]) -> bool:

@@ -55,9 +55,8 @@ class Chunk:
         Their elements in all.
     ragged : bool
         Whether they are of different sizes.
-    layers : tuple of int or None
-        If they are layers of one stacked tensor that follow each other: which tensor, the first
-        layer, and the last.
+    layers : tuple or None
+        If they are layers of one stacked tensor: which of the batch's, and an index of its layers.
     stack : Stack or None
         What works through them, made by the first step.
     views : dict of str to array
@@ -68,7 +67,7 @@ class Chunk:
     rows: list[int]
     size: int
     ragged: bool = False
-    layers: tuple[int, int, int] | None = None
+    layers: tuple[int, Any] | None = None
     stack: Stack | None = None
     views: dict[str, Any] = field(default_factory=dict)
 
@@ -87,7 +86,14 @@ class _Blocks(Batch):
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
-        self.layered = isinstance(bucket, Layers)
+        self.stacks: list[Tensor] = []
+        self.layers: list[tuple[int, int]] = []  # of which stack each is, and its place there
+        if isinstance(bucket, Layers):
+            lying = [bucket.lying[member] for member in members]
+            chosen = list(dict.fromkeys(stack for stack, _ in lying))
+            self.stacks = [bucket.stacks.tensors[stack] for stack in chosen]
+            place_of = {stack: place for place, stack in enumerate(chosen)}
+            self.layers = [(place_of[stack], layer) for stack, layer in lying]
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
     def bind(self) -> None:
@@ -133,7 +139,7 @@ class _Blocks(Batch):
         found: dict[Any, list[int]] = {}
         for row in rows:
             shape = int(self.geo[row, 0]) if self.flat else self.tensors[row].shape
-            stack = self._lying(row)[0] if self.layered else None
+            stack = self.layers[row][0] if self.layers else None
             found.setdefault((shape, stack), []).append(row)
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
@@ -158,32 +164,27 @@ class _Blocks(Batch):
             group, total = [*group, some], total + size
         return made
 
-    def _lying(self, row: int) -> tuple[int, int]:
-        """Which stacked tensor a layer is of, and its place there."""
-        found: tuple[int, int] = self.bucket.lying[self.members[row]]
-        return found
-
-    def _layers(self, rows: list[int]) -> tuple[int, int, int] | None:
-        """Which layers of which stacked tensor these are, if they can be updated where they lie."""
-        if not self.layered or self.outside.intersection(rows):
+    def _layers(self, rows: list[int]) -> tuple[int, Any] | None:
+        """Which layers of which stacked tensor these are, if they can be taken from it at once."""
+        if not self.layers or self.vectors or self.outside.intersection(rows):
             return None
-        (k, first), (other, last) = self._lying(rows[0]), self._lying(rows[-1])
-        found = k, first, last + 1
-        if k != other or found[2] - found[1] != len(rows):
+        stack, layers = self.layers[rows[0]][0], [self.layers[row][1] for row in rows]
+        if not all(plain(self._of_layers(name, stack)) for name in self.axes):
             return None
-        return found if all(plain(self._of_layers(x, found)) for x in self.axes) else None
+        if layers[-1] - layers[0] + 1 == len(layers):
+            return stack, slice(layers[0], layers[-1] + 1)
+        return stack, np.array(layers)
 
-    def _of_layers(self, name: str, layers: tuple[int, int, int]) -> Any:
-        """A parameter or slot of layers that follow each other."""
-        k, first, last = layers
-        stack = self.bucket.stacks.tensors[k]
-        return (stack.array if name == "p" else stack.slots[name])[first:last]
+    def _of_layers(self, name: str, stack: int) -> Any:
+        """A parameter or slot of all layers of a stacked tensor."""
+        tensor = self.stacks[stack]
+        return tensor.array if name == "p" else tensor.slots[name]
 
     def _gradient(self, chunk: Chunk, grads: Sequence[Array | None]) -> Any:
         """The gradient of a chunk, in one array."""
         if chunk.layers is not None and isinstance(grads, Split):
-            k, first, last = chunk.layers
-            return np.ascontiguousarray(np.asarray(grads.stacks[k])[first:last])
+            stack, layers = chunk.layers
+            return np.ascontiguousarray(np.asarray(grads.stacks[stack])[layers])
         given = [np.asarray(grads[row]) for row in chunk.rows]
         return np.ascontiguousarray(given[0]) if len(given) == 1 else joined("g", given)
 
@@ -204,6 +205,10 @@ class _Blocks(Batch):
         for name, axes in self.axes.items() if not inside else ():
             if name in self.widens:
                 parts = [self.wide(row, name).reshape(-1) for row in rows]
+            elif chunk.layers is not None:
+                arrays[name] = self._of_layers(name, chunk.layers[0])[chunk.layers[1]]
+                arrays[name] = arrays[name].reshape(stack.shape(axes))
+                continue
             else:
                 parts = [self.lying[name][row] for row in rows]
             arrays[name] = joined(name, parts).reshape(stack.shape(axes))
@@ -212,7 +217,11 @@ class _Blocks(Batch):
         for n in self.reported:
             self.values[rows, self.where.tensor[n]] = np.ravel(known[n])
         for name in () if inside else self.plan.written:
-            self._put(name, rows, arrays[name].reshape(-1))
+            if chunk.layers is not None and name not in self.widens:
+                whole = self._of_layers(name, chunk.layers[0])
+                whole[chunk.layers[1]] = arrays[name].reshape(len(rows), *whole.shape[1:])
+            else:
+                self._put(name, rows, arrays[name].reshape(-1))
 
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """The scalars of the step: numbers, where all these tensors have the same."""
@@ -239,8 +248,8 @@ class _Blocks(Batch):
             self.runs, (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c), firsts
         )
         for name, axes in self.axes.items() if not self.widens else ():
-            if chunk.layers is not None:
-                found = self._of_layers(name, chunk.layers)
+            if chunk.layers is not None and isinstance(chunk.layers[1], slice):
+                found = self._of_layers(name, chunk.layers[0])[chunk.layers[1]]
             elif len(rows) == 1 and rows[0] not in self.outside:
                 found = self.lying[name][rows[0]]
             else:

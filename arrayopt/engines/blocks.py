@@ -1,0 +1,83 @@
+"""Blocks of tensors, as stacked tensors that lie in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from arrayopt.arrays import Array, detached, dtype_name
+from arrayopt.engines.bucket import Bucket
+from arrayopt.state.blocks import Cut
+from arrayopt.state.shares import Share
+from arrayopt.state.tensors import Left, Tensor
+
+__all__ = ["Stacks", "share_of"]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Stacks(Bucket):
+    """A bucket whose tensors are the stacks of blocks that tensors are cut into; see `Cut`.
+
+    Attributes
+    ----------
+    given : Bucket
+        The tensors as they are.
+    cuts : list of Cut
+        How each of these is cut.
+    firsts : list of int
+        For each stack the number of its first block.
+    """
+
+    given: Bucket = field(default_factory=Bucket)
+    cuts: list[Cut] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, given: Bucket) -> "Stacks":
+        """The stacks of a bucket's tensors."""
+        made = cls(groups=given.groups, run=given.run, given=given)
+        for tensor, group, at in zip(given.tensors, given.group_of, given.places, strict=True):
+            cut = Cut(given.rule, tensor.array.shape, dtype_name(tensor.array))
+            made.cuts.append(cut)
+            for stretch in cut.stretches:
+                share = share_of(tensor, stretch.count * stretch.length * cut.row)
+                stack = Tensor(tensor.name, tensor.array, {}, tensor.run, tensor.place, share)
+                stack.layer_of = tensor.name, stretch.start * cut.row
+                stack.number = tensor.first
+                made.firsts.append(stretch.first)
+                made.tensors.append(stack)
+                made.group_of.append(group)
+                made.places.append(at)
+        made.refresh()
+        return made
+
+    @property
+    def whole(self) -> Bucket:
+        return self.given
+
+    def first_layer(self, k: int) -> int:
+        return self.firsts[k]
+
+    def own(
+        self, every: Sequence[Array | None], left: Left | None = None
+    ) -> Sequence[Array | None]:
+        found: list[Array | None] = []
+        for cut, g in zip(self.cuts, self.given.own(every, left), strict=True):
+            found += [None] * len(cut.stretches) if g is None else cut.parameter(g)
+        return found
+
+    def refresh(self) -> None:
+        stacks = iter(self.tensors)
+        for tensor, cut in zip(self.given.tensors, self.cuts, strict=True):
+            arrays = cut.parameter(detached(tensor.array))
+            slots = [tensor.slots] * len(arrays)
+            if tensor.kind == "whole":
+                slots = cut.slots(tensor.slots)
+            for array, own in zip(arrays, slots, strict=True):
+                stack = next(stacks)
+                stack.array, stack.slots = array, own
+
+
+def share_of(tensor: Tensor, length: int) -> Share | None:
+    """What each rank has of a layer of so many elements: all, or none, as of the whole tensor."""
+    if tensor.share is None:
+        return None
+    return replace(tensor.share, ends=tuple(min(end, length) for end in tensor.share.ends))
