@@ -51,6 +51,9 @@ ZERO, ONE = number(0), number(1)
 STRETCH = 1024
 """So many elements of slots of codes are widened at a time: they stay in the first cache."""
 
+AT_ONCE = 16
+"""So many sums over a tensor are made in one loop: with more, registers would be few."""
+
 
 def position_of(axes: str) -> Index:
     """The number of a value over some axes, as it lies in memory, at the positions along these."""
@@ -137,7 +140,7 @@ class Lowering:
         return [x for x in p.arrays if x in self.plan.quantized]
 
     def _stretch_of(
-        self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+        self, k: int | str, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
     ) -> list[Statement]:
         """The loop over the elements of a stretch, with what reads and stores codes before and
         after it.
@@ -155,7 +158,7 @@ class Lowering:
         return [*before, self._elements(k, p, slices, at), *after]
 
     def _elements(
-        self, k: int, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+        self, k: int | str, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
     ) -> Elements:
         """The loop over the elements of a stretch."""
         columns = {f"v{n.id}": n for n in p.using("column")}
@@ -182,7 +185,8 @@ class Lowering:
         o, e = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), o + name("TC")))
-        if not self._codes(p):
+        turns = p.in_turns(AT_ONCE)
+        if not self._codes(p) and len(turns) == 1:
             yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
             for i, s in enumerate(p.sums):
                 yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
@@ -192,11 +196,11 @@ class Lowering:
             Let("first", o + turn * STRETCH),
             Let("end", least(e, first + STRETCH)),
         ]
-        inside += self._stretch_of(
-            k, p, {f"at_{x}": (f"at_{x}", first, end) for x in p.arrays}, first
-        )
-        for i, s in enumerate(p.sums):
-            inside.append(Take(s, f"t{s.id}", Place("got", number(i))))
+        for place, part in enumerate(turns if not self._codes(p) else [p]):
+            slices = {f"at_{x}": (f"at_{x}", first, end) for x in part.arrays}
+            inside += self._stretch_of(f"{k}_{place}" if place else k, part, slices, first)
+            for i, s in enumerate(part.sums):
+                inside.append(Take(s, f"t{s.id}", Place("got", number(i))))
         yield from (Start(f"t{s.id}", s) for s in p.sums)
         yield Loop("turn", ZERO, (e - o + (STRETCH - 1)) // STRETCH, tuple(inside))
         for s in p.sums:

@@ -126,6 +126,31 @@ class Pass:
             found.setdefault(key, name)
         return tuple(found.values())
 
+    def in_turns(self, most: int) -> list["Pass"]:
+        """The pass as several, each with so many sums at most; the last one makes the stores."""
+        count = max(0, len(self.sums) - 1) // most * most
+        made = [self._part(self.sums[i : i + most], {}) for i in range(0, count, most)]
+        made.append(self._part(self.sums[count:], self.stores))
+        return made if all(part.arrays for part in made) else [self]
+
+    def _part(self, sums: tuple[Node, ...], stores: dict[str, Node]) -> "Pass":
+        """The pass with some of its sums and stores."""
+        own, found = {*self.nodes, *self.loads.values()}, set[Node]()
+        stack = [*stores.values(), *(s.args[0] for s in sums)]
+        while stack:
+            n = stack.pop()
+            if n in own and n not in found:
+                found.add(n)
+                stack += [] if n in self.loads.values() else n.args
+        return replace(
+            self,
+            loads={name: n for name, n in self.loads.items() if n in found},
+            nodes=tuple(n for n in self.nodes if n in found),
+            stores=stores,
+            sums=sums,
+            guards={name: n for name, n in self.guards.items() if name in stores},
+        )
+
     def within(self, element: str, dtype: str) -> "Pass":
         """The pass in a plan of such elements; if it is over random numbers alone, it reads the
         gradient, too.
