@@ -228,12 +228,10 @@ class Stack:
             for axis in _dims("".join(x for x in n.args[0].axes if x not in n.axes)):
                 made = _over(n, made, axis)
         else:
-            # values per tensor are arrays then, in double precision
-            if n.axes:  # one tensor's, too: what is taken together changes no bit
-                args = [self._narrow(x) if _is_double(x) else x for x in args]
-            else:
-                args = list(map(_wide, args))
-            made = OPS[n.op].numpy(*args)
+            # Values per tensor are arrays in double precision then. One tensor's are, too, so
+            # that what is taken together changes no bit.
+            narrow = [self._narrow(x) if _is_double(x) else x for x in args]
+            made = OPS[n.op].numpy(*(narrow if n.axes else map(_wide, args)))
         if n.axes:
             return made.astype(self.of.real, copy=False) if n.dtype == "real" else made
         return made if np.ndim(made) else made.item()
