@@ -229,10 +229,9 @@ class Stack:
                 made = _over(n, made, axis)
         else:
             # values per tensor are arrays then, in double precision
-            if n.axes:  # one tensor's, too: what is taken together changes no bit
-                args = [self._narrow(x) if _is_double(x) else x for x in args]
-            else:
-                args = list(map(_wide, args))
+            # of one tensor, too: which are taken together changes no bit
+            fit = self._narrowed if n.axes else _wide
+            args = list(map(fit, args))
             made = OPS[n.op].numpy(*args)
         if n.axes:
             return made.astype(self.of.real, copy=False) if n.dtype == "real" else made
@@ -312,6 +311,11 @@ class Stack:
             else np.asarray(x, self.of.real)
         )
 
+    def _narrowed(self, x: Any) -> Any:
+        """An array in double precision in the dtype of arithmetic; others as they are."""
+        double = isinstance(x, np.ndarray) and x.dtype == np.float64
+        return self._narrow(x) if double else x
+
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """The positions of a block's elements."""
         steps = (0, *(math.prod(self.extents[i:]) for i in (2, 3, 4)), 1)
@@ -353,11 +357,6 @@ class Stack:
             if kind == "tensor" and made.size == 1:
                 return made.item()
         return made.astype(self.of.real, copy=False) if kind == "batch" else made
-
-
-def _is_double(x: Any) -> bool:
-    """Whether a value is an array in double precision: NumPy takes in a number by itself."""
-    return isinstance(x, np.ndarray) and x.dtype == np.float64
 
 
 def _wide(x: Any) -> Any:
