@@ -28,6 +28,7 @@ __all__ = [
     "holder",
     "holds_alone",
     "is_array",
+    "is_captured",
     "kind",
     "library",
     "like",
@@ -62,6 +63,15 @@ REAL = {"complex64": "float32", "complex128": "float64"}
 def is_array(x: Any) -> bool:
     """Whether x is an array of an array-API library (NumPy scalars, which cannot be written, included)."""
     return bool(array_api_compat.is_array_api_obj(x))
+
+
+def is_captured(x: Array) -> bool:
+    """Whether what is done now with an array goes into a CUDA graph."""
+    if array_api_compat.is_cupy_array(x):
+        return bool(sys.modules["cupy"].cuda.get_current_stream().is_capturing())
+    if array_api_compat.is_torch_array(x) and x.device.type == "cuda":
+        return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
+    return False
 
 
 def dtype_name(x: Array) -> str:

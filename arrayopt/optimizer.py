@@ -277,6 +277,7 @@ class Optimizer(Settings):
             "`skip_nonfinite`": step.judging.skip_nonfinite,
             "`stats`": self._stats.wanted,
             "hooks before a step": bool(self._before),
+            "totals": step.meets,
             "ranks": self._team.size > 1,
         }
         return [what for what, needed in found.items() if needed]

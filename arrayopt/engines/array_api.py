@@ -18,6 +18,7 @@ from arrayopt.arrays import (
     dtype_name,
     holder,
     is_array,
+    is_captured,
     on_its_device,
     place,
     sharded_like,
@@ -363,6 +364,11 @@ class ArrayAPI(Engine):
         reports: dict[str, Report],
     ) -> Iterator[list[Partials]]:
         """See `Engine.prepare_joint`: the step is computed anew whenever totals are known."""
+        if is_captured(bucket.tensors[0].array):
+            raise RuntimeError(
+                f"Optimizer.launch: {type(bucket.rule).__name__} asks for totals, which the host"
+                " adds up; a step of it cannot be captured in a CUDA graph"
+            )
         done = _Updates(bucket, asked)
         for meeting in meetings:
             meeting.join()

@@ -4,7 +4,7 @@ their memory.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,6 +91,10 @@ class Batch(ABC):
         Slots of codes that the plan takes as numbers: see `arrayopt.fusion.plans.widened`.
     """
 
+    vectors: Mapping[str, Sequence[Array]] = {}
+    """Slots that last from phase to phase of a step, for each tensor; see
+    `arrayopt.fusion.phases`.
+    """
     chunk: ClassVar[int] = CHUNK
     lane_room: ClassVar[int] = 1 << 16
 
@@ -266,6 +270,8 @@ class Batch(ABC):
 
     def stored(self, row: int, name: str) -> Array:
         """A tensor's parameter or slot."""
+        if name in self.vectors:
+            return self.vectors[name][row]
         return self.tensors[row].array if name == "p" else self.tensors[row].slots[name]
 
     def wide(self, row: int, name: str) -> Any:

@@ -11,6 +11,8 @@ from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.meeting import Meeting, numbers_of
+from arrayopt.fusion.layout import extent
+from arrayopt.fusion.phases import is_vector
 from arrayopt.fusion.plan import Plan
 from arrayopt.rules.totals import of_total, totals_in
 
@@ -39,6 +41,13 @@ class Joint:
         self.phases = []
         for plan in kind.plan.phases:
             self.phases.append(batch_of(plan)(replace(kind, plan=plan), bucket, members))
+        vectors: dict[str, list[Array]] = {}
+        for phase in self.phases:
+            for name in filter(is_vector, phase.plan.slots):
+                sizes = extent(phase.plan.slots[name], phase.geo).tolist()
+                dtype = phase.plan.storage[name]
+                vectors.setdefault(name, [np.empty(size, dtype) for size in sizes])
+            phase.vectors = vectors
         numbers = numbers_of(bucket)
         self.numbers = np.array([numbers[i][0] for i in members])
         self._rows: list[Rows] = []

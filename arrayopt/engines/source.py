@@ -32,8 +32,8 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     -------
     str
         A self-contained Python module, or a C++ or CUDA C++ source. It begins with the plan: the
-        passes, what each
-        loads, stores and reduces, and the bytes per parameter.
+        passes, what each loads, stores and reduces, and the bytes per parameter. Of a rule that
+        asks for totals, one after the other for each phase between which tensors meet.
 
     Raises
     ------
@@ -63,6 +63,7 @@ def source(rule: Rule, *, engine: str = "numba", dtype: str = "float32", rank: i
     if not 0 <= rank <= MOST:
         raise ValueError(f"source: `rank` must be in [0, {MOST}]; got {rank}")
     plan = plan_for(rule, rank, dtype, lean=ENGINES[engine].lean)
-    return ENGINES[engine].emitter()(
-        plan, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{plan}"
-    )
+    emit, texts = ENGINES[engine].emitter(), list[str]()
+    for phase in plan.phases or (plan,):
+        texts.append(emit(phase, dtype, about=f": {rule!r}, {dtype}, rank {rank}.\n\n{phase}"))
+    return "\n".join(texts)

@@ -120,8 +120,10 @@ class Pass:
         found: dict[object, str] = {}
         for name in self.stores:
             guard = self.guards.get(name)
-            chosen = guard is not None and guard.op == "eq" and guard.args[1].op == "const"
-            found.setdefault((guard.args[0], self.stores[name].args[1]) if chosen else name, name)
+            key: object = name
+            if guard is not None and guard.op == "eq" and guard.args[1].op == "const":
+                key = guard.args[0], self.stores[name].args[1]
+            found.setdefault(key, name)
         return tuple(found.values())
 
     def within(self, element: str, dtype: str) -> "Pass":

@@ -1,7 +1,7 @@
 """Plans with totals, cut where tensors meet: each phase is a plan, which a batch of its own runs.
 
 What a phase computes of a tensor as a whole, and a later one needs, goes on as a scalar of the
-step, as the totals do. A value per row or column cannot.
+step, as the totals do. Values per row or column lie in slots that are the step's alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,20 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.dims import WAY_OUT, TraceError
 from arrayopt.fusion.graph import POSITION, TOTAL, Node, is_whole, reachable
 from arrayopt.fusion.passes import Pass
 from arrayopt.rules.totals import of_total
 
-__all__ = ["GIVEN", "Meets", "in_rounds", "meetings", "phases"]
+__all__ = ["GIVEN", "Meets", "in_rounds", "is_vector", "meetings", "phases"]
 
 KEPT, GIVEN = ":kept", (":kept", ":total")
 """What the names of scalars begin with that an earlier phase has computed; and of all that a
 meeting brings.
 """
 
-AWAY = "away"
-"""The operation that stands for a value per row or column of an earlier phase."""
+VECTOR = "kept"
+"""What the names of slots begin with that hold values per row or column until a later phase."""
 
 PutTogether = Callable[[tuple[Pass, ...], dict[str, Node], dict[str, Node]], Any]
 """Makes a plan of passes, of what slots of fewer axes are to hold, and of reports."""
@@ -91,7 +92,7 @@ def phases(
     Raises
     ------
     TraceError
-        If a value per row or column would have to wait for a total.
+        If a truth value per row or column would have to wait for a total.
     """
     meets = dict(zip(totals, meetings(totals), strict=True))
     rounds = sorted({x[:2] for x in meets.values()})
@@ -111,18 +112,16 @@ def phases(
             first[node] = max(small, default=-1)
     made, wanted = list[Any](), set[str]()
     copies = count(1 << 30)
-    for i in reversed(range(len(rounds) + 1)):
-        now = _within(every, first, i, whole.element)
-        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == i]
-        last = i == len(rounds)
+    for phase in reversed(range(len(rounds) + 1)):
+        now = _within(every, first, phase, whole.element)
+        passes = [_now(p, now) for p, k in zip(whole.passes, phase_of, strict=True) if k == phase]
+        last = phase == len(rounds)
         slots = {name: now[node] for name, node in whole.small.items()} if last else {}
         told = {name: node for name, node in whole.reports.items() if last and node.op != TOTAL}
-        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == i + 1}
-        told |= {
-            f"{KEPT}{node.id}": node
-            for node in every
-            if f"{KEPT}{node.id}" in wanted and first[node] == i
-        }
+        told |= {of_total(x.data[0]): x.args[0] for x in totals if first[x] == phase + 1}
+        for node in every:
+            if first[node] == phase and _kept(node) in wanted:
+                (slots if node.axes else told)[_kept(node)] = now[node] if node.axes else node
         reports = {}
         for name, node in told.items():
             x = now[node]
@@ -130,9 +129,9 @@ def phases(
             reports[name] = (
                 Node("copy", (x,), x.axes, x.level, x.dtype, None, next(copies)) if copied else x
             )
-        plan = put_together(tuple(passes), slots, reports)
-        _check(plan)
-        wanted |= {node.data for node in reachable(plan.scalars) if str(node.data).startswith(KEPT)}
+        plan = _with_vectors(put_together(tuple(passes), slots, reports))
+        wanted |= {node.data for node in reachable(plan.scalars) if node.op == "host"}
+        wanted |= set(plan.slots)
         made.append(plan)
     return tuple(reversed(made))
 
@@ -140,14 +139,20 @@ def phases(
 def _within(
     every: Sequence[Node], first: dict[Node, int], phase: int, element: str
 ) -> dict[Node, Node]:
-    """What each value is in phase phase, where those of earlier phases are known."""
+    """What each value is in a phase, where those of earlier phases are known."""
     now: dict[Node, Node] = {}
     for node in every:
         here = tuple(now[a] for a in node.args)
         known = node.op == TOTAL and first[node] <= phase
-        if known or (not is_whole(node.axes, element) and 0 <= first[node] < phase):
-            name = of_total(node.data[0]) if known else f"{KEPT}{node.id}"
-            op = AWAY if node.axes else "host"
+        earlier = not is_whole(node.axes, element) and 0 <= first[node] < phase
+        # truth values per row are made again, of numbers
+        if known or (earlier and (node.dtype == "real" or node.reduces or not node.axes)):
+            name = of_total(node.data[0]) if known else _kept(node)
+            op = "input" if node.axes else "host"
+            if node.axes and node.dtype != "real":
+                raise TraceError(
+                    f"it reduces truth values per row, and then asks for totals{WAY_OUT}"
+                )
             now[node] = Node(op, (), node.axes, 0, node.dtype, name, node.id)
         elif here == node.args or node.op == POSITION:
             now[node] = node
@@ -156,23 +161,32 @@ def _within(
     return now
 
 
-def _now(p: Pass, now: dict[Node, Node]) -> Pass:
+def _kept(node: Node) -> str:
+    """What a value is called that goes on to later phases."""
+    return f"{VECTOR if node.axes else KEPT}{node.id}"
+
+
+def _now(one: Pass, now: dict[Node, Node]) -> Pass:
     """A pass of what values are in a phase."""
-    return replace(
-        p,
-        loads={name: now.get(n, n) for name, n in p.loads.items()},
-        nodes=tuple(now[n] for n in p.nodes),
-        stores={name: now[n] for name, n in p.stores.items()},
-        sums=tuple(now[s] for s in p.sums),
-    )
+    loads = {name: now.get(n, n) for name, n in one.loads.items()}
+    stores = {name: now[n] for name, n in one.stores.items()}
+    nodes, sums = tuple(now[n] for n in one.nodes), tuple(now[n] for n in one.sums)
+    made = replace(one, loads=loads, nodes=nodes, stores=stores, sums=sums)
+    return made.guarded() if one.guards else made
 
 
-def _check(plan: Any) -> None:
-    """Raise TraceError where a phase uses a value per row or column of an earlier one."""
+def _with_vectors(plan: Any) -> Any:
+    """A phase, in whose slots are the values per row or column that it takes and leaves."""
     used = [n for p in plan.passes for n in p.uses]
     used += [a for b in plan.between for n in b.nodes for a in n.args]
     used += plan.small.values()
-    if any(n.op == AWAY for n in used):
-        raise TraceError(
-            f"it uses a value per row or column after a total that it has computed before{WAY_OUT}"
-        )
+    own = {n.data: n.axes for n in used if n.op == "input" and is_vector(n.data)}
+    own |= {name: n.axes for name, n in plan.small.items() if is_vector(name)}
+    real = REAL.get(WORKING[plan.storage["p"]], WORKING[plan.storage["p"]])
+    storage = plan.storage | dict.fromkeys(own, real)
+    return replace(plan, slots=plan.slots | own, storage=storage)
+
+
+def is_vector(name: str) -> bool:
+    """Whether a slot of a phase is a value per row or column that another phase has computed."""
+    return name.startswith(VECTOR) and name.removeprefix(VECTOR).isdigit()

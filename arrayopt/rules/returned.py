@@ -67,9 +67,11 @@ def returned_update(who: str, found: Any, slots: Mapping[str, Any]) -> tuple[Any
         raise ReturnedError(f"{who}.update must return a dict whose keys are strings; got {strange[0]!r}")
     for name, x in new.items():
         ring = slots.get(name)
-        if isinstance(x, Ring) != isinstance(ring, Ring) or (isinstance(x, Ring) and len(x) != len(ring)):
+        lengths = [len(y) if isinstance(y, Ring) else None for y in (x, ring)]
+        if lengths[0] != lengths[1]:
             raise ReturnedError(
-                f"{who}.update must return as a ring the one that it was given, or a `put` of it; {name!r} is {_said(x)}"
+                f"{who}.update must return as a ring the one that it was given, or a `put` of it;"
+                f" {name!r} is {_said(x)}"
             )
     return p, expanded(new)
 

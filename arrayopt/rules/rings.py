@@ -46,6 +46,11 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
     -------
     Ring
         Its members are ``ring[0]`` to ``ring[k - 1]``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `k` is no whole number, or below 1.
     """
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"arrayopt.ring: `k` must be a whole number; got {k!r}")
@@ -68,6 +73,11 @@ def dots(a: Ring | Array, b: Ring | Array) -> list[Any]:
     -------
     list
         Of a ring and an array k numbers, each 0-d. Of two rings a list of these for each member of the first.
+
+    Raises
+    ------
+    TypeError
+        If neither is a ring.
     """
     if isinstance(a, Ring) and isinstance(b, Ring):
         if a is not b:
@@ -82,7 +92,22 @@ def dots(a: Ring | Array, b: Ring | Array) -> list[Any]:
 def combined(ring: Ring, coefficients: Sequence[Any]) -> Array:
     """The sum of a ring's members, each times its coefficient, a number or a 0-d array.
 
-    A member whose coefficient is zero counts too: zero times infinity is NaN.
+    Parameters
+    ----------
+    ring : Ring
+        A ring that `update` was given, or a `put` of it.
+    coefficients : sequence of number or 0-d array
+        As many as the ring has members. One of zero does not hide a member: zero times infinity is NaN.
+
+    Returns
+    -------
+    array
+        Of the shape of a member.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no ring, or there are more or fewer coefficients than members.
     """
     _check("combined", ring)
     if len(coefficients) != len(ring):
@@ -106,6 +131,16 @@ def put(ring: Ring, i: Any, x: Array) -> Ring:
         Whole, and of each tensor its own: a rule counts, and may decide by `xp.where` that nothing is to be written.
     x : array
         What to write, of the shape of a member.
+
+    Returns
+    -------
+    Ring
+        What `update` is to return under the ring's name.
+
+    Raises
+    ------
+    TypeError
+        If it is no ring.
     """
     _check("put", ring)
     return Ring(tuple(choose(i == j, x, old) for j, old in enumerate(ring)))
@@ -146,7 +181,7 @@ def gathered(rings: Sequence[str], slots: Mapping[str, Any]) -> dict[str, Any]:
     """Slots with each ring in the place of its members."""
     made = dict(slots)
     for name in rings:
-        members = []
+        members: list[Any] = []
         while member_name(name, len(members)) in made:
             members.append(made.pop(member_name(name, len(members))))
         if members:

@@ -17,7 +17,7 @@ from arrayopt.fusion.plans import totals_for
 from arrayopt.ranks.alone import Alone
 from arrayopt.rules.base import Rule
 
-__all__ = ["Ready"]
+__all__ = ["Ready", "totals_of"]
 
 
 class Ready:
@@ -113,9 +113,7 @@ def _meetings(
     """
     classes: dict[type[Rule], list[tuple[Bucket, Asked]]] = {}
     for bucket, wanted in work:
-        if bucket.totals is None:
-            bucket.totals = _totals(bucket)
-        if bucket.totals:
+        if totals_of(bucket):
             classes.setdefault(type(bucket.rule), []).append((bucket, wanted))
     made = {}
     for rule, several in classes.items():
@@ -127,8 +125,17 @@ def _meetings(
     return made
 
 
+def totals_of(bucket: Bucket) -> set[tuple[Meets, ...]]:
+    """When the tensors of a bucket meet, for each way that its rule takes tensors; none if they do
+    not.
+    """
+    if bucket.totals is None:
+        bucket.totals = _totals(bucket)
+    return bucket.totals
+
+
 def _totals(bucket: Bucket) -> set[tuple[Meets, ...]]:
-    """When the tensors of a bucket meet, for each way that its rule takes tensors."""
+    """See `totals_of`."""
     dtype, found = dtype_name(bucket.tensors[0].array), set[tuple[Meets, ...]]()
     stacks = bucket.rule.stacked and not isinstance(bucket, Layers)
     for shape in {x.shape[1 if stacks else 0 :] for x in bucket.tensors}:

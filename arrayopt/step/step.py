@@ -21,7 +21,7 @@ from arrayopt.step.accumulate import Accumulator
 from arrayopt.step.coming import Begun, Coming, check_values, form_of
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
-from arrayopt.step.ready import Ready
+from arrayopt.step.ready import Ready, totals_of
 from arrayopt.step.release import Release
 
 __all__ = ["Step"]
@@ -93,6 +93,11 @@ class Step:
     def buckets(self) -> list[Bucket]:
         """The buckets of the next step."""
         return self._buckets.now()
+
+    @property
+    def meets(self) -> bool:
+        """Whether a rule asks for totals, for which all tensors meet."""
+        return any(map(totals_of, self.buckets))
 
     def coming(self, loss_scale: Any, limit: float | None, value: Any = None) -> Coming:
         """All that the host knows of the next step before its gradients."""

@@ -284,3 +284,30 @@ def test_numbers_that_are_none(x, how, match):
 def test_totals_of_a_moment_are_one_exchange():
     text = ao.Optimizer(np.ones(3, np.float32), Joint(), engine=STAND_IN).explain()
     assert text.count("pass ") == 2
+
+
+@pytest.mark.parametrize("engine", ["numba", "cpp"])
+def test_the_source_has_each_phase(engine):
+    text = ao.source(ao.Prodigy(), engine=engine)
+    assert text.count("bytes per float32 parameter") == 2
+
+
+def test_tensors_are_not_given_one_by_one():
+    opt = ao.Optimizer({"a": np.ones(2), "b": np.ones(2)}, Joint())
+    with pytest.raises(ValueError, match="totals need all gradients of a step"):
+        opt.give("a", np.ones(2))
+
+
+def test_at_the_door_of_torch():
+    torch, door = pytest.importorskip("torch"), pytest.importorskip("arrayopt.torch")
+    params = {name: x.astype(np.float64) for name, x in drawn(0).items()}
+    tensors = [torch.nn.Parameter(torch.tensor(x)) for x in params.values()]
+    theirs, mine = door.Prodigy(tensors, d0=1e-3), ao.Optimizer(params, ao.Prodigy(d0=1e-3))
+    for k in range(3):
+        grads = {name: g.astype(np.float64) for name, g in drawn((1, k)).items()}
+        for x, g in zip(tensors, grads.values(), strict=True):
+            x.grad = torch.tensor(g)
+        theirs.step()
+        mine.step(grads)
+    for x, y in zip(tensors, mine.params.values(), strict=True):
+        np.testing.assert_array_equal(x.detach().numpy(), y)

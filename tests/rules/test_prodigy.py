@@ -19,6 +19,7 @@ OPTIONS = [
     {"lr": 0.5, "d_coef": 2.0, "weight_decay": 0.1, "d0": 1e-3},
     {"growth_rate": 1.1, "bias_correction": True},
     {"lr": 0.3, "safeguard_warmup": True, "decoupled": False, "weight_decay": 0.2, "beta3": 0.99, "d0": 1e-3},
+    {"d0": 1e-2, "grad_centralization": True},  # whose means per row go on to what follows the sums
 ]
 
 
@@ -51,6 +52,8 @@ class Witness:
         for name in took:
             p, d = self.p[name], self.d[name]
             g = grads[name] + (0.0 if h["decoupled"] else h["weight_decay"] * p)
+            if h.get("grad_centralization") and g.ndim > 1:
+                g = g - g.mean(axis=tuple(range(1, g.ndim)), keepdims=True)
             self.t[name] += 1
             rate = d * h["lr"]
             if h["bias_correction"]:

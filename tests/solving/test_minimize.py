@@ -65,8 +65,14 @@ def test_other_rules_solve_ordinary_ones(name, rule):
     assert f.solved(found.value)
 
 
-@pytest.mark.parametrize("xp", [np, torch, jnp, array_api_strict])
-@pytest.mark.parametrize("rule", [None, ao.CG(), ao.SPG()])
+LIBRARIES = [(xp, rule) for xp in (np, torch, jnp, array_api_strict) for rule in RULES]
+
+
+def _in_each_run(xp, rule):
+    return rule == ("SPG" if xp is jnp else "LBFGS")
+
+
+@pytest.mark.parametrize(("xp", "rule"), marked(LIBRARIES, _in_each_run, lambda x: getattr(x, "__name__", x)))
 def test_arrays_of_any_library_stay_what_they_are(xp, rule):
     goal = xp.asarray([1.0, 2.0, 3.0])
 
@@ -75,7 +81,7 @@ def test_arrays_of_any_library_stay_what_they_are(xp, rule):
         return xp.sum(v * v + v), 4.0 * (x - goal) ** 3 + 2.0 * (x - goal)
 
     start = xp.asarray([0.0, 0.0, 0.0])
-    found = ao.minimize(f, start, rule, tol=1e-4)
+    found = ao.minimize(f, start, RULES[rule], tol=1e-4)
     assert found.converged
     assert type(found.params) is type(start)
     assert found.params.dtype == start.dtype
@@ -221,10 +227,10 @@ def test_a_wrong_gradient_ends_it_at_the_start(rule):
 
 def test_flat_unbounded_and_unsmooth_functions():
     assert ao.minimize(lambda x: (1.0, np.zeros(2)), START).evaluations == 1
-    unbounded = ao.minimize(lambda x: (-x.sum(), -np.ones(2)), START)
+    unbounded = ao.minimize(lambda x: (-x.sum(), -np.ones(2)), START, max_steps=60)
     assert not unbounded.converged
     assert unbounded.value < -1e6
-    assert ao.minimize(lambda x: (np.abs(x).sum(), np.sign(x)), START).value < 1e-3
+    assert ao.minimize(lambda x: (np.abs(x).sum(), np.sign(x)), START, max_steps=200).value < 1e-3
     assert "max_steps=3" in ao.minimize(rosen, START, max_steps=3).message
     assert ao.minimize(rosen, START, max_steps=0).evaluations == 1
 

@@ -19,6 +19,7 @@ import numpy as np
 
 import arrayopt as ao
 from tests.support.entered import Fault, Raising, contents, held
+from tests.support.ringed import ringed
 
 RULES: dict[str, dict[str, Any]] = {
     "LAMB": {"lr": 0.05, "weight_decay": 0.1},
@@ -26,6 +27,7 @@ RULES: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.05, "momentum": 0.9},
     "AdamW": {"lr": 0.05},
     "SOAP": {"lr": 0.05, "precondition_frequency": 2},
+    "ring": {"lr": 0.05},
     "Prodigy": {"d0": 0.01},  # of which all tensors meet
 }
 SHAPES = {"w": (6, 5), "b": (6,), "stack": (3, 4, 2), "number": (), "empty": (0, 3)}
@@ -81,7 +83,8 @@ class Case:
 
     def make(self, engine: str, comm: Any = None) -> ao.Optimizer:
         """The optimizer before the first call."""
-        rule = getattr(ao, self.name)(**RULES[self.name], **self.rule)
+        kind = ringed(2) if self.name == "ring" else getattr(ao, self.name)
+        rule = kind(**RULES[self.name], **self.rule)
         return ao.Optimizer(self.arrays(0), rule, engine=engine, groups=self.groups, comm=comm, **self.options)
 
 

@@ -42,6 +42,8 @@ def ringed(k):
             n = xp.where(taken, following, s["n"])
             return p - h.lr * (g + mixed), {"s": points, "y": gradients, "n": n}
 
+    Ringed.__name__ = Ringed.__qualname__ = f"Ringed{k}"  # where pickle finds it
+    globals()[Ringed.__name__] = Ringed
     return Ringed
 
 

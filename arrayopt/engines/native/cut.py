@@ -150,6 +150,7 @@ class Cut:
         """
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
+        here = here and name not in self.of.vectors
         first = self._first(row) if here else 0
         return (first // BLOCK if name.startswith(SCALE) else first) * itemsize
 

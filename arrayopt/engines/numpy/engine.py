@@ -166,7 +166,7 @@ class _Blocks(Batch):
 
     def _layers(self, rows: list[int]) -> tuple[int, Any] | None:
         """Which layers of which stacked tensor these are, if they can be taken from it at once."""
-        if not self.layers or self.outside.intersection(rows):
+        if not self.layers or self.vectors or self.outside.intersection(rows):
             return None
         stack, layers = self.layers[rows[0]][0], [self.layers[row][1] for row in rows]
         if not all(plain(self._of_layers(name, stack)) for name in self.axes):
