@@ -230,8 +230,8 @@ class Stack:
         else:
             # Values per tensor are arrays in double precision then. One tensor's are, too, so
             # that what is taken together changes no bit.
-            narrow = [self._narrow(x) if _is_double(x) else x for x in args]
-            made = OPS[n.op].numpy(*(narrow if n.axes else map(_wide, args)))
+            fit = self._narrowed if n.axes else _wide
+            made = OPS[n.op].numpy(*map(fit, args))
         if n.axes:
             return made.astype(self.of.real, copy=False) if n.dtype == "real" else made
         return made if np.ndim(made) else made.item()
@@ -310,6 +310,11 @@ class Stack:
             else np.asarray(x, self.of.real)
         )
 
+    def _narrowed(self, x: Any) -> Any:
+        """An array in double precision in the dtype of arithmetic; others as they are."""
+        double = isinstance(x, np.ndarray) and x.dtype == np.float64
+        return self._narrow(x) if double else x
+
     def _positions(self, cuts: tuple[slice, ...]) -> Any:
         """The positions of a block's elements."""
         steps = (0, *(math.prod(self.extents[i:]) for i in (2, 3, 4)), 1)
@@ -351,11 +356,6 @@ class Stack:
             if kind == "tensor" and made.size == 1:
                 return made.item()
         return made.astype(self.of.real, copy=False) if kind == "batch" else made
-
-
-def _is_double(x: Any) -> bool:
-    """Whether a value is an array in double precision: NumPy takes in a number by itself."""
-    return isinstance(x, np.ndarray) and x.dtype == np.float64
 
 
 def _wide(x: Any) -> Any:
