@@ -5,14 +5,16 @@ import sys
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 import arrayopt as ao
 from arrayopt.arrays import WORKING
 from arrayopt.cli.arguments import assignment, listed, make_rule, rule_class, shape
-from arrayopt.engines.bucket import Bucket
+from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.table import ENGINES, explain_buckets
 from arrayopt.libraries import UnavailableError, numpy_dtype
 from arrayopt.params.groups import Group
+from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["add"]
@@ -66,14 +68,13 @@ def run(given: argparse.Namespace) -> int:
         rule = make_rule(given.rule, dict(given.set))
         given.shapes = given.shapes or [x for x in SHAPES if not rule.refuses(np, np.broadcast_to(0.0, x))]
         one = np.zeros((), numpy_dtype(given.dtype))  # seen as an array of each shape: nothing else is allocated
-        tensors = [Tensor(str(i), np.broadcast_to(one, x)) for i, x in enumerate(given.shapes)]
+        arrays = [as_strided(one, x, (0,) * len(x)) for x in given.shapes]
+        tensors = [Tensor(str(i), x) for i, x in enumerate(arrays)]
         for tensor in tensors:
             if reason := rule.refuses(np, tensor.array):
                 raise ValueError(f"{type(rule).__name__}: a tensor of shape {tensor.shape} {reason}")
-        places = list(range(len(tensors)))
-        group = Group("all", rule, {}, tensors)
-        bucket = Bucket(groups=[group], tensors=tensors, group_of=[0] * len(tensors), places=places)
-        text = explain_buckets([bucket], given.engine)
+        buckets = bucketed([Group("all", rule, {}, tensors)], Run())
+        text = explain_buckets(buckets, given.engine)
         if given.source:
             ranks = sorted({len(x) for x in given.shapes})
             chosen = {} if given.engine == "auto" else {"engine": given.engine}

@@ -199,6 +199,14 @@ def test_explain_says_what_an_optimizer_would(capsys):
     assert capsys.readouterr().out == f"{steps}\n"
 
 
+@pytest.mark.parametrize("field", [{"stacked": True}, {"blocks": 4}, {"blocks": (4, 8)}], ids=str)
+def test_explain_knows_layers_and_blocks(field, capsys):
+    ((name, value),) = field.items()
+    opt = ao.Optimizer({"0": np.zeros((12, 8), np.float32)}, ao.LAMB(**field))
+    assert cli.main(["explain", "LAMB", "--shapes", "12x8", "--set", f"{name}={value}"]) == 0
+    assert capsys.readouterr().out == f"{opt.explain().rpartition(chr(10))[0]}\n"
+
+
 def test_explain_allocates_nothing_of_the_tensors_size(capsys):
     assert cli.main(["explain", "CAME", "--set", "lr=0.1", "--shapes", "1000000x1000000", "--dtype", "bfloat16"]) == 0
     assert "1 tensors, 1000000000000 parameters, bfloat16, numpy on cpu" in capsys.readouterr().out
