@@ -25,7 +25,7 @@ SLOTS = ("m", "v", "v_max", "r", "c", "ir", "ic", "buf", "d", "previous", "m_slo
 NUMBERS = {"mu_product": 1.0, "theta": 1.0, "lr_max": 0.0, "points": 0.0, "radius": 0.0}
 """Slots of one number, and what they are at first."""
 
-AROUND = ("master_weights", "state_dtype")
+AROUND = ("master_weights", "state_dtype", "blocks")
 BOUNDS = {ao.projections.box: ("low", "high"), ao.projections.ball: ("radius",)}
 SECOND = ("v", "v_max", "r", "c", "ir", "ic")
 NEAR = {"float64": 1e-7, "float32": 2e-3, "float16": 0.05, "bfloat16": 0.3}

@@ -165,6 +165,13 @@ def _muon(rule: Any, masks: Any, stored: Any, ns_coeffs: Any, **rest: Any) -> Fo
     return Form(rule, leaves, also=(adam,), stored=stored)
 
 
+def _prodigy(rule: Any, masks: Any, stored: Any, betas: Any) -> Form:
+    """Both decays are one argument."""
+    beta1, beta2 = betas
+    rule = replace(rule, beta1=beta1, beta2=beta2)
+    return Form(rule, masked(rule, masks), stored=stored)
+
+
 def _as_matrices(shape: tuple[int, ...], inputs: Any, outputs: Any) -> View:
     """How a tensor is seen as matrices of outputs and inputs; its other axes are a batch."""
     n = len(shape)
@@ -197,6 +204,13 @@ SAME = {
     "lamb": Same(rules.LAMB),
     "lars": Same(rules.LARS, always={"decayed_norm": True, "lr_in_momentum": True}),
     "lion": Same(rules.Lion),
+    "prodigy": Same(
+        rules.Prodigy,
+        names={"estim_lr0": "d0", "estim_lr_coef": "d_coef"},
+        always={"bias_correction": True},
+        rest=("betas",),
+        form=_prodigy,
+    ),
     "muon": Same(
         rules.Muon,
         names={"beta": "momentum"},

@@ -45,7 +45,7 @@ def read_blocks(where: str, value: Any) -> Blocks | None:
     """The value of `blocks` as rules keep it: None, a number, or a tuple of lengths; else an error."""
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or not np.ndim(value):
         return whole(where, value, first=1)
     lengths = tuple(whole(f"{where}[{i}]", x, first=1) for i, x in enumerate(value))
     if not lengths:

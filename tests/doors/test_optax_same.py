@@ -71,6 +71,18 @@ ROWS = {
         {"alpha": lambda k: 2.0 * (k + 1), "b3": lambda k: 0.5 + 0.05 * k},
         {**MOMENTS, "b3": 0.6, "alpha": 2.0, "weight_decay": 0.3, "mask": MASK},
     ],
+    "prodigy": [
+        {"weight_decay": 0.3, "estim_lr0": 1e-3},
+        {
+            "learning_rate": halved,
+            "betas": (0.5, 0.9),
+            "beta3": 0.8,
+            "eps": 1e-3,
+            "estim_lr0": 0.01,
+            "estim_lr_coef": 2.0,
+            "safeguard_warmup": True,
+        },
+    ],
     "lamb": [{"weight_decay": 0.3, "mask": matrices}, {**MOMENTS, "weight_decay": 0.3, "mask": MASK}],
     "lars": [
         {"learning_rate": halved, "weight_decay": 0.1, "trust_coefficient": 0.1},

@@ -41,7 +41,6 @@ def test_it_solves_what_more_garbow_and_hillstrom_have_collected(name):
     assert found.converged or name == "meyer"
 
 
-@pytest.mark.slow
 def test_it_needs_as_many_evaluations_as_scipy():
     ratios = []
     for name in PROBLEMS:

@@ -165,6 +165,7 @@ COSTLY = {
         "test_state_goes_from_library_to_library": "numpy-numpy-jax",
     },
     "tests/schedules/test_schedules.py": {"test_array_steps_equal_int_steps": "jax.numpy"},
+    "tests/solving/test_minimize.py": {"test_it_needs_as_many_evaluations_as_scipy": ""},
     "tests/step/test_commit.py": {
         "test_a_fault_at_any_call": "array_api|(numpy|cpp).*all-1",
         "test_a_signal_at_any_call": "array_api|numpy.*all-1|cpp.*all-3",

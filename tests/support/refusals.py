@@ -97,7 +97,7 @@ OPTIONS = {
     "rounding": "'nearest' or 'stochastic'",
     "state_dtype": "None, 'float16', 'bfloat16' or 'int8'",
 }
-STRUCTURAL = ("project", "seed", "precondition_frequency", "max_precondition_dim", "matrix", "variant")
+STRUCTURAL = ("project", "seed", "blocks", "precondition_frequency", "max_precondition_dim", "matrix", "variant")
 """Fields that are neither numbers nor switches."""
 
 OPEN_END = {("SGD", "momentum"): ("[0, 1]", [-0.1, 1.1], [0, 0.9, 1]), ("LARS", "eps"): ("[0, inf)", [-1e-9], [0, 1])}

@@ -50,7 +50,8 @@ def made_up():
 
 def test_every_rule_of_the_package_is_in_the_table():
     rules = [x for x in map(ao.__dict__.get, ao.__all__) if isinstance(x, type) and issubclass(x, ao.Rule)]
-    assert {rule.__name__ for rule in rules} - {"Rule"} == set(RULES)
+    of_values = {"LBFGS", "CG", "SPG"}  # which ask for the value of a function
+    assert {rule.__name__ for rule in rules} - {"Rule"} - of_values == set(RULES)
     assert {name: type(rule).__name__ for name, rule in RULES.items()} == {name: name for name in RULES}
 
 

@@ -180,10 +180,13 @@ def fields() -> list[str]:
 
 
 def _kinds() -> list[type[Rule]]:
-    """All rules, without those of which some updates run as they are written: to evaluate them takes long."""
+    """All rules whose tensors are updated by themselves.
+
+    Left out are those of which some updates run as they are written: to evaluate them takes long.
+    """
     kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
     rules: list[type[Rule]] = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
-    return [kind for kind in rules if kind.as_written is Rule.as_written]
+    return [kind for kind in rules if kind.as_written is Rule.as_written and kind is not offered.Prodigy]
 
 
 def numbers(rule: Rule) -> list[str]:

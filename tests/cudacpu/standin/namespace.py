@@ -116,7 +116,7 @@ def modules():
         ndarray=array.ndarray,
         bool=np.bool_,
         abs=array.lifted(np.abs),
-        reshape=lambda a, shape, order="C": a.reshape(shape, order=order),  # a view, where there is one
+        reshape=lambda a, newshape, order="C": a.reshape(newshape, order=order),  # a view, where there is one
         empty=_empty,
         empty_like=_empty_like,
         RawKernel=kernels.RawKernel,
