@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,18 +80,10 @@ def room(module):
 
 def circle(arrows):
     """A way from a node back to itself, or None."""
-    done = set()
-    for start in arrows:
-        path, stack = [], [(start, 0)]
-        while stack:
-            node, depth = stack.pop()
-            del path[depth:]
-            if node in path:
-                return [*path[path.index(node) :], node]
-            if node not in done:
-                path.append(node)
-                stack += [(other, depth + 1) for other in arrows.get(node, ())]
-        done |= set(path) | {start}
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return error.args[1]
     return None
 
 

@@ -75,6 +75,7 @@ COSTLY = {
         "test_python_threads_with_an_optimizer_each": "numba",
         "test_without_a_folder_to_write_nothing_is_kept": "",
     },
+    "tests/engines/test_blocks.py": {"test_as_the_blocks_one_by_one": "CAME.*cpp"},
     "tests/engines/test_engines.py": {
         "test_blocks_of_any_size": "-[2-9]|-1",
         "test_every_row_on_every_shape": "cpp-(?!LAMB|CAME|AdamW)",
@@ -82,7 +83,7 @@ COSTLY = {
     },
     "tests/engines/test_engines_dtypes.py": {"test_narrow_dtypes_have_float32_state_and_are_rounded_once": "numba"},
     "tests/engines/test_engines_memory.py": {
-        "test_awkward_values_pass_through_as_in_the_reference": "cpp-(CAME|LANS)",
+        "test_awkward_values_pass_through_as_in_the_reference": "cpp-(CAME|LANS)|cpp-(Adafactor|LARS)",
         "test_layouts_change_no_bit_and_nothing_beside": "cpp-CAME",
         "test_zero_tensors": "cpp-CAME",
     },
@@ -98,6 +99,7 @@ COSTLY = {
         "test_the_functional_form_of_a_model_that_is_scanned": "",
     },
     "tests/engines/test_threads.py": {"test_what_has_run_is_let_go": "True"},
+    "tests/engines/test_totals.py": {"test_the_functional_form": "False"},
     "tests/engines/test_watching.py": {
         "test_rules_with_little_to_do": "True-nothing-cpp|a slot that stays-cpp|a slot that counts-cpp",
         "test_watching_any_rule_changes_no_bit": "-[2-9]",
@@ -123,6 +125,7 @@ COSTLY = {
     },
     "tests/ranks/test_processes.py": {
         "test_a_process_that_ends_ends_the_others": "",
+        "test_a_process_that_hangs_is_not_waited_for_longer_than_was_said": "openmpi",
         "test_all_processes_compute_what_one_does": "openmpi",
         "test_nccl_over_the_stand_in": "",
         "test_sharded_parameters_of_pytorch": "",
@@ -138,7 +141,8 @@ COSTLY = {
         "test_gradients_whose_squares_are_numbers_and_others": "cpp-.*(LARS|LANS|Adafactor|CAME)",
     },
     "tests/rules/test_oracles.py": {"test_adabelief_of_optax": "False"},
-    "tests/rules/test_precision.py": {"test_engines_agree_on_half_precision_state": "cpp-CAME"},
+    "tests/rules/test_precision.py": {"test_engines_agree_on_half_precision_state": "cpp-CAME|numba"},
+    "tests/rules/test_prodigy.py": {"test_engines_agree_with_the_witness": "numba"},
     "tests/rules/test_published.py": {
         "test_adafactor_of_optax_decays_without_its_lr_and_averages_whole_steps": "",
         "test_adafactor_of_pytorch_decays_by_its_lr_alone": "",
@@ -147,7 +151,11 @@ COSTLY = {
         "test_codes_are_those_of_the_definition": "-(0|31|500)-jax",
         "test_engines_agree": "cpp-CAME",
     },
-    "tests/rules/test_quantized_complex.py": {"test_codes_are_those_of_the_definition": "(0|31|200)-jax"},
+    "tests/rules/test_quantized_complex.py": {
+        "test_codes_are_those_of_the_definition": "(0|31|200)-jax",
+        "test_engines_agree": "cpp-CAME",
+    },
+    "tests/rules/test_rings.py": {"test_members_that_are_narrow_are_rounded_once": "float16.*cpp"},
     "tests/rules/test_rules.py": {
         "test_a_complex_run_equals_the_witness": "jax",
         "test_a_dask_run_equals_the_witness": "CAME",
@@ -168,7 +176,7 @@ COSTLY = {
     "tests/solving/test_minimize.py": {"test_it_needs_as_many_evaluations_as_scipy": ""},
     "tests/step/test_commit.py": {
         "test_a_fault_at_any_call": "array_api|(numpy|cpp).*all-1",
-        "test_a_signal_at_any_call": "array_api|numpy.*all-1|cpp.*all-3",
+        "test_a_signal_at_any_call": "array_api|numpy.*all-1|cpp.*all-3|numpy",
     },
     "tests/step/test_layers_skipped.py": {
         "test_a_scan": "",
@@ -177,7 +185,10 @@ COSTLY = {
         "test_over_ranks_of_arrays_that_are_replaced": "",
         "test_the_functional_form": "jax",
     },
-    "tests/step/test_release.py": {"test_arrays_that_cannot_be_written_are_replaced": ""},
+    "tests/step/test_release.py": {
+        "test_arrays_that_cannot_be_written_are_replaced": "",
+        "test_it_is_the_step_that_all_gradients_make_together": "cpp-CAME",
+    },
     "tests/step/test_scaling.py": {
         "test_in_other_libraries_too": "jax",
         "test_the_functional_form_scales_clips_and_skips_as_the_optimizer": "True",
