@@ -1,6 +1,6 @@
-"""By file and test, what takes the most time: the cases that only `make test-all` runs, as a pattern."""
+"""What takes the most time, by file and test: the cases that only `make test-all` runs."""
 
-__all__ = ["COSTLY"]
+__all__ = ["COSTLY", "THINNED"]
 
 COSTLY = {
     "docs/diagnose.md": {"examples": ""},
@@ -231,3 +231,114 @@ COSTLY = {
         "test_the_fixture_skips_what_is_not_there": "",
     },
 }
+"""By file and test, the cases as a pattern."""
+
+THINNED = {
+    "tests/doors/test_torch.py": ("test_every_rule_computes_what_it_does_elsewhere",),
+    "tests/doors/test_torch_names.py": ("test_options",),
+    "tests/doors/test_torch_schedules.py": ("test_schedules",),
+    "tests/engines/cuda/test_cudacpu_faults.py": ("test_each_fault_is_found_with_its_line",),
+    "tests/engines/cuda/test_cupy_standin.py": ("test_the_reference_engine_runs_on_it",),
+    "tests/engines/native/test_kept.py": ("test_what_others_may_write_is_not_read",),
+    "tests/engines/test_aliases.py": ("test_every_alias_in_every_engine",),
+    "tests/engines/test_blocks.py": ("test_as_the_blocks_one_by_one",),
+    "tests/engines/test_engines.py": ("test_the_number_of_threads_changes_no_bit",),
+    "tests/engines/test_engines_dtypes.py": (
+        "test_complex",
+        "test_gradients_of_another_dtype",
+        "test_narrow_dtypes_have_float32_state_and_are_rounded_once",
+    ),
+    "tests/engines/test_engines_memory.py": (
+        "test_awkward_values_pass_through_as_in_the_reference",
+        "test_whole_tensors_of_extreme_size",
+        "test_zero_tensors",
+    ),
+    "tests/engines/test_engines_steps.py": ("test_a_run_may_go_on_with_another_engine",),
+    "tests/engines/test_memory.py": ("test_a_step_allocates_little",),
+    "tests/engines/test_stacked.py": ("test_array_api_updates_all_layers_at_once",),
+    "tests/engines/test_watching.py": ("test_watching_any_rule_changes_no_bit",),
+    "tests/fusion/test_passes.py": ("test_what_is_between_passes_is_made_once_and_in_order",),
+    "tests/fusion/test_plan.py": (
+        "test_bytes_per_parameter",
+        "test_each_value_is_there_when_it_is_needed",
+        "test_reports_are_a_plan_of_their_own_which_writes_nothing",
+    ),
+    "tests/fusion/test_products.py": ("test_engines_compute_what_the_rule_says",),
+    "tests/fusion/test_scalars.py": ("test_every_row_gives_the_same_bits",),
+    "tests/fusion/test_spill.py": ("test_no_rule_that_is_shipped_needs_scratch_memory",),
+    "tests/params/test_aliasing.py": ("test_a_gradient_may_be_its_own_parameter",),
+    "tests/params/test_groups.py": ("test_a_group_may_override_any_field",),
+    "tests/params/test_replaced.py": ("test_the_next_step_goes_on_from_what_the_user_put_there",),
+    "tests/ranks/test_checks.py": ("test_what_one_rank_replaces",),
+    "tests/ranks/test_exact.py": ("test_gradients_of_each_rank",),
+    "tests/rules/test_draws.py": ("test_every_engine_draws_what_is_documented",),
+    "tests/rules/test_gallery.py": ("test_each_rule_equals_its_formula_in_each_engine",),
+    "tests/rules/test_goldens.py": (
+        "test_it_is_the_same_in_other_libraries",
+        "test_moments_rates_and_counts_are_those_of_the_original",
+        "test_options_that_are_off_by_a_tenth_are_seen",
+        "test_what_is_left_out_differs",
+    ),
+    "tests/rules/test_matrices.py": ("test_the_functional_form_is_the_rule_as_written",),
+    "tests/rules/test_numbers.py": (
+        "test_a_centred_gradient_of_one_column_is_exactly_zero",
+        "test_gradients_of_any_size",
+        "test_gradients_whose_squares_are_numbers_and_others",
+    ),
+    "tests/rules/test_precision.py": (
+        "test_engines_agree_on_half_precision_state",
+        "test_steps_below_the_precision_of_the_parameter_are_kept_by_masters_and_lost_without",
+    ),
+    "tests/rules/test_properties.py": (
+        "test_a_run_that_is_saved_and_resumed_equals_a_straight_one",
+        "test_a_schedule_equals_setting_the_value_before_each_step",
+        "test_a_tensor_without_a_gradient_is_left_as_it_is",
+        "test_gradient_centralization_equals_centralizing_by_hand",
+        "test_groups_equal_optimizers_of_their_own",
+        "test_nan_reaches_the_parameter",
+        "test_the_functional_form_equals_the_optimizer",
+        "test_the_order_of_tensors_does_not_matter",
+        "test_the_scale_of_all_gradients_does_not_matter",
+        "test_two_runs_are_the_same",
+        "test_writable_arrays_are_updated_in_place_and_others_replaced",
+    ),
+    "tests/rules/test_quantized_complex.py": ("test_codes_are_those_of_the_definition",),
+    "tests/rules/test_rings.py": ("test_every_engine_has_what_the_witness_has",),
+    "tests/rules/test_rules.py": (
+        "test_a_complex_run_equals_the_witness",
+        "test_a_gradient_may_be_of_another_floating_dtype",
+        "test_half_precision_has_masters_in_float32",
+        "test_half_precision_without_masters_keeps_state_in_float32_and_rounds_once",
+        "test_layout_in_memory_changes_nothing",
+    ),
+    "tests/rules/test_traceable.py": ("test_a_rule_passes_opaque_arrays",),
+    "tests/saving/test_checkpoint.py": ("test_every_rule_goes_on_as_if_nothing_had_been",),
+    "tests/saving/test_checkpoint_damaged.py": ("test_a_file_that_was_tampered_with_is_refused",),
+    "tests/saving/test_exchange.py": ("test_pytorch_goes_on",),
+    "tests/schedules/test_schedules.py": (
+        "test_array_steps_equal_int_steps",
+        "test_many_steps_at_once",
+    ),
+    "tests/step/test_clipping.py": ("test_clip_norm_equals_pytorchs",),
+    "tests/step/test_layers_skipped.py": ("test_the_others_go_on_as_if_they_were_alone",),
+    "tests/step/test_scaling.py": ("test_a_skipped_step_changes_nothing_but_the_scale_and_the_step",),
+    "tests/test_errors_steps.py": (
+        "test_every_value_of_a_schedule_is_checked",
+        "test_gradients_that_do_not_match",
+    ),
+    "tests/test_errors_values.py": ("test_numbers_must_lie_in_their_interval",),
+    "tests/test_functional.py": (
+        "test_it_is_what_the_optimizer_does",
+        "test_nothing_that_is_given_is_written",
+        "test_schedules_and_sequences_are_traced",
+    ),
+    "tests/test_hyper_fields.py": ("test_a_rule_of_ones_own_runs_on_every_library",),
+    "tests/test_projections.py": ("test_fused_as_by_hand",),
+    "tests/test_setting.py": (
+        "test_a_change_between_steps_is_as_if_it_had_been_a_schedule",
+        "test_any_number_may_be_a_scalar_of_a_library",
+        "test_any_number_may_be_a_sequence_or_a_schedule",
+    ),
+    "tests/test_wrong.py": ("test_rules",),
+}
+"""By file, tests of many like cases: `make test` runs a third of them, chosen by their names."""
