@@ -79,7 +79,7 @@ def run(given: argparse.Namespace) -> int:
 def _subject(text: str) -> tuple[Any, Any]:
     """What is to be diagnosed, and its parameters where they are given."""
     from arrayopt.testing.diagnosis import Trajectory
-    from arrayopt.testing.diagnosis.probe import parameters
+    from arrayopt.testing.diagnosis.trajectory import parameters
 
     if text.endswith(".json"):
         if not Path(text).is_file():

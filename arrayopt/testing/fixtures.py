@@ -14,7 +14,7 @@ import pytest
 from arrayopt.libraries import UnavailableError
 from arrayopt.testing.backends import Backend, backend_names, choose
 from arrayopt.testing.diagnosis import Trajectory, check, record
-from arrayopt.testing.diagnosis.probe import STEPS
+from arrayopt.testing.diagnosis.trajectory import STEPS
 
 __all__ = ["backend", "recorded"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arrayopt.arrays import WORKING, Array, array_namespace, detached, dtype_name, size, working_dtype
-from arrayopt.engines.array_api import apply
+from arrayopt.engines.apply import apply
 from arrayopt.libraries import to_numpy
 from arrayopt.rules.base import Rule
 

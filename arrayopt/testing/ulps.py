@@ -1,12 +1,14 @@
 """The distance of two runs of one rule, in units in the last place of the update."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import REAL
 
-__all__ = ["Scale", "in_short", "ulps"]
+__all__ = ["Scale", "in_short", "plain", "ulps"]
 
 Values = np.ndarray[Any, Any]
 
@@ -61,6 +63,19 @@ def ulps(expected: Values, got: Values, scale: Values, dtype: str) -> Values:
         distance = np.abs(got - expected) / unit
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     return np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
+
+
+def plain(x: Any) -> Any:
+    """A value that JSON has: numbers that are not finite are strings, complex ones pairs."""
+    if isinstance(x, Mapping):
+        return {str(key): plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(value) for value in x]
+    if isinstance(x, np.ndarray | np.generic):
+        return plain(x.tolist())
+    if isinstance(x, complex):
+        return [plain(x.real), plain(x.imag)]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def in_short(value: float) -> str:

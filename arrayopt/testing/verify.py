@@ -1,7 +1,6 @@
 """What ``arrayopt verify`` does: many rules on many backends, from a seed, and what came of it."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from arrayopt.libraries import numpy_dtype
 from arrayopt.rules.base import Rule
 from arrayopt.testing.backends import Backend
 from arrayopt.testing.equivalence import LIMITS, Difference, Outcome, compare
+from arrayopt.testing.ulps import plain
 
 __all__ = ["RULES", "SHAPES", "Report", "Row", "Settings", "verify"]
 
@@ -122,10 +122,10 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON; numbers that are not finite are the strings "inf", "-inf" and "nan"."""
-        plain = asdict(self) | {"passed": self.passed}
-        for row, made in zip(self.rows, plain["rows"], strict=True):
-            made["passed"] = row.passed
-        return json.dumps(_plain(plain), indent=1, allow_nan=False) + "\n"
+        made = asdict(self) | {"passed": self.passed}
+        for row, one in zip(self.rows, made["rows"], strict=True):
+            one["passed"] = row.passed
+        return json.dumps(plain(made), indent=1, allow_nan=False) + "\n"
 
 
 def verify(
@@ -194,14 +194,3 @@ def _problem(rule: Rule, settings: Settings, dtype: str) -> tuple[dict[str, Any]
         return {name: g for name, g in every.items() if name in params}
 
     return params, grads_fn
-
-
-def _plain(x: Any) -> Any:
-    """A value that JSON has."""
-    if isinstance(x, dict):
-        return {key: _plain(value) for key, value in x.items()}
-    if isinstance(x, list | tuple):
-        return [_plain(value) for value in x]
-    if isinstance(x, complex):
-        return [_plain(x.real), _plain(x.imag)]
-    return x if not isinstance(x, float) or math.isfinite(x) else str(x)

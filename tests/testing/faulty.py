@@ -76,13 +76,17 @@ def lamb(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.05, fault=""):
     def step(params, grads):
         t[0] += 1
         updates = {}
+        whole = np.sqrt(sum(np.sum(g**2) for g in grads.values()))
+        clip = min(1.0, 1.0 / whole) ** 2 if fault == "clipped twice" else 1.0
         for k, p in params.items():
-            g = grads[k] + decay * p if fault == "coupled" else grads[k]
+            g = grads[k] + decay * p if fault == "coupled" else clip * grads[k]
             m[k] = beta1 * m.get(k, 0.0) + (1 - beta1) * g
             v[k] = beta2 * v.get(k, 0.0) + (1 - beta2) * g * g
             c1 = 1.0 if fault == "no first correction" else 1 - beta1 ** t[0]
             c2 = 1.0 if fault == "no second correction" else 1 - beta2 ** t[0]
             a = m[k] / c1 / (np.sqrt(v[k] / c2) + eps)
+            if fault == "eps in root":
+                a = m[k] / c1 / np.sqrt(v[k] / c2 + eps)
             updates[k] = a, a if fault == "coupled" else a + decay * p
         a_all, b_all = (
             np.sqrt(sum(np.sum(x**2) for x in xs)) for xs in (params.values(), [u for _, u in updates.values()])
@@ -92,6 +96,8 @@ def lamb(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, decay=0.05, fault=""):
             a, u = updates[k]
             seen = a if fault in ("decay forgotten in the ratio", "decay beside the ratio") else u
             x, y = (a_all, b_all) if fault == "norms over all tensors" else (np.linalg.norm(p), np.linalg.norm(seen))
+            if fault == "means in place of norms":
+                x, y = np.mean(np.abs(p)), np.mean(np.abs(u))
             r = x / y if x > 0 and y > 0 else 1.0
             if fault == "ratio clamped":
                 r = min(r, 0.6)

@@ -10,12 +10,12 @@ import pytest
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
 from arrayopt.testing.diagnosis import descent
+from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
 from arrayopt.testing.diagnosis.model import Model, Seen, one_set
-from arrayopt.testing.diagnosis.probe import gradients, parameters
-from arrayopt.testing.diagnosis.running import run
+from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.subjects import as_subject
-from arrayopt.testing.diagnosis.sweep import rounded
+from arrayopt.testing.diagnosis.trajectory import gradients, parameters
 from tests.support.slow import marked
 from tests.testing.faulty import adam, lamb, lars, sgd
 
@@ -57,6 +57,9 @@ FAULTS = [
     (lamb, {}, "norms over all tensors", "LAMB", "norms are over all of them at once"),
     (lamb, {}, "ratio clamped", "LAMB", "the trust ratio is clamped to at most 0.6"),
     (lamb, {}, "ratio upside down", "LAMB", "the trust ratio is upside down"),
+    (lamb, {}, "eps in root", "LAMB", "eps stands inside the root"),
+    (lamb, {}, "means in place of norms", "LAMB", "the trust ratio is of mean magnitudes, and not of norms"),
+    (lamb, {}, "clipped twice", "LAMB", "to a joint norm of 1, by a factor that is applied twice"),
     (lars, {}, "decay forgotten in the ratio", "LARS", "the trust ratio forgets the weight decay"),
     (sgd, {}, "decoupled", "SGD", "weight decay is decoupled"),
 ]
@@ -389,6 +392,17 @@ def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install 'arrayopt\[diagnose\]'"):
         descent.least_squares()
+
+
+def test_what_is_known_and_not_searched_is_said_to_be():
+    found = diagnose(ao.SOAP(lr=0.003), on_try=lambda hypothesis: pytest.fail("it is searched"))
+    assert str(found).endswith("SOAP is known, not searched.")
+    assert not found.explained
+    torch = pytest.importorskip("torch")
+    p = torch.nn.Parameter(torch.tensor(parameters()["matrix"]))
+    found = diagnose(torch.optim.Muon([p], lr=0.02), depth=0)
+    assert found.name == "Muon"
+    assert "Muon with products in bfloat16 is known, not searched." in str(found)
 
 
 def test_a_lower_precision_inside_ends_the_search():

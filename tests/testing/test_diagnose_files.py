@@ -12,7 +12,7 @@ import arrayopt as ao
 from arrayopt import cli
 from arrayopt.testing import Trajectory, check, diagnose, record
 from arrayopt.testing.diagnosis.page import page
-from arrayopt.testing.diagnosis.probe import parameters
+from arrayopt.testing.diagnosis.trajectory import parameters
 from arrayopt.testing.fixtures import recorded as recorded
 from tests.support.slow import marked
 from tests.testing.faulty import sgd

@@ -8,13 +8,12 @@ import pytest
 import arrayopt as ao
 from arrayopt.testing import Trajectory, diagnose
 from arrayopt.testing.diagnosis.diagnosis import made_of
+from arrayopt.testing.diagnosis.entry import run
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
-from arrayopt.testing.diagnosis.keeping import keeps_nothing
 from arrayopt.testing.diagnosis.model import Model, Seen
 from arrayopt.testing.diagnosis.page import page
-from arrayopt.testing.diagnosis.running import run
 from arrayopt.testing.diagnosis.search import Watch, attempt, search
-from arrayopt.testing.diagnosis.subjects import as_subject
+from arrayopt.testing.diagnosis.subjects import as_subject, keeps_nothing
 from tests.testing.faulty import adam, lars
 
 START = {"w": np.array([-1.0, -0.25, 0.5, 2.0]), "b": np.array([0.3, 0.1])}

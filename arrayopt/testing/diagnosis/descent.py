@@ -1,32 +1,29 @@
-"""Least squares from some numbers of a model, with derivatives by differences."""
+"""Least squares from some numbers of a model, with derivatives by differences; and how far they are off."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from arrayopt.rules.fields import hypers
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Sets, cost, one_set
+from arrayopt.testing.diagnosis.simulate import rounded
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = ["LINEAR", "Fit", "changed", "least_squares", "refined"]
+__all__ = ["LIMITS", "LINEAR", "LOWER", "Fit", "Judged", "changed", "judge", "least_squares", "refined"]
 
-LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")
-"""Numbers that may be zero, and are not far from it: they are moved themselves, and not their logarithms."""
+LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved themselves: they may be zero
+WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
+REACH = 100.0  # numbers are taken times this: MINPACK's first step from zero then moves them by a factor of e
+HOLD = 1e-5  # how much numbers that do nothing are held; in float64, by this share of what is left
+FAINT = 1e-5  # the cost below which numbers are moved that hardly do anything
+LOWER = 1e-6  # below this cost what is left may be the rounding of a lower precision, which no change explains
 
-WHOLE = frozenset({"lookahead_steps"})
-"""Numbers that are whole: they are tried and not fitted."""
-
-REACH = 100.0
-"""How far MINPACK's first step from zero may go: numbers are taken times this, so that they move by a factor of e."""
-
-HOLD = 1e-5
-"""How much numbers that do nothing are held where they are; in float64, where they may do little, by this share of
-what is left."""
-
-FAINT = 1e-5
-"""The cost below which numbers are moved that hardly do anything."""
+# The ULPs within which a rule counts as found, or the share of a tensor's update: 1 - β^t, as it stands, loses digits.
+LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
+SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-11}
 
 
 def least_squares() -> Any:
@@ -136,3 +133,63 @@ class _Moved:
             x = self._sign * np.exp(np.clip(x, -690.0, 690.0))
         # an eps neither so large that nothing is left of a root, nor so small that a valley never ends
         return np.clip(x, 1e-20, 1.0) if self.name == "eps" else x
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A fit, and how far it is off.
+
+    Attributes
+    ----------
+    distances : array of shape (steps, elements)
+        How far each element is off, in ULPs.
+    beyond : array of bool
+        The elements that are too far off.
+    coarse : bool
+        Whether hyper-parameters are those rounded to float32.
+    refused : bool
+        Whether it cannot be meant, however near it is.
+    """
+
+    fit: Fit
+    distances: Values
+    beyond: Values
+    coarse: bool = False
+    refused: bool = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether all is near enough."""
+        return not self.refused and not self.beyond.any()
+
+    @property
+    def ulps(self) -> float:
+        """The largest."""
+        return float(self.distances.max(initial=0.0))
+
+    @property
+    def agreeing(self) -> list[str]:
+        """The tensors of which all is near enough."""
+        return [name for name, part in self.fit.model.seen.parts.items() if not self.beyond[:, part].any()]
+
+    @property
+    def hypothesis(self) -> Hypothesis:
+        return self.fit.model.hypothesis
+
+
+def judge(found: Fit) -> Judged:
+    """How far a fit is off; with hyper-parameters in float32 where these do better and parameters are no wider."""
+    made, dtypes = _judged(found, found.values), found.model.seen.trajectory.dtypes.values()
+    if made.passes or "float64" in dtypes:
+        return made
+    other = _judged(found, {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()})
+    return replace(other, coarse=True) if other.ulps < made.ulps else made
+
+
+def _judged(found: Fit, values: Mapping[str, Any]) -> Judged:
+    """How far a fit is off with some values."""
+    seen, predicted = found.model.seen, found.model.predict(one_set(values))[0]
+    distances = np.where(seen.trajectory.took[:, seen.tensor] & np.isfinite(seen.got), seen.distance(predicted), 0.0)
+    with np.errstate(all="ignore"):
+        near = np.abs(predicted - seen.got) <= seen.by_dtype(SHARES) * seen.updates
+    return Judged(found, distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS)))

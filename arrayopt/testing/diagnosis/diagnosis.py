@@ -11,17 +11,18 @@ import numpy as np
 
 from arrayopt.rules.base import Rule
 from arrayopt.testing.diagnosis import words
+from arrayopt.testing.diagnosis.descent import LOWER, Judged, judge
 from arrayopt.testing.diagnosis.fit import simplified
-from arrayopt.testing.diagnosis.hidden import MADE_UP, made_up, unseen
 from arrayopt.testing.diagnosis.hypothesis import OFF
 from arrayopt.testing.diagnosis.model import Seen, one_set
-from arrayopt.testing.diagnosis.oddities import lost, motion
-from arrayopt.testing.diagnosis.search import Judged, judge
 from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.diagnosis.words import MADE_UP, lost, made_up, motion, unseen
 from arrayopt.testing.equivalence import Difference
-from arrayopt.testing.ulps import in_short
+from arrayopt.testing.ulps import in_short, plain
 
-__all__ = ["Diagnosis", "made_of", "no_rule"]
+__all__ = ["NOT_SEARCHED", "Diagnosis", "made_of", "no_rule"]
+
+NOT_SEARCHED = "known, not searched"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,33 +40,26 @@ class Diagnosis:
     name : str
         The rule's name: that of the nearest, where none explains it; empty where nothing is near.
     rule : Rule or None
-        The rule with the numbers found, to be used in an `Optimizer`. None where it needs a twist, where numbers are
-        not the same for all steps and tensors, or where none explains it.
-    switches : dict of str to object
-        The fields of the rule that are not as by default; of a number that is off by default, its value.
-    hypers : dict of str to float
-        The hyper-parameters as found; an array where they are not the same for all steps (steps, 1) or tensors
-        (1, tensors).
+        The rule with the numbers found. None where it needs a twist, where numbers are not the same for all steps and
+        tensors, or where none explains it.
+    switches, hypers : dict of str to object
+        The fields of the rule that are not as by default, and all hyper-parameters as found: an array where they are
+        not the same for all steps (steps, 1) or tensors (1, tensors).
     twist : str
         What it does otherwise than the rule, in words; empty where nothing.
-    ulps : float
-        The largest difference, in ULPs of the update; infinity where a value is no finite number.
-    error : float
-        The root mean square of the differences, as a share of the updates; of what is finite.
+    ulps, error : float
+        The largest difference, in ULPs of the update, infinity where a value is no finite number; and the root mean
+        square of those of what is finite, as a share of the updates.
     first : Difference or None
-        Where both part: the first step beyond the limit, and the tensor and element there that are furthest apart. None
-        where the rule explains all, and where nothing is near.
+        Where both part: the first step beyond the limit, and the tensor and element there that are furthest apart.
     unseen : tuple of str
         Hyper-parameters that could be others by a tenth, and all would be the same: these gradients do not show them.
     made_up : tuple of (str, str)
-        Pairs of hyper-parameters of which each could be another: its partner makes up for it. Of LARS's lr and
-        trust_coefficient only the product shows.
-    others : tuple of str
-        What fits as well.
-    remarks : tuple of str
-        What is odd.
-    parts : tuple of (tuple of str, Diagnosis)
-        Where tensors follow different settings: the names of each kind, and what these follow.
+        Pairs of hyper-parameters of which each could be another: its partner makes up for it.
+    others, remarks, changes : tuple of str
+        What fits as well, what is odd, and what is not as in the plain rule.
+    by_step : dict of str to list of float
+        For each tensor, the largest difference after each step, in ULPs.
     finite : bool
         Whether all parameters stay finite.
     reason : str
@@ -74,10 +68,8 @@ class Diagnosis:
         Whether the search came to its end before the time was over.
     agreeing : tuple of str
         The tensors that follow the rule in all steps.
-    changes : tuple of str
-        What is not as in the plain rule, in words.
-    by_step : dict of str to list of float
-        For each tensor, the largest difference after each step, in ULPs.
+    parts : tuple of (tuple of str, Diagnosis)
+        Where tensors follow different settings: the names of each kind, and what these follow.
     """
 
     subject: str
@@ -108,6 +100,11 @@ class Diagnosis:
         return self.explained and not self.twist
 
     @property
+    def is_coarse(self) -> bool:
+        """Whether it is so near a rule that what is left may be the rounding of a lower precision."""
+        return self.finite and not self.explained and self.error < LOWER
+
+    @property
     def title(self) -> str:
         """The rule, with what is changed in it."""
         return f"{self.name}{': ' if self.changes else ''}{'; '.join(self.changes)}"
@@ -124,6 +121,10 @@ class Diagnosis:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
+        if self.reason.endswith(NOT_SEARCHED):
+            return f"may follow what is not searched: {self.reason}."
+        if self.is_coarse:
+            return f"is {self.name} to {self.error:.2g} of its updates: something may be computed in a lower precision."
         if not self.explained:
             nearest = f" The nearest is {self.name}." if self.name else ""
             return f"follows no rule{f': {self.reason}' if self.reason else ' that is known here'}.{nearest}"
@@ -138,7 +139,7 @@ class Diagnosis:
         lines = [f"{'but' if change == self.twist else 'with'}: {change}" for change in self.changes]
         lines.append(words.numbers_in_words(self.hypers))
         if not self.explained:
-            updates = "finite updates" if self.reason else "updates"
+            updates = "finite updates" if not self.finite else "updates"
             lines.append(f"Its {updates} are off by {self.error:.2g} of their size. They part first: {self.first}.")
             if self.agreeing:
                 lines.append(f"These tensors agree: {', '.join(self.agreeing)}.")
@@ -153,7 +154,7 @@ class Diagnosis:
 
     def to_json(self) -> str:
         """Everything as JSON; numbers that are not finite are strings."""
-        return json.dumps(_plain(self._data()), indent=1, allow_nan=False) + "\n"
+        return json.dumps(plain(self._data()), indent=1, allow_nan=False) + "\n"
 
     def _data(self) -> dict[str, Any]:
         made = {k: getattr(self, k) for k in self.__dataclass_fields__ if k not in ("rule", "first", "parts")}
@@ -170,8 +171,8 @@ class Diagnosis:
         Path(path).write_text(page(self), encoding="utf-8")
 
 
-def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis of what a search has found."""
+def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str, Any], reason: str = "") -> Diagnosis:
+    """The diagnosis of what a search has found, and why it ended before it was over."""
     best, names = found[0], trajectory.names
     seen = best.fit.model.seen
     if best.passes:
@@ -188,8 +189,6 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
     said, gone = words.remarks(values, known), lost(seen)
     if best.coarse:
         said.append("hyper-parameters are rounded to float32")
-    if not best.passes and best.fit.cost < 1e-5:
-        said.append("the difference is small: something may be computed in a lower precision")
     said += [*gone[1:2], *motion(seen)]
     if gone and best.passes:
         said.append(f"what is finite follows this, to {in_short(best.ulps)} ULPs")
@@ -219,7 +218,7 @@ def made_of(found: Sequence[Judged], trajectory: Trajectory, known: Mapping[str,
         by_step={name: best.distances[:, part].max(axis=1, initial=0.0).tolist() for name, part in seen.parts.items()},
         agreeing=tuple(best.agreeing),
         finite=not gone,
-        reason=gone[0] if gone else "",
+        reason=gone[0] if gone else reason,
         changes=tuple(changes),
     )
 
@@ -238,16 +237,3 @@ def _rule(found: Judged) -> Rule | None:
         return found.hypothesis.rule({k: float(x) for k, x in values.items()})
     except (TypeError, ValueError):  # a number outside its interval
         return None
-
-
-def _plain(x: Any) -> Any:
-    """A value that JSON has."""
-    if isinstance(x, Mapping):
-        return {str(k): _plain(y) for k, y in x.items()}
-    if isinstance(x, list | tuple):
-        return [_plain(y) for y in x]
-    if isinstance(x, np.ndarray):
-        return _plain(x.tolist())
-    if isinstance(x, np.generic):
-        return _plain(x.item())
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

@@ -34,17 +34,12 @@ ELSEWHERE: Mapping[str, Sequence[float]] = {
 }
 """Where else the search may begin than at a rule's own default."""
 
-LEAST = 1e-13
-"""The cost of roundings in float64."""
-
-RATES = (1e-3, 1e-2, 0.1, 0.3, 3.0, 10.0, 50.0)
-"""How much smaller or larger a learning rate may be, where it does not follow from the size of the updates."""
-
-ENOUGH = 1e-5
-"""The cost that ends the search for another start."""
-
-NEAR = 0.6
-"""The cost from which on it is worth while to go on, as long as it falls."""
+LEAST = 1e-13  # the cost of roundings in float64
+RATES = (1e-3, 1e-2, 0.1, 0.3, 3.0, 10.0, 50.0)  # of learning rates that do not follow from the size of the updates
+ENOUGH = 1e-5  # the cost that ends the search for another start
+NEAR = 0.6  # the cost from which on it is worth while to go on, as long as it falls
+RETRIED = 3  # of how many numbers another value is tried at a time
+CLOSE = (5e-3, 0.05)  # the cost below which numbers are tried elsewhere; and that for the rules of `STEPPED`
 
 USUAL = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 STEPPED: Mapping[str, Mapping[str, Sequence[float]]] = {
@@ -53,15 +48,12 @@ STEPPED: Mapping[str, Mapping[str, Sequence[float]]] = {
 }
 """Where it begins for numbers whose small changes tell nothing, as below a sign: all of these together."""
 
-RETRIED = 3
-"""Of how many numbers another value is tried at a time."""
 
-CLOSE = (5e-3, 0.05)
-"""The cost below which numbers are tried elsewhere that do nothing where they are; and that for the rules above."""
+def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
+    """The numbers under which a model comes nearest; the search begins at those that are `warm`, too.
 
-
-def fit(model: Model, warm: Mapping[str, Any]) -> Fit:
-    """The numbers under which a model comes nearest; the search begins at those that are `warm`, too."""
+    A `quick` search makes a few steps from the nearest start alone.
+    """
     sets = model.sets(list(_starts(model, warm)))
     if not sets:
         return Fit(model, dict(model.fixed), float(model.costs({})[0]))
@@ -76,6 +68,9 @@ def fit(model: Model, warm: Mapping[str, Any]) -> Fit:
             sets["lr"] = sets["lr"] * np.repeat([1.0, *RATES], len(predicted))[:, None, None]
         predicted = model.predict(sets)
     costs = model.seen.costs(predicted)
+    if quick:
+        best = int(np.argmin(costs))
+        return refined(Fit(model, model.values(sets, best), float(costs[best])), 5)
     found = Fit(model, {}, math.inf)
     for best in _apart(costs, 2 if warm else 6):
         one = refined(Fit(model, model.values(sets, best), float(costs[best])), 6)
@@ -177,16 +172,18 @@ def _starts(model: Model, warm: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     base = {name: getattr(rule, name, None) for name in model.unknown}
     stepped = STEPPED.get(model.hypothesis.kind.__name__, {})
     switched = switched | {name: list(x) for name, x in stepped.items()}
-    grids = [[(name, x) for x in values] for name, values in switched.items() if name in base]
-    for chosen in product(*grids) if len(grids) < 3 or stepped else [tuple(grid[0] for grid in grids)]:
-        given = {**base, **dict(chosen)}
+    grids = {name: values for name, values in switched.items() if name in base}
+    first = tuple(values[0] for values in grids.values())
+    for row in product(*grids.values()) if len(grids) < 3 or stepped else [first]:
+        chosen = dict(zip(grids, row, strict=True))
+        given = {**base, **chosen}
         yield given
         if set(warm) & set(base):
-            yield {**given, **{k: x for k, x in warm.items() if k in base and k not in dict(chosen)}}
-        if len(grids) < 2 or chosen == tuple(grid[0] for grid in grids):
-            for name, values in ELSEWHERE.items():
-                if name in base and name not in dict(chosen):
-                    yield from ({**given, name: x} for x in values)
+            yield {**given, **{k: x for k, x in warm.items() if k in base and k not in chosen}}
+        if len(grids) < 2 or row == first:
+            for name in (name for name in ELSEWHERE if name in base and name not in chosen):
+                for x in ELSEWHERE[name]:
+                    yield {**given, name: x}
 
 
 # ---- few digits -----------------------------------------------------------------------------------------------------

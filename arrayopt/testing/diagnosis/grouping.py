@@ -6,19 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.descent import Fit, changed
+from arrayopt.testing.diagnosis.descent import Fit, Judged, changed, judge
 from arrayopt.testing.diagnosis.fit import fit, snapped
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis
 from arrayopt.testing.diagnosis.model import Model, Seen
-from arrayopt.testing.diagnosis.search import Judged, judge
 from arrayopt.testing.diagnosis.trajectory import Trajectory
 
 __all__ = ["Group", "grouped", "merged", "on"]
 
 Group = tuple[list[str], Hypothesis, Mapping[str, Any]]
 
-ENOUGH = 6
-"""Of how many elements a number is found for each step."""
+ENOUGH = 6  # of so many elements a number is found for each step
 
 
 def grouped(
@@ -62,12 +60,16 @@ def merged(made: Trajectory, groups: Sequence[Group]) -> Judged | None:
     _, h, values = groups[0]
     if any(other != h for _, other, _ in groups[1:]):
         return None
-    differ = [k for k in values if any(np.any(x[k] != values[k]) for _, _, x in groups[1:])]
-    if len(differ) != 1 or np.ndim(values[differ[0]]):
+    differ = {name for _, _, x in groups for name in values if np.any(x[name] != values[name])}
+    if len(differ) != 1:
         return None
-    of = {name: x[differ[0]] for names, _, x in groups for name in names}
-    whole = {**values, differ[0]: np.array([[of.get(name, 0.0) for name in made.names]])}
-    return on(made, replace(h, free=(*h.free, (differ[0], "tensor"))), whole)
+    name = differ.pop()
+    if np.ndim(values[name]):
+        return None
+    own = np.zeros((1, len(made.names)))
+    for names, _, x in groups:
+        own[0, [made.names.index(tensor) for tensor in names]] = x[name]
+    return on(made, replace(h, free=(*h.free, (name, "tensor"))), {**values, name: own})
 
 
 def on(made: Trajectory, hypothesis: Hypothesis, values: Mapping[str, Any]) -> Judged:
@@ -107,8 +109,14 @@ def _ways(h: Hypothesis) -> list[Hypothesis]:
 
 def _moving(made: Trajectory) -> int:
     """How many elements have a gradient in every step that has one."""
-    of = [np.array([g[name] for g in made.grads if g[name] is not None]) for name in made.names]
-    return sum(int(np.all(rows, axis=0).sum()) for rows in of if len(rows))
+    count = 0
+    for name in made.names:
+        moves = np.full(made.params[0][name].shape, bool(made.took[:, made.names.index(name)].any()))
+        for grads in made.grads:
+            x = grads[name]
+            moves &= True if x is None else x != 0
+        count += int(moves.sum())
+    return count
 
 
 def _fitting(

@@ -14,14 +14,15 @@ from arrayopt.rules.fields import hypers, is_flag
 from arrayopt.rules.words import is_zero
 from arrayopt.testing.diagnosis.twists import TWISTS, Twist
 
-__all__ = ["OFF", "Hypothesis", "fields", "numbers", "plain"]
+__all__ = ["OFF", "Hypothesis", "fields", "not_searched", "numbers", "plain"]
 
+# Fields that change no step here, or that are tried with another; and those that are as plain switched on as off.
 LEFT_ALONE = {"stacked", "blocks", "project", "ema_decay", "master_weights", "lookahead_alpha", "rounding"}
-"""Fields that change no step here, or that are tried with another."""
-
 ORDINARY = {"momentum", "nesterov"}
-"""Fields that are as plain switched on as off."""
 
+# Where the search begins for numbers that are switched on.
+WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
+BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
 STARTS: Mapping[str, list[float]] = {
     "lookahead_steps": [2.0, 3.0, 4.0, 5.0, 6.0],
     "momentum": [0.9, 0.5],
@@ -31,8 +32,8 @@ STARTS: Mapping[str, list[float]] = {
     "alpha_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
     "beta3_warmup": [3.0, 5.0, 7.5, 10.0, 20.0, 100.0, 1000.0],
 }
-"""Where the search begins for numbers that are switched on, if not at `WIDE`."""
 
+# What fields are set to in published code that are neither numbers to be found nor choices.
 PUBLISHED: Mapping[str, list[Any]] = {
     "ns_steps": [3, 4, 6, 8, 10],
     "ns_coefficients": [
@@ -46,16 +47,9 @@ PUBLISHED: Mapping[str, list[Any]] = {
         ),
     ],
 }
-"""What fields are set to that are neither numbers to be found nor choices: in published code."""
-
-WIDE = [float(x) for x in 10.0 ** np.arange(-5.0, 3.1, 0.5)]
-BELOW_ONE = [0.9, 0.99, 0.5, 0.999]
-
 
 NO_TWIST = Twist("")
-
-OFF = "off"
-"""In `Hypothesis.switches`: a number that is switched off."""
+OFF = "off"  # in `Hypothesis.switches`: a number that is switched off
 
 
 @dataclass(frozen=True)
@@ -162,12 +156,11 @@ class Hypothesis:
 def plain(shapes: Iterable[tuple[int, ...]] = ((1,),)) -> list[Hypothesis]:
     """Every rule as it is by default that takes tensors of these shapes."""
     tensors = [np.zeros(shape) for shape in set(shapes)]
-    found = [Hypothesis(kind) for kind in _kinds()]
-    found = [one for one in found if one.takes(tensors)]
+    found = [one for one in map(Hypothesis, _kinds()) if one.takes(tensors)]
     for name in ("momentum", "nesterov"):
         for one in list(found):
-            for f in dataclasses.fields(one.kind):
-                for value in _others(f, getattr(one.rule(), name), one.kind) if f.name == name else ():
+            for f in (f for f in dataclasses.fields(one.kind) if f.name == name):
+                for value in _others(f, getattr(one.rule(), name), one.kind):
                     new = replace(one, switches=(*one.switches, (name, value)))
                     if value != OFF and new not in found and new.exists():
                         found.append(new)
@@ -179,14 +172,24 @@ def fields() -> list[str]:
     return list(dict.fromkeys(name for kind in _kinds() for name in hypers(kind)))
 
 
+def not_searched(name: str) -> str:
+    """The rule that a name has in it, if it is known and not searched; empty elsewhere."""
+    searched, short = _kinds(), name.lower().replace("_", "")
+    others = [kind.__name__ for kind in _rules() if kind not in searched]
+    return next((other for other in others if other.lower() in short), "")
+
+
+def _rules() -> list[type[Rule]]:
+    found = map(vars(offered).get, offered.__all__)
+    return [x for x in found if isinstance(x, type) and issubclass(x, Rule) and x is not Rule]
+
+
 def _kinds() -> list[type[Rule]]:
     """All rules whose tensors are updated by themselves.
 
     Left out are those of which some updates run as they are written: to evaluate them takes long.
     """
-    kinds = [x for x in (getattr(offered, name) for name in offered.__all__) if isinstance(x, type)]
-    rules: list[type[Rule]] = [kind for kind in kinds if issubclass(kind, Rule) and kind is not Rule]
-    return [kind for kind in rules if kind.as_written is Rule.as_written and kind is not offered.Prodigy]
+    return [kind for kind in _rules() if kind.as_written is Rule.as_written and kind is not offered.Prodigy]
 
 
 def numbers(rule: Rule) -> list[str]:

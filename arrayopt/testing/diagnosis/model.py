@@ -16,11 +16,8 @@ from arrayopt.testing.ulps import Scale, ulps
 
 __all__ = ["Model", "Seen", "Sets", "cost", "one_set"]
 
-Sets = dict[str, Values]
-"""Numbers by name, each of shape (sets, 1 or steps, 1 or tensors)."""
-
-LOST = 1e3
-"""What counts as a prediction's error that is no number, in units of the update."""
+Sets = dict[str, Values]  # numbers by name, each of shape (sets, 1 or steps, 1 or tensors)
+LOST = 1e3  # what counts as a prediction's error that is no number, in units of the update
 
 
 def one_set(values: Mapping[str, Any]) -> Sets:
@@ -59,7 +56,10 @@ class Seen:
         ends = np.cumsum([0, *sizes])
         self.parts = {name: slice(a, b) for name, a, b in zip(names, ends[:-1], ends[1:], strict=True)}
         self.tensor = np.repeat(np.arange(len(names)), sizes)
-        self.rows = np.stack([np.concatenate([p[name].ravel() for name in names]) for p in trajectory.params])
+        self.rows = np.empty((len(trajectory.params), ends[-1]))
+        for row, params in zip(self.rows, trajectory.params, strict=True):
+            for name, part in self.parts.items():
+                row[part] = params[name].ravel()
         self.start, self.got = self.rows[:-1], self.rows[1:]
         self.counts = np.isfinite(self.got) & np.isfinite(self.start) & trajectory.took[:, self.tensor]
         with np.errstate(all="ignore"):
@@ -94,11 +94,11 @@ class Seen:
 
     def distance(self, predicted: Values) -> Values:
         """How far predictions of one set are off, in ULPs."""
-        found = [
-            ulps(predicted[:, part], self.got[:, part], self.scales[:, part], self.trajectory.dtypes[name])
-            for name, part in self.parts.items()
-        ]
-        return np.concatenate(found, axis=1)
+        found = np.empty_like(self.got)
+        for name, part in self.parts.items():
+            dtype = self.trajectory.dtypes[name]
+            found[:, part] = ulps(predicted[:, part], self.got[:, part], self.scales[:, part], dtype)
+        return found
 
     @cached_property
     def scales(self) -> Values:

@@ -44,11 +44,10 @@ def _body(found: Any) -> str:
 
 def _table(found: Any) -> str:
     """The hyper-parameters."""
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(words.number(x))}</td>"
-        f"<td>{'not to be seen in these gradients' if name in found.unseen else ''}</td></tr>"
-        for name, x in found.hypers.items()
-    )
+    rows = ""
+    for name, x in found.hypers.items():
+        said = "not to be seen in these gradients" if name in found.unseen else ""
+        rows += f"<tr><td><code>{escape(name)}</code></td><td>{escape(words.number(x))}</td><td>{said}</td></tr>"
     return (
         '<div class="scroll"><table class="list">'
         "<thead><tr><th>hyper-parameter</th><th>found</th><th></th></tr></thead>"
@@ -75,20 +74,17 @@ def _plot(found: Any) -> str:
         lines.append(f'<line x1="{LEFT}" x2="{WIDTH - 150}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
         label = "≤ 0.1" if power == -1 else in_short(10.0**power)
         lines.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
-    lines += [
-        f'<text x="{x(step):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{step}</text>'
-        for step in range(0, steps, max(1, steps // 12))
-    ]
+    for step in range(0, steps, max(1, steps // 12)):
+        at = x(step)
+        lines.append(f'<text x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{step}</text>')
     lines.append(f'<text x="{(WIDTH - 86) / 2:.1f}" y="{HEIGHT - 0.5}" text-anchor="middle">step</text>')
     for i, (name, row) in enumerate(found.by_step.items()):
         colour = COLOURS[i % len(COLOURS)]
         points = " ".join(f"{x(s):.1f},{y(value):.1f}" for s, value in enumerate(row))
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        lines += [
-            f'<circle cx="{x(s):.1f}" cy="{y(value):.1f}" r="2.6" fill="{colour}"><title>{escape(name)}, step {s}:'
-            f" {in_short(value)}</title></circle>"
-            for s, value in enumerate(row)
-        ]
+        for s, value in enumerate(row):
+            said = f"<title>{escape(name)}, step {s}: {in_short(value)}</title>"
+            lines.append(f'<circle cx="{x(s):.1f}" cy="{y(value):.1f}" r="2.6" fill="{colour}">{said}</circle>')
         if i < 14:
             lines.append(f'<text x="{WIDTH - 136}" y="{24 + 18 * i}" style="fill:{colour}">{escape(name)}</text>')
     said = "Largest difference of each tensor after each step"

@@ -3,41 +3,25 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import product
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from arrayopt.arrays import NARROW
+from arrayopt.fusion.trace import TraceError
 from arrayopt.rules.ademamix import AdEMAMix
-from arrayopt.testing.diagnosis.descent import LINEAR, Fit, changed
+from arrayopt.testing.diagnosis.descent import LINEAR, LOWER, Fit, Judged, changed, judge
 from arrayopt.testing.diagnosis.fit import beside, fit, moved, rounder, snapped, tidy
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
-from arrayopt.testing.diagnosis.model import Model, Seen, one_set
-from arrayopt.testing.diagnosis.sweep import rounded
-from arrayopt.testing.diagnosis.trajectory import Values
+from arrayopt.testing.diagnosis.model import Model, Seen
 
-__all__ = ["LIMITS", "LOWER", "Judged", "Watch", "attempt", "judge", "search"]
+__all__ = ["Watch", "attempt", "search"]
 
-LIMITS = {"float16": 4.0, "bfloat16": 4.0, "float32": 8.0, "float64": 64.0}
-"""The ULPs within which a rule counts as found."""
-
-SHARES = {"float16": 0.0, "bfloat16": 0.0, "float32": 3e-5, "float64": 1e-11}
-"""Or the share of a tensor's update: 1 - β^t, computed as it stands, loses digits."""
-
-WIDTH = 4
-"""How many of the nearest go on with one change more."""
-
-GAIN = 0.7
-"""How much nearer one change more must come, or the search ends."""
-
-PROMISING = 0.05
-"""The root mean square of errors, in units of the updates, below which numbers are brought to short decimals."""
-
-
-LOWER = 1e-6
-"""The cost below which what is left may be the rounding of a lower precision: more changes cannot explain it."""
+WIDTH = 4  # how many of the nearest go on with one change more
+WORKED = 5  # how many switches, and how many twists, of one of these are worked on, after a glance at all
+GAIN = 0.7  # how much nearer one change more must come, or the search ends
+PROMISING = 0.05  # the cost below which numbers are brought to short decimals
 
 
 class Watch:
@@ -52,66 +36,6 @@ class Watch:
         """Whether the time is over. Whoever asks stops then."""
         self.stopped = self.stopped or time.monotonic() >= self._end
         return self.stopped
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """A fit, and how far it is off.
-
-    Attributes
-    ----------
-    distances : array of shape (steps, elements)
-        How far each element is off, in ULPs.
-    beyond : array of bool
-        The elements that are too far off.
-    coarse : bool
-        Whether hyper-parameters are those rounded to float32.
-    refused : bool
-        Whether it cannot be meant, however near it is.
-    """
-
-    fit: Fit
-    distances: Values
-    beyond: Values
-    coarse: bool = False
-    refused: bool = False
-
-    @property
-    def passes(self) -> bool:
-        """Whether all is near enough."""
-        return not self.refused and not self.beyond.any()
-
-    @property
-    def ulps(self) -> float:
-        """The largest."""
-        return float(self.distances.max(initial=0.0))
-
-    @property
-    def agreeing(self) -> list[str]:
-        """The tensors of which all is near enough."""
-        return [name for name, part in self.fit.model.seen.parts.items() if not self.beyond[:, part].any()]
-
-    @property
-    def hypothesis(self) -> Hypothesis:
-        return self.fit.model.hypothesis
-
-
-def judge(found: Fit) -> Judged:
-    """How far a fit is off; with hyper-parameters in float32 where these do better and parameters are no wider."""
-    made, dtypes = _judged(found, found.values), found.model.seen.trajectory.dtypes.values()
-    if made.passes or "float64" in dtypes:
-        return made
-    other = _judged(found, {name: rounded(np.asarray(x, float), "float32") for name, x in found.values.items()})
-    return replace(other, coarse=True) if other.ulps < made.ulps else made
-
-
-def _judged(found: Fit, values: Mapping[str, Any]) -> Judged:
-    """How far a fit is off with some values."""
-    seen, predicted = found.model.seen, found.model.predict(one_set(values))[0]
-    distances = np.where(seen.trajectory.took[:, seen.tensor] & np.isfinite(seen.got), seen.distance(predicted), 0.0)
-    with np.errstate(all="ignore"):
-        near = np.abs(predicted - seen.got) <= seen.by_dtype(SHARES) * seen.updates
-    return Judged(found, distances, seen.counts & ~near & (distances > seen.by_dtype(LIMITS)))
 
 
 def search(
@@ -135,12 +59,45 @@ def search(
     tried = {} if tried is None else tried
 
     def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
-        for hypothesis in hypotheses:
-            if hypothesis not in tried:
-                if tried and watch.over:
-                    return
-                watch.on_try(hypothesis)
-                tried[hypothesis] = attempt(hypothesis, seen, known, warm, least)
+        """Look at all that are new, and work on those that come nearest."""
+        fresh = sorted(glance(hypotheses, warm), key=promise)
+        twisted = [h for h in fresh if h.twist]
+        switched = [h for h in fresh if not h.twist]
+        for h in (*switched[:WORKED], *twisted[:WORKED]):  # both may explain the same
+            work(h, warm, least)
+
+    def work(h: Hypothesis, warm: Mapping[str, Any], least: float) -> None:
+        """Find the best numbers of one that was looked at."""
+        if not watch.over:
+            tried[h] = attempt(h, seen, known, warm, least, tried[h].fit.model)
+
+    def glance(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> list[Hypothesis]:
+        """Look at all that are new; these."""
+        fresh = []
+        for h in hypotheses:
+            if h not in tried and not (tried and watch.over):
+                watch.on_try(h)
+                try:
+                    tried[h] = glanced(h, seen, known, warm)
+                except TraceError:  # the rule, so changed, is none for some of these tensors
+                    continue
+                fresh.append(h)
+        return fresh
+
+    def promise(h: Hypothesis) -> tuple[Any, ...]:
+        """What is worked on before what; no rule has a learning rate below zero."""
+        found = tried[h].fit
+        return bool(np.any(np.less(found.values.get("lr", 0.0), 0.0))), found.cost
+
+    def changes(x: Judged) -> list[Hypothesis]:
+        return list(x.hypothesis.neighbours(narrow=narrow, known=bool(known)))
+
+    def constant(x: Judged) -> list[Hypothesis]:
+        """Those in which no more numbers vary than before."""
+        return [h for h in changes(x) if h.free == x.hypothesis.free]
+
+    def passed() -> bool:
+        return any(x.passes for x in tried.values())
 
     shapes = [x.shape for x in seen.trajectory.params[0].values()]
     first = [*(plain(shapes) if among is None else among)] if near is None else [near.hypothesis]
@@ -151,18 +108,26 @@ def search(
     before = math.inf
     for level in range(depth):
         nearest = sorted(tried.values(), key=lambda x: (float(f"{x.fit.cost:.3g}"), _simplicity(x, name)))
-        if watch.stopped or any(x.passes for x in nearest) or not nearest[0].fit.cost < GAIN * before:
+        if watch.stopped or passed() or not nearest[0].fit.cost < GAIN * before:
             break
         before = nearest[0].fit.cost if level else math.inf
-        parents = _parents(
-            [x for x in nearest if x.hypothesis.changes <= base + level], name, WIDTH if level else len(first)
-        )
-        for free, parent in product((False, True), parents):
-            others = parent.hypothesis.neighbours(narrow=narrow, known=bool(known))
-            chosen = [x for x in others if (x.free != parent.hypothesis.free) == free]
-            take(chosen, parent.fit.values, parent.fit.cost)
-            if any(x.passes for x in tried.values()):
-                break
+        able = [x for x in nearest if x.hypothesis.changes <= base + level]
+        parents = _parents(able, name, WIDTH)
+        for x in parents:
+            if not passed():
+                take(constant(x), x.fit.values, x.fit.cost)
+        if not (level or passed()):  # a mistake may make a rule come less near than others
+            far: dict[Hypothesis, Judged] = {}
+            for x in able:
+                twisted = [h for h in constant(x) if h.twist]
+                far |= dict.fromkeys(glance(twisted, x.fit.values), x)
+            for h in sorted(far, key=promise)[: 2 * WORKED]:
+                work(h, far[h].fit.values, far[h].fit.cost)
+            for x in {far[h] for h in far if tried[h].passes}:  # a switch may explain the same
+                take(constant(x), x.fit.values, x.fit.cost)
+        for x in parents:
+            if not passed():
+                take(changes(x), x.fit.values, x.fit.cost)
     matches = _matches(tried, name)
     last: Judged | None = None
     while matches and matches[0] is not last:  # what does nothing is left out: Nesterov's momentum where it is 0
@@ -172,7 +137,10 @@ def search(
     if matches:  # least squares may have missed that another is the same there
         tried |= {h: _with_numbers_of(matches[0], x) for h, x in tried.items() if not x.passes}
         matches = _matches(tried, name)
-    return matches or [min(tried.values(), key=lambda x: (max(x.fit.cost, LOWER), x.hypothesis.changes, x.fit.cost))]
+    if matches:
+        return matches
+    best = min(tried.values(), key=lambda x: (max(x.fit.cost, LOWER), x.hypothesis.changes, x.refused, x.fit.cost))
+    return [replace(judge(best.fit), refused=True)]
 
 
 def _with_numbers_of(match: Judged, other: Judged) -> Judged:
@@ -201,14 +169,26 @@ def _parents(nearest: Sequence[Judged], name: str, width: int) -> list[Judged]:
     return chosen
 
 
+def glanced(hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any]) -> Judged:
+    """A hypothesis after a few steps of least squares: how near it may come. It counts as no match."""
+    found = fit(Model(hypothesis, seen, known), warm, quick=True)
+    return Judged(found, np.zeros(seen.got.shape), seen.counts, refused=True)
+
+
 def attempt(
-    hypothesis: Hypothesis, seen: Seen, known: Mapping[str, float], warm: Mapping[str, Any], least: float = math.inf
+    hypothesis: Hypothesis,
+    seen: Seen,
+    known: Mapping[str, float],
+    warm: Mapping[str, Any],
+    least: float = math.inf,
+    model: Model | None = None,
 ) -> Judged:
     """A hypothesis with the numbers that come nearest; the search begins at those that are `warm`, too.
 
-    `least` is the cost without the last change: one that comes no nearer is not worked on.
+    `least` is the cost without the last change: one that comes no nearer is not worked on. A `model`
+    of it is used if there is one.
     """
-    model = Model(hypothesis, seen, known)
+    model = model or Model(hypothesis, seen, known)
     found = fit(model, warm)
     near = found.cost < PROMISING and found.cost < 0.999 * least and bool(model.unknown)
     judged = judge(snapped(found) if near else found)
@@ -245,5 +225,5 @@ def _simplicity(x: Judged, name: str) -> tuple[Any, ...]:
     idle = x.fit.values.get("eps", 1.0)  # where it does nothing, another place has it
     values = [float(y) for value in x.fit.values.values() for y in np.ravel(value)]
     long = sum(not (tidy(y) or tidy(1.0 - y)) for y in values)
-    odd = not np.all(np.asarray(idle) > 1e-19)
+    odd = not np.all(np.asarray(idle) > 1e-15)
     return h.changes + len(h.free), odd, long, exactly, named, bool(h.twist), len(h.switches), numbers, x.ulps

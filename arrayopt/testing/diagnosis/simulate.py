@@ -5,7 +5,7 @@ The rule's traced graph is evaluated in float64, with an axis for the sets and o
 elements.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -14,19 +14,111 @@ import numpy as np
 from arrayopt.arrays import NARROW, array_namespace
 from arrayopt.fusion.dims import NotFlat, NotFolded, NotMeasured, NotOriented
 from arrayopt.fusion.graph import PRODUCT, UPDATES, Node, reachable
-from arrayopt.fusion.ops import REDUCTIONS
+from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.trace import Trace, TraceError, trace
 from arrayopt.rules.base import Rule
-from arrayopt.testing.diagnosis.sweep import Sweep
 from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
 
-__all__ = ["Simulation"]
+__all__ = ["Simulation", "Sweep", "rounded"]
 
-AT_ONCE = 2**16
-"""So many elements are evaluated at once."""
 
-_TRACES: dict[Any, Trace] = {}
-"""What rules were traced as."""
+def rounded(x: Values, dtype: str) -> Values:
+    """Values rounded to float16, bfloat16 or float32, in float64."""
+    if dtype == "bfloat16":
+        bits = np.asarray(x, np.float32).view(np.uint32)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+        return bits.view(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(dtype).astype(np.float64)
+
+
+class Sweep:
+    """A graph, and the order in which it is computed: what needs no slots at once, what new slots need step by step.
+
+    Parameters
+    ----------
+    made : Trace
+        The graph.
+    nodes : list of Node
+        All that is computed, arguments first.
+    given : dict of str to array
+        The slots before the first step, and the numbers of elements, of shape (1, 1, tensors, *elements).
+    mask : array of bool, optional
+        The elements that count, of the same shape.
+    state : str
+        What slots are stored in, if not in what the rule says.
+    """
+
+    def __init__(
+        self, made: Trace, nodes: Sequence[Node], given: Mapping[str, Values], mask: Values | None, state: str
+    ) -> None:
+        self._made, self._given, self._state = made, given, state
+        self._where: Any = True if mask is None else mask
+        slots = {n: made.outputs[n.data] for n in nodes if n.op == "input" and n.data in made.slots}
+        late: set[Node] = set()  # all that slots go into
+        for n in nodes:
+            if n in slots or not late.isdisjoint(n.args):
+                late.add(n)
+        needed = late & {*reachable(slots.values())}  # of these, what new slots are computed from
+        self._new = slots
+        self._before = [n for n in nodes if n not in late]
+        self._during = [n for n in nodes if n in needed and n not in slots]
+        self._after = [n for n in nodes if n in late and n not in needed and n not in slots]
+        self._kept = {a for n in self._after for a in n.args} | {made.outputs["p"]}
+        self._kept &= {*slots, *self._during}
+
+    def run(self, p: Values, g: Values, numbers: Mapping[str, Values], took: Values) -> Values:
+        """The new parameters of all steps, from those before each; `took` says which steps have gradients."""
+        given = {**self._given, **numbers, "p": p, "g": g}
+        values: dict[Node, Values] = {}
+        for n in self._before:
+            if n.op == "const":
+                values[n] = np.full((1,) * p.ndim, n.data)
+            else:
+                values[n] = given[n.data] if n.op in ("host", "input") else self._one(n, values)
+        values |= self._looped(values, took)
+        for n in self._after:
+            values[n] = self._one(n, values)
+        return values[self._made.outputs["p"]]
+
+    def _looped(self, outer: Mapping[Node, Values], took: Values) -> dict[Node, Values]:
+        """What new slots need, step after step."""
+        now = {n: self._given[n.data] for n in self._new}
+        read = {a for n in self._during for a in n.args} | {*self._new.values()}
+        read &= set(outer)
+        rows: dict[Node, list[Values]] = {n: [] for n in self._kept}
+        for s, took_now in enumerate(took):
+            at = {n: outer[n] if outer[n].shape[1] == 1 else outer[n][:, s : s + 1] for n in read} | now
+            for n in self._during:
+                at[n] = self._one(n, at)
+            for n, row in rows.items():
+                row.append(at[n])
+            for n in now:
+                new, dtype = at[self._new[n]], self._state or self._made.storage[n.data]
+                new = rounded(new, dtype) if dtype in NARROW else new
+                now[n] = new if took_now.all() else np.where(took_now, new, now[n])
+        for row in rows.values():
+            if row[0].shape != row[-1].shape:  # the slot before the first step is the same for all sets
+                row[:] = np.broadcast_arrays(*row)
+        return {n: np.concatenate(row, axis=1) for n, row in rows.items()}
+
+    def _one(self, n: Node, values: Mapping[Node, Values]) -> Values:
+        """One operation."""
+        args = [values[a] for a in n.args]
+        if n.op == PRODUCT:
+            args = [np.swapaxes(x, -1, -2) if t else x for x, t in zip(args, n.data, strict=False)]
+            product: Values = np.matmul(*args)
+            return product
+        if n.op in REDUCTIONS:
+            axes = tuple(3 + i for i, a in enumerate(self._made.element) if a in n.args[0].axes and a not in n.axes)
+            start = {"sum": 0.0, "max": -np.inf, "min": np.inf}[n.op]
+            reduce = REDUCTIONS[n.op].ufunc.reduce
+            return np.asarray(reduce(args[0], axis=axes, keepdims=True, where=self._where, initial=start))
+        return np.asarray(OPS[n.op].numpy(*args))
+
+
+AT_ONCE = 2**15  # so many elements are evaluated at once
+_TRACES: dict[Any, Trace] = {}  # what rules were traced as
 
 
 class Simulation:
@@ -80,7 +172,7 @@ class Simulation:
             made = _traced(self.rule, self.trajectory.params[0][name].shape, self.dtype)
             nodes = reachable(made.outputs.values())
             place = {n: k for k, n in enumerate(nodes)}
-            key = tuple((n.op, tuple(place[a] for a in n.args), n.axes, repr(n.data)) for n in nodes)
+            key = tuple((n.op, *map(place.__getitem__, n.args), n.axes, repr(n.data)) for n in nodes)
             together.setdefault((key, None if made.element == "C" else i), ([], made, nodes))[0].append(i)
         for index, made, nodes in together.values():
             yield (index, *self._laid(index, made, nodes))
@@ -101,21 +193,25 @@ class Simulation:
             return np.stack(rows)
 
         fresh = [self.rule.all_slots(array_namespace(x), x, self.dtype) for x in starts]
-        slots = {slot: lay([x[slot] for x in fresh], str(axes))[None, None] for slot, axes in made.slots.items()}
-        counts = {}
+        given = {}
+        for slot, axes in made.slots.items():
+            given[slot] = lay([x[slot] for x in fresh], str(axes))[None, None]
         for n in nodes:
             if n.op == "host" and n.data.startswith("count:"):
-                count = [float(prod(size[a] for a in n.data.removeprefix("count:"))) for size in sizes]
-                counts[n.data] = np.reshape(count, (1, 1, len(names), *(1,) * len(made.element)))
+                counted = n.data.removeprefix("count:")
+                count = np.ones(len(names))
+                for a in counted:
+                    count *= [size[a] for size in sizes]
+                given[n.data] = np.reshape(count, (1, 1, len(names), *(1,) * len(made.element)))
         filled = len({x.size for x in starts}) > 1
         mask = lay([np.ones(x.shape) for x in starts]).astype(bool)[None, None] if filled else None
-        p = np.stack([lay([row[name] for name in names]) for row in before])[None]
-        grads = [
-            [np.zeros(x.shape) if row[n] is None else row[n] for n, x in zip(names, starts, strict=True)]
-            for row in self.trajectory.grads
-        ]
-        g = np.stack([lay(row) for row in grads])[None]
-        return Sweep(made, nodes, {**slots, **counts}, mask, self.state), p, g
+        none = dict(zip(names, map(np.zeros_like, starts), strict=True))
+        params, gradients = [], []
+        for row, grads in zip(before, self.trajectory.grads, strict=True):
+            now = {**none, **{name: x for name, x in grads.items() if x is not None}}
+            params.append(lay([row[name] for name in names]))
+            gradients.append(lay([now[name] for name in names]))
+        return Sweep(made, nodes, given, mask, self.state), np.stack(params)[None], np.stack(gradients)[None]
 
 
 def _seen_shape(element: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,34 +1,29 @@
 """Which tensors are searched: all at once, or a few and then the others, which may have settings of their own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from arrayopt.testing.diagnosis.diagnosis import Diagnosis, made_of, no_rule
+from arrayopt.testing.diagnosis.descent import LOWER, Judged, judge
+from arrayopt.testing.diagnosis.diagnosis import NOT_SEARCHED, Diagnosis, made_of, no_rule
 from arrayopt.testing.diagnosis.fit import fit
 from arrayopt.testing.diagnosis.grouping import Group, grouped, merged, on
-from arrayopt.testing.diagnosis.hidden import made_up, unseen
-from arrayopt.testing.diagnosis.hypothesis import Hypothesis, plain
+from arrayopt.testing.diagnosis.hypothesis import Hypothesis, not_searched, plain
 from arrayopt.testing.diagnosis.model import Model, Seen
-from arrayopt.testing.diagnosis.oddities import untold
-from arrayopt.testing.diagnosis.search import LOWER, Judged, Watch, attempt, search
+from arrayopt.testing.diagnosis.search import Watch, attempt, search
 from arrayopt.testing.diagnosis.trajectory import Trajectory
+from arrayopt.testing.diagnosis.words import made_up, unseen, untold
 
 __all__ = ["examine"]
 
-Part = tuple[tuple[str, ...], Diagnosis]
-"""Some tensors, and what they follow."""
+Part = tuple[tuple[str, ...], Diagnosis]  # some tensors, and what they follow
 
-MANY = 6
-"""With more tensors than these, a few are searched first."""
-
-FAR = 0.5
-"""The cost up to which a rule may be meant."""
-
-FEW = 3
-LARGE = 400
+MANY, FEW = 6, 3  # with more tensors than these, so few are searched first
+LARGE = 400  # which have at most so many elements
+FAR = 0.5  # the cost up to which a rule may be meant
+COARSE = 0.02  # the cost below which what is left of a product of matrices may be its rounding to bfloat16
 
 
 def examine(
@@ -42,20 +37,38 @@ def examine(
     reason = untold(seen)
     if reason:
         return no_rule(made, reason)
+    unsought = not_searched(made.subject)
+    if unsought:
+        return no_rule(made, f"{unsought} is {NOT_SEARCHED}")
     if len(made.names) > MANY:
         found = _from_few(made, known, said, min(depth, 2), watch)
         if found is not None:
             return found
+    for_matrices = False
     mixed = len(made.names) <= MANY and len({x.ndim > 1 for x in made.params[0].values()}) == 2
     for deep in dict.fromkeys((0, min(depth, 1), depth)):
         best = search(seen, known, made.subject, depth=deep, tried=tried, watch=watch)
         if best[0].passes or watch.over or (deep and best[0].fit.cost < LOWER):
             break
-        if mixed and (deep == 1 if deep else _is_for_matrices(made, known, watch)):
-            found = _from_few(made, known, said, min(depth, 1), watch)  # one rule for matrices, another for the rest
+        coarse = _coarse(tried.values(), made.subject) if deep or not depth else None
+        if coarse is not None:
+            kind = coarse.hypothesis.kind.__name__
+            return made_of([coarse], made, said, f"{kind} with products in bfloat16 is {NOT_SEARCHED}")
+        for_matrices = for_matrices or (mixed and not deep and _is_for_matrices(made, known, watch))
+        if mixed and (deep == 1 or (for_matrices and not deep)):  # one rule for matrices, another for the rest
+            found = _from_few(made, known, said, min(depth, 1) if for_matrices else 0, watch)
             if found is not None and found.explained:
                 return found
     return made_of(best, made, said)
+
+
+def _coarse(tried: Iterable[Judged], name: str) -> Judged | None:
+    """A rule of products that comes as near as one whose products are in bfloat16, if there is one."""
+    near = [x for x in tried if hasattr(x.hypothesis.kind, "ns_dtype") and x.fit.cost < COARSE]
+    if not near:
+        return None
+    best = min(near, key=lambda x: (x.hypothesis.kind.__name__ != name, x.hypothesis.changes, x.fit.cost))
+    return replace(judge(best.fit), refused=True)
 
 
 def _from_few(
@@ -76,11 +89,14 @@ def _from_few(
         return made_of([on(made, hypothesis, values)], made, said) if watch.stopped and everywhere else None
     hypothesis, values = _of_one(near[0])
     taken = _taken(made, hypothesis)
-    if len(taken) == len(made.names):  # something that the few do not show
+    if len(taken) == len(made.names):  # something that the few do not show; the numbers that these show are right
+        hidden = {*unseen(near[0]), *(name for name, _ in hypothesis.free)}
+        shown = {name: x for name, x in values.items() if name not in hidden}
         first = on(made, hypothesis, values)
-        again = search(Seen(made), known, made.subject, depth=2, near=first, watch=watch)
-        if again[0].passes:
-            return made_of(again, made, said)
+        for numbers in ({**known, **shown}, known):
+            again = search(Seen(made), numbers, made.subject, depth=2, near=first, watch=watch)
+            if again[0].passes:
+                return made_of(again, made, said)
     groups, rest = grouped(made, taken, hypothesis, values, steps=True)
     if not rest:
         return _joined(made, groups)
@@ -150,7 +166,8 @@ def _is_for_matrices(made: Trajectory, known: Mapping[str, Any], watch: Watch) -
     """Whether a rule that is for matrices alone is not far from what these do."""
     names = [name for name, x in made.params[0].items() if x.ndim > 1]
     part = made.only(names)
-    among = [h for h in plain(x.shape for x in part.params[0].values()) if not h.takes([np.zeros(1)])]
+    shapes = [x.shape for x in part.params[0].values()]
+    among = [h for h in plain(shapes) if not h.takes([np.zeros(1)])]
     return search(Seen(part), _of(known, made, names), depth=0, among=among, watch=watch)[0].fit.cost < FAR
 
 
@@ -194,5 +211,8 @@ def _few(made: Trajectory) -> list[str]:
 
 def _of(known: Mapping[str, Any], made: Trajectory, names: list[str]) -> dict[str, Any]:
     """Known numbers, of some tensors."""
-    own = {k: x if np.ndim(x) == 0 else x[:, [made.names.index(n) for n in names]] for k, x in known.items()}
-    return {k: float(np.ravel(x)[0]) if np.ndim(x) and not np.ptp(x) else x for k, x in own.items()}
+    places, own = [made.names.index(name) for name in names], {}
+    for key, x in known.items():
+        part = x[:, places] if np.ndim(x) and x.shape[1] > 1 else x
+        own[key] = float(np.ravel(part)[0]) if np.ndim(part) and not np.ptp(part) else part
+    return own

@@ -4,9 +4,13 @@ Nothing of the user's is written: optimizers, and the parameters that they own, 
 """
 
 import copy
+import dis
 import math
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -18,10 +22,9 @@ from arrayopt.params.given import named_params
 from arrayopt.params.trees import rebuild
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
-from arrayopt.testing.diagnosis import probe
-from arrayopt.testing.diagnosis.keeping import keeps_nothing
+from arrayopt.testing.diagnosis.trajectory import parameters
 
-__all__ = ["Subject", "as_subject"]
+__all__ = ["Subject", "as_subject", "keeps_nothing"]
 
 Step = Callable[[Mapping[str, Array], Mapping[str, Array | None]], Mapping[str, Array]]
 
@@ -78,7 +81,7 @@ def as_subject(step: Any, params: Any, who: str) -> Subject:
 def _given(params: Any, who: str) -> Any:
     """Copies of what the user gave, or chosen parameters."""
     if params is None:
-        return probe.parameters()
+        return parameters()
     named_params(params, who, functional=True)
     return rebuild(params, lambda x: like(x, detached(x)) if is_array(x) else x)
 
@@ -123,33 +126,33 @@ def _ours(opt: Optimizer, who: str) -> Subject:
     mine = copy.deepcopy(opt)
     rules = {name: group.rule for group in mine.groups for name in group.names}
     tensors = dict(named_params(mine.params, who))
-    rows = [{k: v for k in hypers(type(r)) if is_number(v := getattr(r, k))} for r in map(rules.__getitem__, tensors)]
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         return dict(named_params(mine.step(_filled(mine.params, grads)), who))
 
-    return Subject(type(mine.rule).__name__, tensors, one, _agreed(rows))
+    return Subject(type(mine.rule).__name__, tensors, one, _agreed([_numbers(rules[name]) for name in tensors]))
 
 
 def _agreed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the numbers of each tensor those that all have; as an array where they are not the same."""
-    shared = [key for key in rows[0] if all(key in row for row in rows)]
     made: dict[str, Any] = {}
-    for key in shared:
-        values = np.array([[float(row[key]) for row in rows]])
-        made[key] = values if np.ptp(values) else float(values[0, 0])
+    for key in rows[0]:
+        values = np.array([[row.get(key, np.nan) for row in rows]])
+        if not np.isnan(values).any():
+            made[key] = values if np.ptp(values) else float(values[0, 0])
     return made
 
 
 def _torch(opt: Any) -> Subject:
-    mine = copy.deepcopy(opt)
+    mine = object.__new__(type(opt))  # PyTorch's own way to copy drops attributes that others have added
+    mine.__dict__ |= copy.deepcopy(vars(opt), {id(opt): mine})
     tensors: dict[str, Array] = {}
     rows = []
     for group in mine.param_groups:
         names = group.get("param_names") or range(len(tensors), len(tensors) + len(group["params"]))
         for name, x in zip(names, group["params"], strict=True):
             tensors[str(name)] = x
-            rows.append(_numbers(group))
+            rows.append(_numbers_of_torch(group))
 
     def one(now: Mapping[str, Array], grads: Mapping[str, Array | None]) -> Mapping[str, Array]:
         for name, x in tensors.items():
@@ -160,23 +163,25 @@ def _torch(opt: Any) -> Subject:
     return Subject(type(mine).__name__, tensors, one, _agreed(rows))
 
 
-def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(rule: Rule) -> dict[str, float]:
+    """The hyper-parameters of a rule that are plain numbers."""
+    made = {name: getattr(rule, name) for name in hypers(type(rule))}
+    return {name: float(x) for name, x in made.items() if is_number(x)}
+
+
+def _numbers_of_torch(group: Mapping[str, Any]) -> dict[str, float]:
     """The hyper-parameters of a group that have a plain counterpart here."""
-    made: dict[str, float] = {}
-    for key, x in group.items():
-        if key == "betas" and isinstance(x, tuple | list):
-            made |= {f"beta{i}": float(b) for i, b in enumerate(x, 1)}
-        elif key in ("lr", "eps", "weight_decay", "momentum", "dampening"):
-            value = x.item() if is_array(x) and x.ndim == 0 else x
-            if is_number(value) and math.isfinite(value):
-                made[key] = float(value)
-    return made
+    made = {name: group[name] for name in ("lr", "eps", "weight_decay", "momentum", "dampening") if name in group}
+    betas = group.get("betas")
+    made |= {f"beta{i}": x for i, x in enumerate(betas, 1)} if isinstance(betas, tuple | list) else {}
+    plain = {name: x.item() if is_array(x) and x.ndim == 0 else x for name, x in made.items()}
+    return {name: float(x) for name, x in plain.items() if is_number(x) and math.isfinite(x)}
 
 
 def _optax(transformation: Any, params: Any, who: str) -> Subject:
     import jax
 
-    given = {k: jax.numpy.asarray(x) for k, x in probe.parameters().items()} if params is None else params
+    given = {k: jax.numpy.asarray(x) for k, x in parameters().items()} if params is None else params
     tree = _given(given, who)
     held: dict[str, Any] = {}
 
@@ -193,3 +198,36 @@ def _optax(transformation: Any, params: Any, who: str) -> Subject:
     update = getattr(transformation.update, "__qualname__", "")
     name = update.partition(".")[0] if update and not update.startswith("chain") else "the optax transformation"
     return Subject(name, dict(named_params(tree, who, functional=True)), one, {})
+
+
+LIBRARIES = frozenset({"numpy", "scipy", "torch", "jax", "cupy", *sys.stdlib_module_names})  # they keep nothing
+VALUES = (bool, int, float, complex, str, bytes, NoneType, np.generic, np.dtype, np.ufunc)
+RANDOM = (np.random.Generator, np.random.RandomState, random.Random)  # what they keep is no state of an optimizer
+KEEPING = {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR"}  # instructions that leave something behind
+
+
+def keeps_nothing(x: Any, seen: frozenset[Any] = frozenset()) -> bool:
+    """Whether calls of a function leave nothing behind, as far as its code, its closure and its globals show."""
+    if isinstance(x, tuple | frozenset):
+        return all(keeps_nothing(y, seen) for y in x)
+    if isinstance(x, BuiltinFunctionType):
+        return isinstance(x.__self__, NoneType | ModuleType | RANDOM)
+    if isinstance(x, VALUES + RANDOM):
+        return True
+    if isinstance(x, ModuleType | type | FunctionType):
+        module = str(x.__name__ if isinstance(x, ModuleType) else x.__module__)
+        if module != "__main__" and module.partition(".")[0] in LIBRARIES:
+            return True
+    if not isinstance(x, FunctionType) or x in seen:
+        return isinstance(x, FunctionType)
+    codes = [x.__code__]
+    for code in codes:  # with those of the functions in it, which are found on the way
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for line in dis.get_instructions(code):
+            if line.opname in KEEPING or (line.opname == "STORE_DEREF" and line.argval in x.__code__.co_freevars):
+                return False
+    used = {name for code in codes for name in code.co_names}
+    found = [x.__globals__[name] for name in used if name in x.__globals__]
+    found += [cell.cell_contents for cell in x.__closure__ or () if cell.cell_contents is not x]
+    found += [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+    return all(keeps_nothing(y, seen | {x}) for y in found)

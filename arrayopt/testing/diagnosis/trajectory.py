@@ -1,19 +1,32 @@
-"""What an optimizer did: its parameters before and after each step, and the gradients that it was given."""
+"""What an optimizer did: its parameters before and after each step, and its gradients; and chosen ones."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Trajectory", "Values"]
+__all__ = ["STEPS", "Trajectory", "Values", "each", "gradients", "parameters"]
 
 Values = np.ndarray[Any, Any]
+Rows = Sequence[Mapping[str, Any]]
 
 FORMAT = "arrayopt trajectory 1"
+STEPS = 12  # how many are made
+DECADES = {"float16": (-4.0, 1.0), "bfloat16": (-9.0, 1.5)}  # the powers of ten of gradients; elsewhere from -10
+SHAPES: Mapping[str, tuple[int, ...]] = {"matrix": (4, 5), "vector": (13,), "small": (3, 2), "zeros": (6,)}
+
+
+def each(rows: Rows, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """Every tensor of every row changed; None stays None."""
+
+    def of(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: None if x is None else change(x) for name, x in row.items()}
+
+    return [*map(of, rows)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +48,7 @@ class Trajectory:
     dtypes: Mapping[str, str]
     params: Sequence[Mapping[str, Values]]
     grads: Sequence[Mapping[str, Values | None]]
-    subject: str = field(default="the optimizer")
+    subject: str = "the optimizer"
 
     @property
     def names(self) -> list[str]:
@@ -50,8 +63,10 @@ class Trajectory:
     @cached_property
     def took(self) -> Values:
         """Of shape (steps, tensors): whether a step has a gradient of a tensor."""
-        took = [[g[name] is not None for name in self.names] for g in self.grads]
-        return np.array(took, bool).reshape(self.steps, len(self.names))
+        took = np.empty((self.steps, len(self.names)), bool)
+        for i, name in enumerate(self.names):
+            took[:, i] = [g[name] is not None for g in self.grads]
+        return took
 
     @cached_property
     def counts(self) -> Values:
@@ -61,34 +76,33 @@ class Trajectory:
 
     def only(self, names: Sequence[str]) -> "Trajectory":
         """The same of some tensors."""
-        return replace(
-            self,
-            dtypes={name: self.dtypes[name] for name in names},
-            params=[{name: p[name] for name in names} for p in self.params],
-            grads=[{name: g[name] for name in names} for g in self.grads],
-        )
+
+        def some(row: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: row[name] for name in names}
+
+        params, grads = map(some, self.params), map(some, self.grads)
+        return replace(self, dtypes=some(self.dtypes), params=[*params], grads=[*grads])
 
     def joined(self) -> "Trajectory":
         """All tensors one after the other, as one."""
-        whole = "all tensors"
-        flat = [{whole: np.concatenate([x.ravel() for x in p.values()])} for p in self.params]
-        grads: list[dict[str, Values | None]] = []
-        for g in self.grads:
-            parts = [np.zeros(self.params[0][name].size) if x is None else x.ravel() for name, x in g.items()]
-            grads.append({whole: np.concatenate(parts)})
-        return replace(self, dtypes={whole: next(iter(self.dtypes.values()))}, params=flat, grads=grads)
+        none = {name: np.zeros_like(x) for name, x in self.params[0].items()}
+
+        def flat(row: Mapping[str, Values | None]) -> dict[str, Values]:
+            now = {**none, **{name: x for name, x in row.items() if x is not None}}
+            return {"all tensors": np.concatenate([now[name].ravel() for name in self.names])}
+
+        dtypes = {"all tensors": next(iter(self.dtypes.values()))}
+        return replace(self, dtypes=dtypes, params=[*map(flat, self.params)], grads=[*map(flat, self.grads)])
 
     def save(self, path: Any) -> None:
         """Write it as JSON. Numbers are hexadecimal, so that none is rounded."""
-        tensors = {
-            name: {"dtype": dtype, "shape": list(self.params[0][name].shape)} for name, dtype in self.dtypes.items()
-        }
+        first = self.params[0]
         made = {
             "format": FORMAT,
             "subject": self.subject,
-            "tensors": tensors,
-            "params": [{name: _hex(x) for name, x in p.items()} for p in self.params],
-            "grads": [{name: _hex(x) for name, x in g.items()} for g in self.grads],
+            "tensors": {name: {"dtype": x, "shape": list(first[name].shape)} for name, x in self.dtypes.items()},
+            "params": each(self.params, _hex),
+            "grads": each(self.grads, _hex),
         }
         Path(path).write_text(json.dumps(made, indent=0) + "\n", encoding="utf-8")
 
@@ -105,22 +119,48 @@ class Trajectory:
             made = json.loads(Path(path).read_text(encoding="utf-8"))
             if made["format"] != FORMAT:
                 raise ValueError(made["format"])
-            shapes = {name: tuple(about["shape"]) for name, about in made["tensors"].items()}
-            read = [
-                [{name: _values(row[name], shape) for name, shape in shapes.items()} for row in made[key]]
-                for key in ("params", "grads")
-            ]
-            dtypes = {name: about["dtype"] for name, about in made["tensors"].items()}
-            return cls(dtypes, read[0], read[1], made["subject"])  # type: ignore[arg-type]
+            tensors = made["tensors"]
+            for row in (*made["params"], *made["grads"]):
+                for name, about in tensors.items():
+                    if row[name] is not None:
+                        row[name] = np.array([*map(float.fromhex, row[name])]).reshape(about["shape"])
+            dtypes = {name: about["dtype"] for name, about in tensors.items()}
+            return cls(dtypes, made["params"], made["grads"], made["subject"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(path)!r} is not a recorded trajectory of arrayopt: {error!r}") from error
 
 
-def _hex(x: Values | None) -> list[str] | None:
+def _hex(x: Values) -> list[str]:
     """The numbers of an array as text."""
-    return None if x is None else [float(value).hex() for value in x.ravel()]
+    return [float(value).hex() for value in x.ravel()]
 
 
-def _values(texts: list[str] | None, shape: tuple[int, ...]) -> Values | None:
-    """The array of some texts."""
-    return None if texts is None else np.array([float.fromhex(text) for text in texts]).reshape(shape)
+def parameters() -> dict[str, Values]:
+    """Parameters of several shapes and norms, one of them zero."""
+    rng = np.random.default_rng(1)
+    sizes = {"matrix": 1.0, "vector": 3.0, "small": 0.05, "zeros": 0.0}
+    return {name: rng.standard_normal(shape) * sizes[name] for name, shape in SHAPES.items()}
+
+
+def gradients(
+    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], steps: int = STEPS
+) -> list[dict[str, Values]]:
+    """Gradients for parameters of some shapes.
+
+    The elements of a tensor lie many decades apart, so that eps shows in some and not in others. Signs and sizes differ
+    from step to step, and norms from tensor to tensor. One element is zero in all steps.
+    """
+    rng = np.random.default_rng(0)
+    scales: dict[str, Any] = {}
+    for i, (name, shape) in enumerate(shapes.items()):
+        size = int(np.prod(shape, dtype=int))
+        low, high = DECADES.get(dtypes[name], (-10.0, 1.5))
+        spread = np.linspace(high, low, size) if size > 2 else np.linspace(0.0, -1.0, size)
+        scales[name] = 10.0 ** (rng.permutation(spread) - 0.5 * (i % 3))
+        if size > 4:
+            scales[name][rng.integers(size)] = 0.0
+    made = []
+    for _ in range(steps):
+        much = 10.0 ** rng.uniform(-0.7, 0.7)
+        made.append({n: np.reshape(rng.standard_normal(x.shape) * x * much, shapes[n]) for n, x in scales.items()})
+    return made

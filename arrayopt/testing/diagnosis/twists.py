@@ -12,8 +12,8 @@ import numpy as np
 from arrayopt.rules.base import Rule
 from arrayopt.rules.radam import RAdam
 from arrayopt.testing.diagnosis import kinds
-from arrayopt.testing.diagnosis.sweep import rounded
-from arrayopt.testing.diagnosis.trajectory import Trajectory, Values
+from arrayopt.testing.diagnosis.simulate import rounded
+from arrayopt.testing.diagnosis.trajectory import Trajectory, Values, each
 
 __all__ = ["TWISTS", "Twist"]
 
@@ -88,12 +88,7 @@ def _corrects_by_ratio(rule: Rule) -> bool:
 
 def _each(change: Callable[[Values], Values]) -> Callable[[Trajectory], Trajectory]:
     """A trajectory whose gradients are changed one by one."""
-
-    def changed(made: Trajectory) -> Trajectory:
-        grads = [{name: None if x is None else change(x) for name, x in g.items()} for g in made.grads]
-        return replace(made, grads=grads)
-
-    return changed
+    return lambda made: replace(made, grads=each(made.grads, change))
 
 
 def _added_up(made: Trajectory) -> Trajectory:
@@ -128,9 +123,17 @@ def _count_per_tensor(h: Numbers, made: Trajectory) -> Numbers:
 
 def _joint_clip(h: Numbers, made: Trajectory) -> Numbers:
     """What the joint norm of all gradients asks for."""
-    squares = [sum(float(np.sum(x**2)) for x in g.values() if x is not None) for g in made.grads]
+    squares = np.zeros(made.steps)
+    for s, grads in enumerate(made.grads):
+        squares[s] = sum(np.sum(x**2) for x in grads.values() if x is not None)
     norms = np.sqrt(np.maximum(squares, 1e-300))[None, :, None]
     return {**h, "grad_factor": np.minimum(1.0, h["clip_norm"] / norms)}
+
+
+def _twice_clipped(h: Numbers, made: Trajectory) -> Numbers:
+    """The same factor, twice."""
+    h = _joint_clip(h, made)
+    return {**h, "grad_factor": h["grad_factor"] ** 2}
 
 
 def _correction(h: Numbers, beta: str) -> Any:
@@ -155,6 +158,7 @@ def _no_c2(h: Numbers, made: Trajectory) -> Numbers:
     return _uncorrected({**h, "eps": h["eps"] / root}, 1.0 / root)
 
 
+CLIPS = [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]
 _EPS_LATE = _to(eps=lambda h: h["eps"] * np.sqrt(_correction(h, "beta2")))
 _NO_C1 = "the first moment is not corrected for its start at zero"
 _NO_C2 = "the second moment is not corrected for its start at zero"
@@ -228,12 +232,22 @@ TWISTS: dict[str, Twist] = {
         grads=Trajectory.joined,
     ),
     "ratio inverted": Twist("the trust ratio is upside down", _adapts, kind=kinds.inverted),
+    "ratio of means": Twist(
+        "the trust ratio is of mean magnitudes, and not of norms",
+        lambda rule: _adapts(rule) and hasattr(rule, "_debiased"),
+        kind=kinds.averaged,
+    ),
     "ratio without decay": Twist("the trust ratio forgets the weight decay", _adapts, kind=kinds.forgetful),
     # gradients
     "joint clip": Twist(
         "all gradients are scaled down together to a joint norm of {clip_norm:.6g}",
-        numbers={"clip_norm": [float(x) for x in 10.0 ** np.arange(-3.0, 3.1, 0.5)]},
+        numbers={"clip_norm": CLIPS},
         alters=_joint_clip,
+    ),
+    "joint clip twice": Twist(
+        "all gradients are scaled down together to a joint norm of {clip_norm:.6g}, by a factor that is applied twice",
+        numbers={"clip_norm": CLIPS},
+        alters=_twice_clipped,
     ),
     "scaled": Twist(
         "the gradient is multiplied by {grad_factor:.6g}: it may not have been unscaled",

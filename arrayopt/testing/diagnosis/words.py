@@ -1,4 +1,4 @@
-"""What is found, in plain English."""
+"""What is found, in plain English: the changes of a rule, what gradients do not show, and what is odd."""
 
 import math
 from collections.abc import Mapping
@@ -7,10 +7,24 @@ from typing import Any
 import numpy as np
 
 from arrayopt.rules.fields import hypers
+from arrayopt.testing.diagnosis.descent import Fit, Judged, judge
 from arrayopt.testing.diagnosis.hypothesis import OFF, Hypothesis
+from arrayopt.testing.diagnosis.model import Seen
 
-__all__ = ["changes", "number", "numbers_in_words", "remarks"]
+__all__ = [
+    "MADE_UP",
+    "changes",
+    "lost",
+    "made_up",
+    "motion",
+    "number",
+    "numbers_in_words",
+    "remarks",
+    "unseen",
+    "untold",
+]
 
+# Switches that have better words than their names, and numbers that may be switched on.
 SWITCHES: Mapping[tuple[str, Any], str] = {
     ("bias_correction", False): "no bias correction",
     ("bias_correction", True): "bias correction",
@@ -35,8 +49,6 @@ SWITCHES: Mapping[tuple[str, Any], str] = {
     ("state_dtype", "float16"): "the state is stored in float16, of second moments the root",
     ("state_dtype", "bfloat16"): "the state is stored in bfloat16, of second moments the root",
 }
-"""Switches that have better words than their names."""
-
 NUMBERS: Mapping[str, str] = {
     "momentum": "momentum {}",
     "eps_root": "eps inside the root too, {}",
@@ -49,7 +61,13 @@ NUMBERS: Mapping[str, str] = {
     "clip_unit_ratio": "gradients are clipped to {} times the norm of the parameters, unit by unit",
     "lookahead_steps": "lookahead every {} steps",
 }
-"""Numbers that may be switched on."""
+# Two numbers that may make up for each other: the power of the first's change by which the second changes then, and
+# what shows of both.
+MADE_UP: Mapping[tuple[str, str], tuple[float, str]] = {
+    ("lr", "trust_coefficient"): (-1.0, "their product"),  # LARS
+    ("clip_threshold", "eps2"): (2.0, "eps2 / clip_threshold²"),  # CAME, where all updates are clipped
+}
+STILL = "the parameters never move"
 
 
 def number(x: Any) -> str:
@@ -83,12 +101,14 @@ def changes(h: Hypothesis, values: Mapping[str, Any], names: list[str]) -> list[
 
 def _varying(name: str, axis: str, values: Any, names: list[str]) -> str:
     """A number that is not the same all the time."""
+    shown = [f"{x:.6g}" for x in values]
     if axis == "step":
-        return f"{name} changes from step to step: {', '.join(f'{x:.6g}' for x in values)}"
-    of: dict[str, list[str]] = {}
-    for tensor, x in zip(names, values, strict=True):
-        of.setdefault(f"{x:.6g}", []).append(tensor)
-    return f"{name} is not the same for all tensors: " + "; ".join(f"{x} for {', '.join(n)}" for x, n in of.items())
+        return f"{name} changes from step to step: {', '.join(shown)}"
+    said = []
+    for x in dict.fromkeys(shown):
+        own = [tensor for tensor, other in zip(names, shown, strict=True) if other == x]
+        said.append(f"{x} for {', '.join(own)}")
+    return f"{name} is not the same for all tensors: {'; '.join(said)}"
 
 
 def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
@@ -102,22 +122,91 @@ def remarks(values: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
         made.append("β1 is larger than β2: they may be swapped")
     eps = plain.get("eps", 0.0)
     if eps > 0 and not _short(eps) and "eps" not in known:
-        factors = [2.0**k for k in range(-30, 31) if k]
-        made += [
-            f"eps is {eps * x:.3g} / {x:g}: the gradient may be multiplied by {x:g}"
-            for x in factors
-            if any(abs(math.log10(eps * x) - n) < 1e-6 for n in range(-10, -4))
-        ]
+        for factor in 2.0 ** np.arange(-30, 31):
+            power = math.log10(eps * factor)
+            if abs(power - round(power)) < 1e-6 and -10 <= round(power) <= -5:
+                said = f"{factor:g}: the gradient may be multiplied by {factor:g}"
+                made.append(f"eps is {eps * factor:.3g} / {said}")
     for name, x in known.items():
         if name in plain and not np.ndim(x) and x > 0 and not math.isclose(plain[name], x, rel_tol=1e-3):
             made.append(f"{name} is {plain[name] / x:.6g} times the {number(x)} that it is said to be")
     decay, lr = plain.get("weight_decay", 0.0), plain.get("lr", 0.0)
     if decay and lr and not _short(decay) and _short(decay * lr):
         made.append(f"lr times weight_decay is {decay * lr:.3g}: the decay may not be multiplied by lr")
-    if plain.get("weight_decay", 0.0) < 0:
+    if decay < 0:
         made.append("weight decay has the wrong sign")
     return made[:3]
 
 
 def _short(x: float) -> bool:
     return math.isclose(x, float(f"{x:.1g}"), rel_tol=1e-6)
+
+
+def unseen(best: Judged) -> tuple[str, ...]:
+    """The numbers that might as well be others."""
+    values, names = best.fit.values, best.fit.model.names
+    plain = {name: float(x) for name, x in values.items() if name in names and not np.ndim(x)}
+    return tuple(name for name, x in plain.items() if _is_as_near(best, {name: _other(name, x)}))
+
+
+def made_up(best: Judged, known: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The pairs of numbers that might as well be others if both change, and of which none is known."""
+    values, found = best.fit.values, []
+    for (a, b), (power, _) in MADE_UP.items():
+        if {a, b} <= set(values) and not {a, b} & set(known):
+            other = {a: np.multiply(values[a], 2.0), b: np.multiply(values[b], 2.0**power)}
+            if _is_as_near(best, other):
+                found.append((a, b))
+    return tuple(found)
+
+
+def _is_as_near(best: Judged, values: Mapping[str, Any]) -> bool:
+    changed = Fit(best.fit.model, {**best.fit.values, **values}, 0.0)
+    return judge(changed).ulps <= 2.0 * best.ulps + 1.0
+
+
+def _other(name: str, x: float) -> float:
+    """A number off by a tenth, one near 1 by its distance from 1."""
+    if name == "lookahead_steps":
+        return x + 1.0
+    if 0.5 < x < 1:
+        return 1.0 - 0.9 * (1.0 - x)
+    return 0.9 * x if x else 0.01
+
+
+def untold(seen: Seen) -> str:
+    """Why a trajectory shows no rule, after "follows no rule: "; empty where it may show one."""
+    if _is_still(seen):
+        return STILL
+    return "" if seen.counts.any() else " and ".join(lost(seen)[:1]) or "no tensor has a gradient"
+
+
+def lost(seen: Seen) -> list[str]:
+    """From which step on which tensors hold values that are no numbers, the first first."""
+    odd: dict[int, list[str]] = {}
+    for name, part in seen.parts.items():
+        gone = ~np.isfinite(seen.rows[:, part]).all(axis=1)
+        if gone.any():
+            odd.setdefault(int(np.argmax(gone)), []).append(name)
+    said = []
+    for s, names in sorted(odd.items()):
+        when = f"from step {s - 1} on" if s else "from the beginning"
+        who = "all tensors" if len(names) == len(seen.parts) > 1 else ", ".join(names)
+        said.append(f"{when}, {who} hold{'s' * (len(names) == 1)} values that are no finite numbers")
+    return said
+
+
+def motion(seen: Seen) -> list[str]:
+    """What is odd about where the parameters go: whether they stand still, or are only multiplied."""
+    if _is_still(seen):
+        return [STILL]
+    moved = seen.start != 0
+    if not np.isfinite(seen.got).all() or not moved.any(axis=1).all() or np.any(seen.got[~moved]):
+        return []
+    factors = seen.got[moved] / seen.start[moved]
+    same = np.allclose(factors, factors[0], rtol=3e-6, atol=0.0)
+    return [f"gradients do nothing: each step multiplies the parameters by {factors[0]:.6g}"] if same else []
+
+
+def _is_still(seen: Seen) -> bool:
+    return np.array_equal(seen.start, seen.got, equal_nan=True)
