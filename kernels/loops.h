@@ -5,6 +5,21 @@ static __forceinline__ double maximum(double a, float b) { return maximum(a, (do
 static __forceinline__ double minimum(float a, double b) { return minimum((double)a, b); }
 static __forceinline__ double minimum(double a, float b) { return minimum(a, (double)b); }
 
+// The first or the second, by a condition that is the same for all elements. g++ makes no vectors of `?` there.
+static __forceinline__ float chosen(bool first, float a, float b) {
+    const unsigned mask = 0u - (unsigned)first;
+    return __uint_as_float((__float_as_uint(a) & mask) | (__float_as_uint(b) & ~mask));
+}
+static __forceinline__ double chosen(bool first, double a, double b) {
+    const __UINT64_TYPE__ mask = (__UINT64_TYPE__)0 - first;
+    __UINT64_TYPE__ bits, other;
+    __builtin_memcpy(&bits, &a, sizeof bits);
+    __builtin_memcpy(&other, &b, sizeof other);
+    bits = (bits & mask) | (other & ~mask);
+    __builtin_memcpy(&a, &bits, sizeof a);
+    return a;
+}
+
 #pragma omp declare reduction(largest : W : omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(smallest : W : omp_out = minimum(omp_out, omp_in)) initializer(omp_priv = INFINITY)
 

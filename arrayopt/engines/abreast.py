@@ -162,17 +162,17 @@ def of_layers(function: Callable[..., Any], xp: Any, *args: Any) -> Any:
             return {name: given(value) for name, value in x.items()}
         return Abreast(x) if is_array(x) else x
 
-    def found(x: Any) -> Any:
-        if isinstance(x, dict):
-            return {name: found(value) for name, value in x.items()}
-        if isinstance(x, tuple):
-            return tuple(map(found, x))
-        if isinstance(x, Abreast):
-            return x.x
-        if not isinstance(x, int | float):
+    def found(one: Any) -> Any:
+        if isinstance(one, dict):
+            return {name: found(value) for name, value in one.items()}
+        if isinstance(one, tuple):
+            return tuple(map(found, one))
+        if isinstance(one, Abreast):
+            return one.x
+        if not isinstance(one, int | float):
             raise NotAbreastError
         library, device = place(like)
-        return library.full((like.shape[0],), float(x), device=device)
+        return library.full((like.shape[0],), float(one), device=device)
 
     return found(function(xp, *map(given, args)))
 
@@ -241,16 +241,16 @@ def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -
         return function(*args, **options)
     if name in ELEMENTWISE:
         return Abreast(function(*_aligned(list(args)), **options))
-    x, *others = args
-    if not isinstance(x, Abreast):
+    first, *others = args
+    if not isinstance(first, Abreast):
         raise NotAbreastError(name)
     if name in REDUCING and not others:
-        return _reduced(name, function, x, **options)
+        return _reduced(name, function, first, **options)
     if name == "reshape":
-        return Abreast(function(x.x, (x.x.shape[0], *others[0])))
+        return Abreast(function(first.x, (first.x.shape[0], *others[0])))
     plain = [a.x if isinstance(a, Abreast) else a for a in args]
     if name in ALONG and isinstance(options.get("axis"), int):
-        axis = _after(options.pop("axis"), x.ndim + (name == "expand_dims"))
+        axis = _after(options.pop("axis"), first.ndim + (name == "expand_dims"))
         return Abreast(function(*plain, axis=axis, **options))
     if name in LIKE:
         return Abreast(function(*plain, **options))
@@ -266,12 +266,12 @@ def _after(axis: int, rank: int) -> int:
 
 
 def _reduced(
-    name: str, function: Callable[..., Any], x: Abreast, *, axis: Any = None, **options: Any
+    name: str, function: Callable[..., Any], lanes: Abreast, *, axis: Any = None, **options: Any
 ) -> Abreast:
     """A reduction of each layer."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    over = tuple(_after(a, x.ndim) for a in axes)
+    axes = range(lanes.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    over = tuple(_after(a, lanes.ndim) for a in axes)
     if over:
-        return Abreast(function(x.x, axis=over, **options))
+        return Abreast(function(lanes.x, axis=over, **options))
     # of one value
-    return Abreast(function(array_namespace(x.x).expand_dims(x.x, axis=-1), axis=-1))
+    return Abreast(function(array_namespace(lanes.x).expand_dims(lanes.x, axis=-1), axis=-1))

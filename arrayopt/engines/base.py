@@ -160,7 +160,9 @@ class Engine(ABC):
         reports : dict
             Where reports go.
         """
-        raise ValueError(f"the engine {self.name!r} does not make totals; use engine='array_api'")
+        raise ValueError(
+            f"the engine {self.name!r} does not support totals; use engine='array_api'"
+        )
 
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:  # noqa: B027
         """Have the hyper-parameters of the next step where a captured step will look for them."""

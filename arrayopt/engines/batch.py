@@ -127,9 +127,8 @@ class Batch(ABC):
                 self.fixed[name] = np.ones(len(members))
         self._located = -1
         slots = self.tensors[0].slots
-        self.widens = {
-            x for x in self.plan.slots if scale_of(x) in slots and x not in self.plan.quantized
-        }
+        narrow = {x for x in self.plan.slots if scale_of(x) in slots}
+        self.widens = narrow - set(self.plan.quantized)
         self._versioned = (
             array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
         )
@@ -190,11 +189,11 @@ class Batch(ABC):
 
     def held(self, rows: Rows) -> Rows:
         """Those of the rows of which this rank has elements."""
-        mine = [
-            i
-            for i in rows.full.tolist()
-            if self.tensors[i].share.last > self.tensors[i].share.first
-        ]
+        mine = []
+        for i in rows.full.tolist():
+            share = self.tensors[i].share
+            if share.last > share.first:
+                mine.append(i)
         return Rows(rows.all, np.array(mine, np.int64))
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
@@ -206,11 +205,9 @@ class Batch(ABC):
             hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers != self._numbers or of_layers:
-            columns = {name: [row[i] for row in numbers] for i, name in enumerate(self._names)}
-            each = {
-                name: x[0] if len(x) == 1 else np.array(x)[self.groups]
-                for name, x in columns.items()
-            }
+            each = {}
+            for name, *column in zip(self._names, *numbers, strict=True):
+                each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
             self._constants = self.code.constants(self.fixed | each | of_layers)
             self._numbers = numbers
             self._uniform = np.ndarray not in map(type, self._constants)
@@ -234,9 +231,10 @@ class Batch(ABC):
         """The numbers of elements that means divide by."""
         names = [name for name in self.code.names if name.startswith(COUNT)]
         extents = {x: self.geo[:, GEOMETRY.index(x.upper())].astype(np.float64) for x in LETTERS}
-        return {
-            name: np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0) for name in names
-        }
+        found = {}
+        for name in names:
+            found[name] = np.prod([extents[x] for x in name.removeprefix(COUNT)], axis=0)
+        return found
 
     def _keys(self) -> dict[str, Any]:
         """The halves of keys of random numbers."""
@@ -300,10 +298,14 @@ class Batch(ABC):
     def report(self, rows: Rows) -> dict[str, Report]:
         """What the last step reports, by tensor name."""
         columns = {name: self.values_of(node) for name, node in self.plan.reports.items()}
-        return {
-            self.tensors[i].name: {name: x[i] for name, x in columns.items()}
-            for i in rows.full.tolist()
-        }
+        return self.report_of(rows, columns)
+
+    def report_of(self, rows: Any, columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The values of each tensor, by its name."""
+        report = {}
+        for row in rows.full.tolist():
+            report[self.tensors[row].name] = {name: x[row] for name, x in columns.items()}
+        return report
 
     def values_of(self, node: Node) -> Any:
         """A value of every tensor."""

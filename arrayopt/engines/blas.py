@@ -48,11 +48,8 @@ def lacking() -> str:
     """What is not installed that compiled code needs to multiply matrices, in words; empty where
     all is.
     """
-    missing = [
-        name
-        for name, there in (("SciPy", find_spec("scipy")), ("threadpoolctl", controlled()))
-        if not there
-    ]
+    there = {"SciPy": find_spec("scipy"), "threadpoolctl": controlled()}
+    missing = [name for name in there if not there[name]]
     return " and ".join(missing)
 
 
@@ -87,15 +84,15 @@ def one_thread() -> Iterator[None]:
         _users += 1
         if _users == 1:
             _before[:] = [(x, x.num_threads) for x in _libraries()]
-            for x, n in _before:
-                if n != 1:
-                    x.set_num_threads(1)
+            for library, count in _before:
+                if count != 1:
+                    library.set_num_threads(1)
     try:
         yield
     finally:
         with _lock:
             _users -= 1
             if _users == 0:
-                for x, n in _before:
-                    if n != 1:
-                        x.set_num_threads(n)
+                for library, count in _before:
+                    if count != 1:
+                        library.set_num_threads(count)

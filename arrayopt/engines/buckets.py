@@ -84,7 +84,8 @@ def bucketed(groups: Sequence[Group], run: Run) -> list[Bucket]:
             bucket.tensors.append(tensor)
             bucket.places.append(tensor.place)
             bucket.group_of.append(len(bucket.groups) - 1)
-    return [
-        Layers.of(x) if x.rule.several and writable(x.tensors[0].array) else x
-        for x in buckets.values()
-    ]
+    made: list[Bucket] = []
+    for x in buckets.values():
+        several = x.rule.several and writable(x.tensors[0].array)
+        made.append(Layers.of(x) if several else x)
+    return made

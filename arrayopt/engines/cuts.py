@@ -108,6 +108,7 @@ def tiled(
 ) -> tuple[Any, ...]:
     """As `stretches`, of windows; of ranks that have the same part, the first one speaks."""
     own = room[begin : begin + partial_length(kind, dict(zip(GEOMETRY, geo.tolist(), strict=True)))]
-    return tuple(
-        views(own, kind, geo, x) if r in share.holders else own[:0] for r, x in enumerate(every)
-    )
+    made = []
+    for rank, x in enumerate(every):
+        made.append(views(own, kind, geo, x) if rank in share.holders else own[:0])
+    return tuple(made)

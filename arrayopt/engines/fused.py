@@ -106,7 +106,8 @@ class Fused(Engine):
         """Raise ValueError, saying why, if the engine cannot multiply matrices."""
         if not self.products:
             raise ValueError(
-                f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not do"
+                f"{type(bucket.rule).__name__} multiplies matrices, which the engine does not"
+                " support"
             )
         if bucket.kind == "cut":
             raise ValueError(
@@ -197,8 +198,8 @@ class Fused(Engine):
             for batch, rows, _ in work:
                 batch.allocate(rows, threads)
         for _, meeting, work in runs:
-            for _ in work:
-                meeting.join()
+            for batch, _, _ in work:
+                meeting.join(batch.there)
 
         def steps() -> Iterator[list[Partials]]:
             for stats, meeting, work in runs:
@@ -229,9 +230,8 @@ class Fused(Engine):
     def plans(self, bucket: Bucket, *, stats: bool) -> dict[Plan, list[tuple[int, ...]]]:
         """The plans that a bucket's tensors take, and the shapes that take each."""
         dtype, found = dtype_name(bucket.tensors[0].array), dict[Plan, list[tuple[int, ...]]]()
-        every = [tuple(x.shape) for x in bucket.tensors if size(x.array)] or [
-            tuple(x.shape) for x in bucket.tensors
-        ]
+        every = [tuple(x.shape) for x in bucket.tensors if size(x.array)]
+        every = every or [tuple(x.shape) for x in bucket.tensors]
         for shape in sorted(set(every), key=lambda x: (len(x), x)):
             found.setdefault(
                 self.plan(bucket.rule, len(shape), dtype, shape=shape, stats=stats), []
@@ -286,9 +286,10 @@ class Fused(Engine):
 
         def made() -> list[Batch]:
             found = self._members(bucket, asked, common)
-            return [
-                self._batch(kind.plan)(kind, bucket, members) for kind, members in found.items()
-            ]
+            made = []
+            for kind, members in found.items():
+                made.append(self._batch(kind.plan)(kind, bucket, members))
+            return made
 
         return bucket.keep(
             (clip, stats, common or tuple(None if g is None else g.dtype for g in grads)), made
@@ -300,22 +301,26 @@ class Fused(Engine):
         """
         found: dict[Kind, list[int]] = {}
         clip, stats = asked.clip is not None, asked.stats
-        for i, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
+        for place_of, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
             if g is not None or common is not None:
-                x = tensor.array
+                array = tensor.array
                 plan = self.plan(
-                    bucket.rule, x.ndim, dtype_name(x), shape=tensor.shape, clip=clip, stats=stats
+                    bucket.rule,
+                    array.ndim,
+                    dtype_name(array),
+                    shape=tensor.shape,
+                    clip=clip,
+                    stats=stats,
                 )
                 split = self._split(plan, tensor)
                 grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
-                found.setdefault(Kind(plan, split, dtype_name(x), grad), []).append(i)
+                found.setdefault(Kind(plan, split, dtype_name(array), grad), []).append(place_of)
         return found
 
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:
         """The kinds of batches that a step takes, with those that report of it."""
-        asks = [
-            asked._replace(stats=stats) for stats in ((False, True) if asked.stats else (False,))
-        ]
+        both = (False, True) if asked.stats else (False,)
+        asks = [asked._replace(stats=stats) for stats in both]
         found = [kind for one in asks for kind in self._members(bucket, one, None)]
         phases = [replace(kind, plan=plan) for kind in found for plan in kind.plan.phases]
         return [kind for kind in found if not kind.plan.phases] + phases
@@ -395,10 +400,9 @@ def _as_written(bucket: Bucket, asked: Asked) -> tuple[Callable[[], dict[str, Re
         due[i] = numbers[updates[i]]
     ready = []
     for small, held in ((True, one_thread), (False, nullcontext)):
-        mine = [
-            x and (size(tensor.array) <= SMALL) is small
-            for x, tensor in zip(due, bucket.tensors, strict=True)
-        ]
+        mine = []
+        for is_due, tensor in zip(due, bucket.tensors, strict=True):
+            mine.append(is_due and (size(tensor.array) <= SMALL) is small)
         if any(mine):
             with held():
                 ready.append(

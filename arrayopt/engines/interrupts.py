@@ -77,9 +77,8 @@ class uninterrupted:  # noqa: N801 - a context manager, used as a function is
         now = list(map(getsignal, SIGNALS))
         if now != _looked:
             _looked[:] = now
-            _python[:] = [
-                (n, x) for n, x in zip(SIGNALS, now, strict=True) if callable(x) and x is not _hold
-            ]
+            pairs = zip(SIGNALS, now, strict=True)
+            _python[:] = [(n, x) for n, x in pairs if callable(x) and x is not _hold]
         self._outermost = True
         while not _inside:
             _left = False

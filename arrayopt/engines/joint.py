@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, Ints
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.batch import Batch, Kind, Rows
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.meeting import Meeting, numbers_of
+from arrayopt.engines.meeting import Meeting, There, numbers_of
 from arrayopt.fusion.layout import extent
 from arrayopt.fusion.phases import is_vector
 from arrayopt.fusion.plan import Plan
@@ -38,7 +38,7 @@ class Joint:
         members: list[int],
     ) -> None:
         self.members, self.cut = members, bucket.kind == "cut"
-        self.phases = []
+        self.phases = list[Any]()
         for plan in kind.plan.phases:
             self.phases.append(batch_of(plan)(replace(kind, plan=plan), bucket, members))
         vectors: dict[str, list[Array]] = {}
@@ -46,12 +46,22 @@ class Joint:
             for name in filter(is_vector, phase.plan.slots):
                 sizes = extent(phase.plan.slots[name], phase.geo).tolist()
                 dtype = phase.plan.storage[name]
-                vectors.setdefault(name, [np.empty(size, dtype) for size in sizes])
+                vectors.setdefault(name, [self.vector(size, dtype) for size in sizes])
             phase.vectors = vectors
         numbers = numbers_of(bucket)
         self.numbers = np.array([numbers[i][0] for i in members])
         self._rows: list[Rows] = []
         self._asked: Asked | None = None
+        self._known = dict[str, Any]()
+
+    def vector(self, size: int, dtype: Any) -> Array:
+        """Room for values per row or column that last from phase to phase."""
+        return np.empty(size, dtype)
+
+    @property
+    def there(self) -> There | None:
+        """These tensors, where a device can make their totals; None where the host does."""
+        return None
 
     def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
         """See `Batch.rows`; what a phase keeps for a step is its own."""
@@ -74,26 +84,39 @@ class Joint:
     ) -> Iterator[list[Partials]]:
         """All phases over the tensors that are ready; stop where others have something to do."""
         here = self.held(self._rows[0]).full
-        numbers, known = self.numbers[here], dict[str, Any]()
-        assert self._asked is not None
         waits = list[int]()
+        self._known = {}
         for phase, rows in zip(self.phases, self._rows, strict=True):
             if phase is not self.phases[0]:
                 while any(which not in meeting.known for which in waits):
                     yield []
-                for which in waits:
-                    known[of_total(which)] = np.ones(len(self.members))
-                    known[of_total(which)][here] = meeting.total(which, numbers)
-                phase.enter(known, rows, self._asked, threads)
+                self.take(meeting, waits, here)
+                self.enter(phase, rows, threads)
             if self.cut:
                 yield from phase.passes(rows, grads, threads)
             else:
                 phase.launch(rows, grads, threads)
-            told = {name: phase.values_of(n) for name, n in phase.plan.reports.items()}
-            waits = totals_in(told)
-            for which in waits:
-                meeting.tell(which, numbers, told[of_total(which)][here])
-            known |= told
+            waits = totals_in(phase.plan.reports)
+            self.tell(meeting, phase, waits, here)
+
+    def tell(self, meeting: Meeting, phase: Batch, totals: list[int], here: Ints) -> None:
+        """Tell what tensors that are here add to totals, and keep what a phase has made."""
+        told = {name: phase.values_of(node) for name, node in phase.plan.reports.items()}
+        for which in totals:
+            meeting.tell(which, self.numbers[here], told[of_total(which)][here])
+        self._known |= told
+
+    def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
+        """Take totals that are known."""
+        for which in totals:
+            made = np.ones(len(self.members))
+            made[here] = meeting.total(which, self.numbers[here])
+            self._known[of_total(which)] = made
+
+    def enter(self, phase: Batch, rows: Rows, threads: int) -> None:
+        """Begin a phase that is not the first."""
+        assert self._asked is not None
+        phase.enter(self._known, rows, self._asked, threads)
 
     def held(self, rows: Rows) -> Rows:
         """See `Batch.held`."""
@@ -106,4 +129,5 @@ class Joint:
 
     def report(self, rows: Rows) -> dict[str, Report]:
         """See `Batch.report`."""
-        return self.phases[-1].report(rows)
+        found: dict[str, Report] = self.phases[-1].report(rows)
+        return found

@@ -51,14 +51,14 @@ def stack_of(layer: str) -> str:
     return layer.rpartition("[")[0]
 
 
-def split(x: Array) -> list[Array]:
+def split(array: Array) -> list[Array]:
     """The layers of a stacked array, as views; what has no elements is one layer, which has none,
     of a layer's rank.
     """
-    if size(x):
-        return [x[i, ...] for i in range(x.shape[0])]
-    one = tuple(x.shape[1:])
-    return [array_namespace(x).reshape(x, one if 0 in one else (0, *one[1:]))]
+    if size(array):
+        return [array[i, ...] for i in range(array.shape[0])]
+    one = tuple(array.shape[1:])
+    return [array_namespace(array).reshape(array, one if 0 in one else (0, *one[1:]))]
 
 
 def each(rule: Rule, x: Array) -> list[Array]:

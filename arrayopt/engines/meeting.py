@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,10 +16,36 @@ from arrayopt.fusion.phases import Meets, in_rounds
 from arrayopt.rules.stretches import stretches
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Meeting", "numbers_of"]
+__all__ = ["Meeting", "There", "numbers_of"]
 
 MOST = 1 << 32
 """No tensor has so many layers."""
+
+
+class There(Protocol):
+    """Some tensors on a device, where totals can be made without the host.
+
+    Attributes
+    ----------
+    place : object
+        The array library and the device.
+    """
+
+    @property
+    def place(self) -> Any: ...
+
+    def add(self, how: str, first: Ints, at: Ints) -> None:
+        """Make a total of each class of layers on the device.
+
+        Parameters
+        ----------
+        how : str
+            ``"sum"`` or ``"max"``.
+        first : array of int64
+            Where the numbers of each total begin in `at`, and where the last one's end.
+        at : array of int64, shape (numbers, 2)
+            The address of each number, and the address where its tensor wants the total.
+        """
 
 
 class Meeting:
@@ -60,17 +87,33 @@ class Meeting:
         self._count, self._rank, self._ranks = len(kinds), rank, ranks
         self._how = [x.how for x in totals[0]]
         self._values = np.zeros((len(self._how), len(numbers)))
-        self._told, self._joined = Counter[int](), 0
+        self._at = np.zeros((len(self._how), len(numbers), 2), np.int64)
+        self._told, self._joined = Counter[int](), list[There | None]()
         self.known: dict[int, Any] = {}
         self.rounds = in_rounds(totals)
 
-    def join(self) -> None:
-        """Have the meeting wait for one more who tells numbers."""
-        self._joined += 1
+    def join(self, there: There | None = None) -> None:
+        """Have the meeting wait for one more who tells numbers, and whose tensors may be there."""
+        self._joined.append(there)
+
+    @cached_property
+    def there(self) -> There | None:
+        """What makes the totals on a device; None where the host does.
+
+        The host does where ranks meet, or tensors of several devices or libraries.
+        """
+        places = {None if one is None else one.place for one in self._joined}
+        alone = self._ranks == 1 and len(places) == 1
+        return self._joined[0] if alone else None
 
     def tell(self, j: int, numbers: Ints, values: Any) -> None:
         """Tell what some tensors add to a total."""
         self._values[j, np.searchsorted(self._numbers, numbers)] = values
+        self._told[j] += 1
+
+    def tell_there(self, j: int, numbers: Ints, at: Ints) -> None:
+        """Tell where that is on the device; see `There.add`."""
+        self._at[j, np.searchsorted(self._numbers, numbers)] = at
         self._told[j] += 1
 
     def total(self, j: int, numbers: Ints) -> Any:
@@ -84,7 +127,7 @@ class Meeting:
         the same things at a time.
         """
         for some in self.rounds:
-            while any(self._told[j] < self._joined for j in some):
+            while any(self._told[j] < len(self._joined) for j in some):
                 yield []
             if self._ranks > 1:
                 of_round = self._values[some]
@@ -95,7 +138,11 @@ class Meeting:
                     of_round[:, own] = piece.reshape(len(some), -1)
                 self._values[some] = of_round
             for j in some:
-                self.known[j] = self._made(j)
+                if self.there is None:
+                    self.known[j] = self._made(j)
+                else:
+                    self._make_there(self.there, j)
+                    self.known[j] = None
             yield []
 
     def _made(self, which: int) -> Any:
@@ -107,6 +154,12 @@ class Meeting:
                 made = np.full(self._count, -np.inf)
                 np.maximum.at(made, self._kinds, self._values[which])
         return made[self._kinds]
+
+    def _make_there(self, there: There, which: int) -> None:
+        """Make a total on the device."""
+        order = np.argsort(self._kinds, kind="stable")
+        first = np.searchsorted(self._kinds[order], np.arange(self._count + 1))
+        there.add(self._how[which], first, self._at[which][order])
 
 
 def numbers_of(bucket: Bucket, *, stacks: bool = False) -> list[Ints]:

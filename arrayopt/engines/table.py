@@ -133,10 +133,10 @@ copying.
 """
 
 
-FUSED: dict[str, tuple[str, ...]] = {
-    arrays: tuple(name for name, row in reversed(ENGINES.items()) if arrays in row.takes)
-    for arrays in dict.fromkeys(arrays for row in ENGINES.values() for arrays in row.takes)
-}
+FUSED: dict[str, tuple[str, ...]] = {}
+for _name, _row in reversed(ENGINES.items()):
+    for _arrays in _row.takes:
+        FUSED[_arrays] = (*FUSED.get(_arrays, ()), _name)
 """The fused engines for each kind of arrays, best first."""
 
 
@@ -235,9 +235,7 @@ def advise(buckets: Sequence[Bucket], told: set[str]) -> None:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warnings.warn(
                 f"Optimizer: {type(bucket.rule).__name__} of {names[0]!r}{more} is not fused, and"
-                " runs as it is"
-                " written, one operation after the other; engine='array_api' does so without a"
-                " warning."
+                " runs one operation after the other; engine='array_api' silences this warning."
                 f" {bucket.remedy}",
                 NotFusedWarning,
                 stacklevel=_calls(),
@@ -288,10 +286,9 @@ def explain_buckets(buckets: Sequence[Bucket], engine: str) -> str:
     what it does.
     """
     groups = {id(group): group for bucket in buckets for group in bucket.groups}
-    lines = [
-        f"{group.label}: {group.rule!r}" if len(groups) > 1 else repr(group.rule)
-        for group in groups.values()
-    ]
+    lines = [f"{group.label}: {group.rule!r}" for group in groups.values()]
+    if len(groups) == 1:
+        lines = [repr(group.rule) for group in groups.values()]
     for bucket in buckets:
         chosen, why = select(engine, bucket)
         whole = bucket.whole.tensors

@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 
 from arrayopt.arrays import Array, array_namespace, dtype_name, is_array
-from arrayopt.engines.base import Report
+from arrayopt.engines.apply_one import Done
 from arrayopt.engines.layers import unless
 from arrayopt.fusion.phases import Meets, in_rounds
 from arrayopt.fusion.plans import totals_for
@@ -18,9 +18,6 @@ from arrayopt.rules.namespace import rule_namespace
 from arrayopt.rules.totals import PREFIX, of_total, totals_in, unforeseen
 
 __all__ = ["Work", "as_many", "together"]
-
-Done = tuple[Array, dict[str, Array], Report]
-"""A new parameter, its new slots, and what is reported."""
 
 
 class Work(NamedTuple):

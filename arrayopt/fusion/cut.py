@@ -36,34 +36,34 @@ def cheapest(
     """
     nodes = list(dict.fromkeys(roots))
     # where each begins; it ends at the next number
-    ends = {n: 2 * i + 2 for i, n in enumerate(nodes)}
+    ends = {node: 2 * i + 2 for i, node in enumerate(nodes)}
     # how much more can flow from one end to another
-    room: list[dict[int, float]] = [
-        {ends[n]: inf for n in nodes},
-        {},
-    ]
-    for n in nodes:  # grows
-        cost, below = price(n), args(n)
-        for a in below:
-            if a not in ends:
-                ends[a] = 2 * len(nodes) + 2
-                nodes.append(a)
-        free = {BOTTOM: inf} if n.op in ("input", PRODUCT) else {}
-        room += [{ends[n] + 1: inf if cost is None else cost}, {ends[a]: inf for a in below} | free]
+    room: list[dict[int, float]] = [{ends[node]: inf for node in nodes}, {}]
+    for node in nodes:  # grows
+        cost, below = price(node), args(node)
+        for operand in below:
+            if operand not in ends:
+                ends[operand] = 2 * len(nodes) + 2
+                nodes.append(operand)
+        free = {BOTTOM: inf} if node.op in ("input", PRODUCT) else {}
+        room += [
+            {ends[node] + 1: inf if cost is None else cost},
+            {ends[operand]: inf for operand in below} | free,
+        ]
     while True:
         came, queue = {TOP: TOP}, [TOP]
-        for x in queue:
-            for y, wide in room[x].items():
-                if wide > 0 and y not in came:
-                    came[y] = x
-                    queue.append(y)
+        for start in queue:
+            for end, wide in room[start].items():
+                if wide > 0 and end not in came:
+                    came[end] = start
+                    queue.append(end)
         if BOTTOM not in came:
-            return [n for n, end in ends.items() if end in came and end + 1 not in came]
+            return [node for node, end in ends.items() if end in came and end + 1 not in came]
         path = [BOTTOM]
         while path[-1] != TOP:
             path.append(came[path[-1]])
         links = list(zip(path[1:], path[:-1], strict=True))
-        flow = min(room[x][y] for x, y in links)
-        for x, y in links:
-            room[x][y] -= flow
-            room[y][x] = room[y].get(x, 0.0) + flow
+        flow = min(room[start][end] for start, end in links)
+        for start, end in links:
+            room[start][end] -= flow
+            room[end][start] = room[end].get(start, 0.0) + flow

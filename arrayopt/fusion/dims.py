@@ -61,7 +61,7 @@ def broadcast(shapes: list[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(out)
 
 
-def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
+def reduced_over(symbol: Any, axis: Any) -> tuple[list[int], str]:
     """The dimensions that a reduction of a symbol is over, and the axes that they are.
 
     Raises
@@ -73,28 +73,29 @@ def reduced_over(x: Any, axis: Any) -> tuple[list[int], str]:
         not.
     """
     if axis is None:
-        over = list(range(x.ndim))
+        over = list(range(symbol.ndim))
     else:
         several = axis if isinstance(axis, tuple) else (axis,)
-        for a in several:
-            if not -x.ndim <= a < x.ndim:
+        for place in several:
+            if not -symbol.ndim <= place < symbol.ndim:
                 raise TraceError(
-                    f"a reduction is over axis {a} of an array of rank {x.ndim}, which does not"
-                    " have it"
+                    f"a reduction is over axis {place} of an array of rank {symbol.ndim},"
+                    " which does not have it"
                 )
-        over = sorted(a % x.ndim for a in several)
-    labels = [x.dims[i] for i in over if x.dims[i]]
-    if x.graph.flat:
-        if labels and len(labels) < len([d for d in x.dims if d]):
+        over = sorted(place % symbol.ndim for place in several)
+    labels = [symbol.dims[i] for i in over if symbol.dims[i]]
+    if symbol.graph.flat:
+        if labels and len(labels) < len([d for d in symbol.dims if d]):
             raise NotFlat
-        return over, "C" if labels else x.node.axes
-    parts = {d for d in x.dims if len(d) > 1}
+        return over, "C" if labels else symbol.node.axes
+    parts = {d for d in symbol.dims if len(d) > 1}
     some = parts & set(labels)
     if some and some != parts:
         what = (
             "middle axes of a tensor of rank 5 or more"
-            if "A" in x.dims
+            if "A" in symbol.dims
             else "axes that are seen as columns"
         )
         raise TraceError(f"a reduction over some of the {what}{WAY_OUT}")
-    return over, "".join(a for a in LETTERS if any(d.startswith(a) for d in labels))
+    left = {label[0] for label in labels}
+    return over, "".join(letter for letter in LETTERS if letter in left)

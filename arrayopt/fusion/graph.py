@@ -39,6 +39,7 @@ __all__ = [
     "Spare",
     "evaluate",
     "is_whole",
+    "operands",
     "reachable",
 ]
 
@@ -125,9 +126,8 @@ class Node:
     """Whether the value follows from scalars of the step alone."""
 
     def __post_init__(self) -> None:
-        follows = self.op not in ("input", POSITION, "complex", TOTAL) and all(
-            a.on_host for a in self.args
-        )
+        follows = self.op not in ("input", POSITION, "complex", TOTAL)
+        follows = follows and all(a.on_host for a in self.args)
         object.__setattr__(self, "on_host", self.op in ("host", "const") or follows)
 
     @property
@@ -152,6 +152,20 @@ class Node:
         if self.op == PRODUCT:
             return bool(self.data[2])
         return self.op in OPS and all(a.symmetric for a in self.args)
+
+
+def operands(nodes: Iterable[Node]) -> list[Node]:
+    """What operations take, one after the other."""
+    found: list[Node] = []
+    for node in nodes:
+        found += node.args
+    return found
+
+
+def _axes_of_all(nodes: Iterable[Node]) -> str:
+    """The axes that one of some values has, or more of them."""
+    found = {letter for node in nodes for letter in node.axes}
+    return "".join(letter for letter in LETTERS if letter in found)
 
 
 @dataclass(slots=True)
@@ -201,11 +215,7 @@ class Graph:
                 return parts
         key = (op, tuple(a.id for a in args), axes, repr(data))  # True is not 1.0, nor 0.0 -0.0
         if key not in self.nodes:
-            over = (
-                "".join(x for x in LETTERS if any(x in a.axes for a in args))
-                if axes is None
-                else axes
-            )
+            over = _axes_of_all(args) if axes is None else axes
             level = max((a.level for a in args), default=0)
             if op == PRODUCT or (op in REDUCTIONS and is_whole(args[0].axes, self.element)):
                 level += 1  # it takes a pass over the elements, or that they are stored
@@ -229,25 +239,30 @@ class Graph:
         if op != "complex" and all(a.op == "const" for a in args):
             with np.errstate(all="ignore"):
                 return self.const(np.asarray(OPS[op].numpy(*(a.data for a in args))).item())
-        a, *rest = args
-        b = rest[0] if rest else None
-        if op == "div" and b is not None and len(b.axes) < len(a.axes) and b.dtype == "real":
-            return self._over(a, b)
-        if op in ("mul", "div") and b is not None and _is(b, 1.0):
-            return self.make("float", a) if a.dtype == "bool" else a
-        if op == "mul" and b is not None and _is(a, 1.0):
-            return self.make("float", b) if b.dtype == "bool" else b
-        if op == "pow" and b is not None and b.op == "const":
-            if b.data == 2.0:
-                return self.make("mul", a, a)
-            if b.data == 1.0:
-                return a
-            if b.data == 0.5:
-                return self.make("sqrt", a)
-            if b.data == -0.5:
-                return self.make("div", self.const(1.0), self.make("sqrt", a))
-        if op in ("real", "imag") and a.op == "complex":
-            return a.args[op == "imag"]
+        first, *rest = args
+        second = rest[0] if rest else None
+        if (
+            op == "div"
+            and second is not None
+            and len(second.axes) < len(first.axes)
+            and second.dtype == "real"
+        ):
+            return self._over(first, second)
+        if op in ("mul", "div") and second is not None and _is(second, 1.0):
+            return self.make("float", first) if first.dtype == "bool" else first
+        if op == "mul" and second is not None and _is(first, 1.0):
+            return self.make("float", second) if second.dtype == "bool" else second
+        if op == "pow" and second is not None and second.op == "const":
+            if second.data == 2.0:
+                return self.make("mul", first, first)
+            if second.data == 1.0:
+                return first
+            if second.data == 0.5:
+                return self.make("sqrt", first)
+            if second.data == -0.5:
+                return self.make("div", self.const(1.0), self.make("sqrt", first))
+        if op in ("real", "imag") and first.op == "complex":
+            return first.args[op == "imag"]
         if op == "where":
             return self._where(*args)
         return None
@@ -261,9 +276,7 @@ class Graph:
         So what lies between the passes is real. None where the result is an element, or there is no
         such form.
         """
-        if op != "sum" and self.element == "".join(
-            x for x in LETTERS if any(x in a.axes for a in args)
-        ):
+        if op != "sum" and self.element == _axes_of_all(args):
             return None
         zero = self.const(0.0)
         re = [self.make("real", a) if a.dtype == "complex" else a for a in args]
@@ -298,20 +311,20 @@ class Graph:
             return None
         return self.make("complex", *parts)
 
-    def _over(self, a: Node, b: Node) -> Node:
+    def _over(self, dividend: Node, divisor: Node) -> Node:
         """a / b with one division for all elements that b is the same for: a · scale · (1 / (b ·
         scale)).
 
         The scale is one, but for a subnormal b, whose reciprocal is infinite. There 2¹⁰⁰ is enough,
         and not too much: where a · 2¹⁰⁰ is infinite, so is a / b.
         """
-        subnormal = self.make("lt", self.make("abs", b), self.const(self.tiny))
+        subnormal = self.make("lt", self.make("abs", divisor), self.const(self.tiny))
         scale = self.make("where", subnormal, self.const(2.0**100), self.const(1.0))
-        reciprocal = self.make("div", self.const(1.0), self.make("mul", b, scale))
+        reciprocal = self.make("div", self.const(1.0), self.make("mul", divisor, scale))
         return (
-            self.make("mul", a, reciprocal)
+            self.make("mul", dividend, reciprocal)
             if _is(scale, 1.0)
-            else self.make("over", a, scale, reciprocal)
+            else self.make("over", dividend, scale, reciprocal)
         )
 
     def _where(self, cond: Node, yes: Node, no: Node) -> Node | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.fusion.graph import ELEMENT, KEPT, Node, reachable
+from arrayopt.fusion.graph import ELEMENT, KEPT, Node, operands, reachable
 from arrayopt.fusion.layout import GEOMETRY, Layout, geometry, layout
 from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.fusion.plan import Plan
@@ -115,57 +115,60 @@ def lanes(plan: Plan) -> Lanes | None:
     made_in = {s: k for k, p in enumerate(plan.passes) for s in p.sums}
     ready = {s: of[k] + (s.axes == "") for s, k in made_in.items()}
     writes = {name: n for name, n in plan.small.items() if n.axes and name in plan.written}
-    when = {
-        name: max((ready[s] for s in reachable([n], stop=ready) if s in ready), default=0)
-        for name, n in writes.items()
-    }
+    when = dict[str, int]()
+    for name, node in writes.items():
+        found = [ready[s] for s in reachable([node], stop=ready) if s in ready]
+        when[name] = max(found, default=0)
     if any(t > of[-1] for t in when.values()):
         return None
 
-    def local(t: int) -> list[Node]:
+    def local(segment_at: int) -> list[Node]:
         """Values per row, column or matrix that segment t needs, arguments first, the ends of the
         search with them.
         """
-        roots = [
-            a
-            for k in range(len(of))
-            if of[k] == t
-            for a in _read(plan.passes[k])
-            if _is_local(a, plan)
-        ]
-        roots += [n for name, n in writes.items() if when[name] == t]
-        held = [n for name, n in writes.items() if when[name] < t]
+        roots: list[Node] = []
+        for one, segment in zip(plan.passes, of, strict=True):
+            if segment == segment_at:
+                roots += [a for a in _read(one) if _is_local(a, plan)]
+        roots += [n for name, n in writes.items() if when[name] == segment_at]
+        held = [n for name, n in writes.items() if when[name] < segment_at]
         return [n for n in reachable(roots, stop=[*ready, *held]) if _is_local(n, plan)]
 
-    while late := {
-        n.data: t
-        for t in range(of[-1] + 1)
-        for n in local(t)
-        if n.op == "input" and when.get(n.data, t) < t
-    }:
-        when.update(late)
+    def late() -> dict[str, int]:
+        """Slots that are written before a segment reads what they were, and the last such one."""
+        found = dict[str, int]()
+        for t in range(of[-1] + 1):
+            for n in local(t):
+                if n.op == "input" and when.get(n.data, t) < t:
+                    found[n.data] = t
+        return found
+
+    while put_off := late():
+        when.update(put_off)
     before = _per_tensor(plan, ready, of)
     segments = []
-    for t in range(of[-1] + 1):
-        passes = [k for k in range(len(of)) if of[k] == t]
-        held = {n: name for name, n in writes.items() if when[name] < t}
+    for segment_at in range(of[-1] + 1):
+        passes = [k for k in range(len(of)) if of[k] == segment_at]
+        held = {n: name for name, n in writes.items() if when[name] < segment_at}
         step: dict[Node, int] = {}
         parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
         reads, carried = {}, []
-        for n in local(t):
-            if n in held or n.op == "input":
-                reads[held.get(n, n.data)] = n
-            elif n in made_in:
-                step[n] = made_in[n] - passes[0] + 1
-                if of[made_in[n]] < t:
-                    step[n] = 0
-                    carried.append(n)
+        for node in local(segment_at):
+            if node in held or node.op == "input":
+                reads[held.get(node, node.data)] = node
+            elif node in made_in:
+                step[node] = made_in[node] - passes[0] + 1
+                if of[made_in[node]] < segment_at:
+                    step[node] = 0
+                    carried.append(node)
             else:
-                step[n] = max((step.get(a, 0) for a in n.args), default=0)
-                parts[step[n]].append(n)
-        own = {name: n for name, n in writes.items() if when[name] == t}
+                step[node] = max((step.get(a, 0) for a in node.args), default=0)
+                parts[step[node]].append(node)
+        own = {name: n for name, n in writes.items() if when[name] == segment_at}
         small = tuple(Between((), loops(part, plan.element)) for part in parts)
-        segments.append(Segment(before[t], tuple(passes), small, reads, tuple(carried), own))
+        segments.append(
+            Segment(before[segment_at], tuple(passes), small, reads, tuple(carried), own)
+        )
     whole = layout(plan)
     vectors = {n: n.axes for s in segments for n in s.carried}
     partials = {n: kind for n, kind in whole.partials.items() if kind == "tensor"}
@@ -188,22 +191,18 @@ def _local_throughout(plan: Plan) -> bool:
     batch = plan.element[:-2]
     known = {"", batch, f"{batch}R", f"{batch}C"}
     small = [n for b in plan.between for n in b.nodes]
-    axes = {
-        *plan.slots.values(),
-        *(s.axes for p in plan.passes for s in p.sums),
-        *(n.axes for n in small),
-    }
-    mixed = any(n.axes == "" and any(_is_local(a, plan) for a in n.args) for n in small)
-    return (
-        axes <= {*known, plan.element}
-        and not mixed
-        and all(n.axes == plan.slots[x] for x, n in plan.small.items())
-    )
+    axes = {*plan.slots.values(), *(n.axes for n in small)}
+    for p in plan.passes:
+        axes.update(s.axes for s in p.sums)
+    per_tensor = [n for n in small if n.axes == ""]
+    if any(_is_local(a, plan) for a in operands(per_tensor)) or not axes <= {*known, plan.element}:
+        return False
+    return all(n.axes == plan.slots[x] for x, n in plan.small.items())
 
 
 def _read(p: Pass) -> list[Node]:
     """What the elements of a pass are computed from, written from and summed from."""
-    return [*(a for n in p.nodes for a in n.args), *p.stores.values(), *(s.args[0] for s in p.sums)]
+    return [*operands(p.nodes), *p.stores.values(), *(s.args[0] for s in p.sums)]
 
 
 def _segment_of_pass(plan: Plan) -> list[int]:
@@ -224,15 +223,16 @@ def _per_tensor(plan: Plan, ready: dict[Node, int], of: list[int]) -> list[Betwe
     """What is computed per tensor before each segment, and after the last."""
     when = dict(ready)
     parts: list[list[Node]] = [[] for _ in range(of[-1] + 2)]
-    for n in (n for b in plan.between for n in b.nodes if n.axes == ""):
-        when[n] = max((when.get(a, 0) for a in n.args), default=0)
-        parts[when[n]].append(n)
+    small = [n for b in plan.between for n in b.nodes]
+    for n in small:
+        if n.axes == "":
+            when[n] = max((when.get(a, 0) for a in n.args), default=0)
+            parts[when[n]].append(n)
     sums: list[list[Node]] = [[] for _ in parts]
     for p, t in zip(plan.passes, of, strict=True):
         sums[t + 1] += p.reducing("tensor")
-    made = [
-        Between(tuple(some), loops(part, plan.element))
-        for some, part in zip(sums, parts, strict=True)
-    ]
+    made = []
+    for some, part in zip(sums, parts, strict=True):
+        made.append(Between(tuple(some), loops(part, plan.element)))
     stores = {name: n for name, n in plan.between[-1].stores.items() if not plan.slots[name]}
     return [*made[:-1], Between(made[-1].combine, made[-1].after, stores)]

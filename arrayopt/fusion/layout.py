@@ -65,21 +65,33 @@ def geometry(
     """
     rows = np.ones((len(shapes), len(GEOMETRY)), dtype=np.int64)
     if element == "C":
-        n = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
-        rows[:, 0], rows[:, 4], rows[:, 6] = n, n, chunk
-        rows[:, 9] = rows[:, 10] = -(-n // chunk)
+        sizes = np.fromiter((int(np.prod(s)) for s in shapes), np.int64, len(shapes))
+        rows[:, 0], rows[:, 4], rows[:, 6] = sizes, sizes, chunk
+        rows[:, 9] = rows[:, 10] = -(-sizes // chunk)
         return rows
-    for row, s in zip(rows, shapes, strict=True):
-        a, b, r, c = _extents(s, element)
-        if 0 in s:
-            row[:] = (0, a, b, r, c, 1, 1, 1, 0, 0, 0)
+    for row, shape in zip(rows, shapes, strict=True):
+        batches, inner, height, width = _extents(shape, element)
+        if 0 in shape:
+            row[:] = (0, batches, inner, height, width, 1, 1, 1, 0, 0, 0)
             continue
-        tc = min(c, chunk)
-        tr = min(r, max(1, 4 * chunk // tc, min(TALL, MOST // tc)))
-        whole = tr == r and tc == c
-        g = min(a * b, max(1, 4 * chunk // (r * c))) if whole else 1
-        nr, nc = -(-r // tr), -(-c // tc)
-        row[:] = (a * b * r * c, a, b, r, c, tr, tc, g, nr, nc, -(-a * b // g) * nr * nc)
+        tc = min(width, chunk)
+        tr = min(height, max(1, 4 * chunk // tc, min(TALL, MOST // tc)))
+        whole = tr == height and tc == width
+        group = min(batches * inner, max(1, 4 * chunk // (height * width))) if whole else 1
+        nr, nc = -(-height // tr), -(-width // tc)
+        row[:] = (
+            batches * inner * height * width,
+            batches,
+            inner,
+            height,
+            width,
+            tr,
+            tc,
+            group,
+            nr,
+            nc,
+            -(-batches * inner // group) * nr * nc,
+        )
     return rows
 
 
@@ -99,17 +111,17 @@ def in_rows(shape: Sequence[int], element: str) -> bool:
     return element == "C" or _extents(tuple(shape), element)[3] % BLOCK == 0
 
 
-def axis_of(i: int, rank: int, element: str) -> str:
+def axis_of(axis: int, rank: int, element: str) -> str:
     """Which axis of an element an axis of a tensor is a part of."""
     if element in (ELEMENT[1], ELEMENT[2]):
-        return element[min(i, len(element) - 1)]
+        return element[min(axis, len(element) - 1)]
     return (
-        element[i]
+        element[axis]
         if element == ELEMENT[3]
         else "A"
-        if i == 0
-        else "RC"[i - rank]
-        if i >= rank - 2
+        if axis == 0
+        else "RC"[axis - rank]
+        if axis >= rank - 2
         else "B"
     )
 
@@ -162,21 +174,21 @@ def starts(geo: Any, element: str, units: Any, what: str) -> Any:
     """Where units at `boundaries` begin among the elements, or among the partial results that are
     kept for a kind.
     """
-    g = dict(zip(GEOMETRY, geo.tolist(), strict=True))
+    of = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     if what == "tensor":
         return units
     if element == "C":
-        return np.minimum(units * g["TC"], g["SIZE"])
-    tiles = units // max(g["NC"], 1)
-    end = units >= g["UNITS"]
-    ab = np.where(end, g["A"] * g["B"], tiles // max(g["NR"], 1) * g["G"])
-    rt = np.where(end, 0, tiles % max(g["NR"], 1))
-    rows, blocks = ab * g["R"] + rt * g["TR"], ab * g["NR"] + rt
+        return np.minimum(units * of["TC"], of["SIZE"])
+    tiles = units // max(of["NC"], 1)
+    end = units >= of["UNITS"]
+    ab = np.where(end, of["A"] * of["B"], tiles // max(of["NR"], 1) * of["G"])
+    rt = np.where(end, 0, tiles % max(of["NR"], 1))
+    rows, blocks = ab * of["R"] + rt * of["TR"], ab * of["NR"] + rt
     return {
-        "element": rows * g["C"],
-        "row": rows * g["NC"],
-        "column": blocks * g["C"],
-        "batch": blocks * g["NC"],
+        "element": rows * of["C"],
+        "row": rows * of["NC"],
+        "column": blocks * of["C"],
+        "batch": blocks * of["NC"],
     }[what]
 
 
@@ -203,22 +215,22 @@ class Layout:
     vectors: dict[Node, str]
     partials: dict[Node, str]
 
-    def place(self, n: Node) -> str:
+    def place(self, node: Node) -> str:
         """What a value is, as to where it lies.
 
         ``const``: a number in the text. ``scalar``, ``tensor``, ``vector``: in these tables.
         ``stored``: a parameter, a
         gradient or a slot. ``local``: where it is made, and nowhere else.
         """
-        if n.op in ("const", "input"):
-            return {"const": "const", "input": "stored"}[n.op]
+        if node.op in ("const", "input"):
+            return {"const": "const", "input": "stored"}[node.op]
         return (
             "scalar"
-            if n.on_host
+            if node.on_host
             else "tensor"
-            if n in self.tensor
+            if node in self.tensor
             else "vector"
-            if n in self.vectors
+            if node in self.vectors
             else "local"
         )
 
@@ -229,7 +241,9 @@ class Layout:
         results.
         """
         col = {name: geo[:, i] for i, name in enumerate(GEOMETRY)}
-        made = [np.prod([col[x] for x in axes], axis=0) for axes in self.vectors.values()]
+        made = []
+        for axes in self.vectors.values():
+            made.append(np.prod([col[x] for x in axes], axis=0))
         made += [partial_length(kind, col) for kind in self.partials.values()]
         return np.stack(made, axis=1) if made else np.zeros((len(geo), 0), np.int64)
 
@@ -248,7 +262,9 @@ def partial_length(kind: str, col: dict[str, Any]) -> Any:
 def layout(plan: Plan) -> Layout:
     """Lay out the values of a plan."""
     partials = {n: kind for p in plan.passes for n, kind in p.reductions.items()}
-    small = [*partials, *(n for b in plan.between for n in b.nodes)]
+    small = list(partials)
+    for between in plan.between:
+        small += between.nodes
     for n in [*small, *plan.small.values(), *plan.reports.values()]:
         if n.dtype == "complex":
             raise TraceError(f"`{n.op}` of complex values per row, column or tensor is not fused")
@@ -258,9 +274,10 @@ def layout(plan: Plan) -> Layout:
                 f"a reduction that leaves the axes {r.axes} of {plan.element} is not fused"
             )
     kept = outliving(plan.passes, plan.between) | set(plan.small.values())
+    per_tensor = [n for n in small if n.axes == ""]
     return Layout(
         {n: i for i, n in enumerate(plan.scalars)},
-        {n: i for i, n in enumerate(n for n in small if n.axes == "")},
+        {n: i for i, n in enumerate(per_tensor)},
         {n: n.axes for n in small if n.axes != "" and n in kept},
         partials,
     )
@@ -273,7 +290,7 @@ def outliving(passes: Iterable[Pass], between: Iterable[Between]) -> set[Node]:
         kept |= {*(a for n in p.nodes for a in n.args), *p.stores.values(), *p.sums}
         kept |= {r.args[0] for r in p.sums}
     for loop in (loop for b in between for loop in b.after):
-        own = () if loop.reduces else loop.nodes
+        own = () if loop.reduces else set(loop.nodes)
         kept |= {a for n in loop.nodes for a in n.args if a not in own}
         kept |= {n for n in loop.nodes if n.reduces}
     return kept

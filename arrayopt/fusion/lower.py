@@ -7,7 +7,7 @@ from typing import Any
 from arrayopt.fusion.alike import described, scratch_of
 from arrayopt.fusion.graph import KEPT
 from arrayopt.fusion.lanes import Lanes
-from arrayopt.fusion.layout import layout
+from arrayopt.fusion.layout import layout, outliving
 from arrayopt.fusion.lower_lanes import LoweredSegment
 from arrayopt.fusion.lower_passes import Lowering
 from arrayopt.fusion.plan import Plan
@@ -29,32 +29,33 @@ def _whole(plan: Plan) -> Program:
     function.
     """
     where = layout(plan)
-    m = Lowering(plan, where)
+    kept = {*outliving(plan.passes, plan.between), *plan.small.values(), *plan.reports.values()}
+    lowering = Lowering(plan, where, kept)
     stages: list[Call | None] = []
     made: dict[Any, Function] = {}
-    for k, b in enumerate(plan.between):
-        stages.append(Call(m.between(k, b)) if b else None)
-        if k == len(plan.passes):
+    for index, between in enumerate(plan.between):
+        stages.append(Call(lowering.between(index, between)) if between else None)
+        if index == len(plan.passes):
             break
-        p = plan.passes[k]
+        pass_ = plan.passes[index]
         if not plan.multiplies:
-            stages.append(Call(m.units(k, p)))
+            stages.append(Call(lowering.units(index, pass_)))
             continue
-        scratch, key = scratch_of(p, plan), described(p, plan, where)
+        scratch, key = scratch_of(pass_, plan), described(pass_, plan, where)
         if key not in made:
-            made[key] = replace(m.units(k, p), scratch=scratch)
+            made[key] = replace(lowering.units(index, pass_), scratch=scratch)
         stages.append(Call(made[key], scratch))
     return Program(tuple(stages))
 
 
 def _in_segments(plan: Plan, split: Lanes) -> Program:
     """The program of a plan in segments."""
-    m = Lowering(plan, split.where)
+    lowering = Lowering(plan, split.where, {*split.where.tensor, *split.where.vectors})
     stages: list[Call | None] = []
     planes = []
     for k, s in enumerate(split.segments):
-        segment = LoweredSegment(m, s)
-        stages += [Call(m.between(k, s.before)), Call(segment.units(k))]
+        segment = LoweredSegment(lowering, s)
+        stages += [Call(lowering.between(k, s.before)), Call(segment.units(k))]
         planes.append(segment.planes)
-    stages.append(Call(m.between(len(split.segments), split.after)))
+    stages.append(Call(lowering.between(len(split.segments), split.after)))
     return Program(tuple(stages), tuple(planes))

@@ -7,7 +7,7 @@ back what has changed. Planes are in the part of ``work`` that is the thread's o
 
 from collections.abc import Iterator, Sequence
 
-from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.graph import POSITION, Node, operands
 from arrayopt.fusion.lanes import Segment
 from arrayopt.fusion.layout import outliving
 from arrayopt.fusion.lower_passes import Lowering, loops_over, position_of
@@ -57,18 +57,19 @@ class LoweredSegment:
         In which of them a value lies.
     """
 
-    def __init__(self, m: Lowering, s: Segment) -> None:
-        self.m, self.s = m, s
-        self.passes = [m.plan.passes[i] for i in s.passes]
+    def __init__(self, lowering: Lowering, segment: Segment) -> None:
+        self.m, self.s = lowering, segment
+        self.passes = [lowering.plan.passes[i] for i in segment.passes]
         sums = [x for p in self.passes for x in p.sums if x.axes]
-        self.kept = [n for n in m.where.vectors if n in s.carried or n in sums]
+        self.kept = [n for n in lowering.where.vectors if n in segment.carried or n in sums]
         self.carried = {f"c{n.id}": _inside(n.axes) for n in self.kept}
-        self.where = {n: f"q_{x}" for x, n in s.reads.items()} | {n: f"c{n.id}" for n in self.kept}
+        self.where = {n: f"q_{x}" for x, n in segment.reads.items()}
+        self.where |= {n: f"c{n.id}" for n in self.kept}
         self.elements = list(dict.fromkeys(x for p in self.passes for x in p.arrays))
-        self.counts = {f"q_{x}": _inside(n.axes) for x, n in s.reads.items()}
-        self.counts |= {f"q_{x}": _inside(m.plan.element) for x in self.elements}
-        outlive = outliving(self.passes, s.small) | set(s.writes.values())
-        small = [n for b in s.small for n in b.nodes if n in outlive and n.op != "input"]
+        self.counts = {f"q_{x}": _inside(n.axes) for x, n in segment.reads.items()}
+        self.counts |= {f"q_{x}": _inside(lowering.plan.element) for x in self.elements}
+        outlive = outliving(self.passes, segment.small) | set(segment.writes.values())
+        small = [n for b in segment.small for n in b.nodes if n in outlive and n.op != "input"]
         for n in [*small, *sums]:
             if n not in self.where:
                 self.where[n] = f"v{n.id}"
@@ -110,13 +111,18 @@ class LoweredSegment:
         planes = self.where[reduction]
         return Fill(planes, name("n") * product((self.counts | self.carried)[planes]), reduction)
 
-    def _pass(self, function: str, p: Pass) -> Iterator[Statement]:
+    def _pass(self, function: str, pass_: Pass) -> Iterator[Statement]:
         """A pass over the elements: over lanes, for each place."""
-        yield from (self._fill(x) for x in p.sums if x.axes)
-        loads = {f"q_{x}": n for x, n in p.loads.items()}
-        stores = {f"q_{x}": n for x, n in p.stores.items()}
+        yield from (self._fill(x) for x in pass_.sums if x.axes)
+        loads = {f"q_{x}": n for x, n in pass_.loads.items()}
+        stores = {f"q_{x}": n for x, n in pass_.stores.items()}
         yield from self._over(
-            function, self.m.plan.element, loads, p.nodes, stores, {x: x.args[0] for x in p.sums}
+            function,
+            self.m.plan.element,
+            loads,
+            pass_.nodes,
+            stores,
+            {x: x.args[0] for x in pass_.sums},
         )
 
     def _over(
@@ -129,11 +135,10 @@ class LoweredSegment:
         sums: dict[Node, Node],
     ) -> list[Statement]:
         """A loop over the lanes of a plane, for all planes."""
-        used = [*(a for n in nodes for a in n.args), *stores.values(), *sums.values()]
+        used = [*operands(nodes), *stores.values(), *sums.values()]
         known = {*nodes, *loads.values()}
-        outer = [
-            n for n in dict.fromkeys(used) if n not in known and n.op not in ("const", POSITION)
-        ]
+        named = [n for n in dict.fromkeys(used) if n.op not in ("const", POSITION)]
+        outer = [n for n in named if n not in known]
         reads = loads | {self.where[n]: n for n in outer if n in self.where}
         scalars = tuple(n for n in outer if n not in self.where)
         self.scalars |= dict.fromkeys(scalars)
@@ -163,30 +168,30 @@ class LoweredSegment:
 
     # ---- all of it -------------------------------------------------------------------------------
 
-    def units(self, k: int) -> Function:
+    def units(self, index: int) -> Function:
         """The segment over units lo to hi of one tensor."""
-        m, s = self.m, self.s
-        inside = list(self._unit(k))
+        lowering, segment = self.m, self.s
+        inside = list(self._unit(index))
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "G")]
         body.append(Let("count", name("A") * name("B")))
-        slots = list(dict.fromkeys([*s.reads, *s.writes]))
+        slots = list(dict.fromkeys([*segment.reads, *segment.writes]))
         body += [Array(x, name("count") * self._size(x)) for x in [*self.elements, *slots]]
         body += [Array(n.data, number(1)) for n in self.scalars if n.op == "input"]
         for n in self.scalars:
-            body += m.scalars([n]) if n.on_host else [Read(n, m.place(n))]
+            body += lowering.scalars([n]) if n.on_host else [Read(n, lowering.place(n))]
         body.append(Let("own", column("OWN") + name("thread") * name("G") * self.planes))
         # every other segment runs backwards, so that it begins with what the one before has left in
         # the cache
-        body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), k % 2 == 1))
-        return Function(f"units_{k}", "units", tuple(body))
+        body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), index % 2 == 1))
+        return Function(f"units_{index}", "units", tuple(body))
 
     def _unit(self, k: int) -> Iterator[Statement]:
         """Some matrices."""
-        m, s, ab = self.m, self.s, name("ab")
+        lowering, segment, ab = self.m, self.s, name("ab")
         loops = list(self._body(k))
         yield Let("ab", name("unit") * name("G"))
         yield Let("n", least(name("count"), ab + name("G")) - ab)
-        if m.plan.draws:
+        if lowering.plan.draws:
             yield Let("start", column("START") + ab * name("R") * name("C"))
         for i, (planes, axes) in enumerate(self.counts.items()):
             first = name("own") + name("G") * _total(list(self.counts.values())[:i])
@@ -194,20 +199,21 @@ class LoweredSegment:
         for n in self.kept:
             each = product(_inside(n.axes))
             yield View(
-                f"c{n.id}", "work", column(f"VEC{m.vector[n]}") + ab * each, name("n") * each
+                f"c{n.id}", "work", column(f"VEC{lowering.vector[n]}") + ab * each, name("n") * each
             )
         written: set[str] = set()
         for p in self.passes:
             yield from (self._spread(x, f"q_{x}") for x in p.loads if x not in written)
             written |= {*p.loads, *p.stores}
-        yield from (self._spread(x, f"q_{x}") for x in s.reads)
+        yield from (self._spread(x, f"q_{x}") for x in segment.reads)
         totals = [x for p in self.passes for x in p.reducing("tensor")]
         yield from (Start(f"t{x.id}", x) for x in totals)
         yield from loops
-        yield from (Write(Place("part", m.part(x) + name("unit")), f"t{x.id}") for x in totals)
+        for x in totals:
+            yield Write(Place("part", lowering.part(x) + name("unit")), f"t{x.id}")
         stored = dict.fromkeys(x for p in self.passes for x in p.stores)
         yield from (self._spread(x, f"q_{x}", back=True) for x in stored)
-        yield from (self._spread(x, self.where[n], back=True) for x, n in s.writes.items())
+        yield from (self._spread(x, self.where[n], back=True) for x, n in segment.writes.items())
 
     def _spread(self, array: str, planes: str, *, back: bool = False) -> Spread:
         """Copy some matrices' part of a stored array to planes, or back."""

@@ -2,7 +2,7 @@
 explicit index.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import Node
@@ -68,12 +68,14 @@ class Lowering:
 
     Attributes
     ----------
+    kept : set of Node
+        Values between passes that are kept; others are read in the loop alone that makes them.
     seen : dict of Node
         Vectors that the function that is being made has looked at, by a view.
     """
 
-    def __init__(self, plan: Plan, where: Layout) -> None:
-        self.plan, self.where = plan, where
+    def __init__(self, plan: Plan, where: Layout, kept: Iterable[Node]) -> None:
+        self.plan, self.where, self.kept = plan, where, set(kept)
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
         self.seen: dict[Node, None] | None = None
@@ -84,18 +86,18 @@ class Lowering:
         """Where the partial results of a reduction begin."""
         return column(f"PART{self.partial[reduction]}")
 
-    def place(self, n: Node, at: Index | None = None) -> Place:
+    def place(self, node: Node, at: Index | None = None) -> Place:
         """Where a value over fewer axes lies, where the positions along its axes are known."""
-        kind = self.where.place(n)
+        kind = self.where.place(node)
         if kind == "tensor":
-            return Place("values", number(self.where.tensor[n]))
-        at = position_of(n.axes) if at is None else at
-        if n.op == "input":
-            return Place(f"at_{n.data}", at)
+            return Place("values", number(self.where.tensor[node]))
+        at = position_of(node.axes) if at is None else at
+        if node.op == "input":
+            return Place(f"at_{node.data}", at)
         if self.seen is None:
-            return Place("work", column(f"VEC{self.vector[n]}") + at)
-        self.seen[n] = None
-        return Place(f"w{self.vector[n]}", at)
+            return Place("work", column(f"VEC{self.vector[node]}") + at)
+        self.seen[node] = None
+        return Place(f"w{self.vector[node]}", at)
 
     def scalars(self, nodes: Sequence[Node], *, wide: bool = False) -> list[Statement]:
         """Scalars of the step."""
@@ -104,109 +106,125 @@ class Lowering:
 
     # ---- passes ----------------------------------------------------------------------------------
 
-    def units(self, k: int, p: Pass) -> Function:
+    def units(self, index: int, pass_: Pass) -> Function:
         """Pass k over units lo to hi of one tensor."""
-        if p.multiplies:
-            return self._product(k, p)
-        if p.axes != self.plan.element:
-            return self._square(k, p)
+        if pass_.multiplies:
+            return self._product(index, pass_)
+        if pass_.axes != self.plan.element:
+            return self._square(index, pass_)
         matrices = self.plan.element != "C"
         body: list[Statement] = [Let("size", column("IN_SIZE")), Let("TC", column("IN_TC"))]
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body += [Array(x, name("size")) for x in p.arrays]
-        for x in self._codes(p):
-            body.append(Array(scale_of(x), (name("size") + (BLOCK - 1)) // BLOCK))
-            body.append(Buffer(f"wide_{x}", CHUNK if matrices else STRETCH))
-        inputs = {n.data: n for kind in KINDS for n in p.using(kind) if n.op == "input"}
+        body += [Array(x, name("size")) for x in pass_.arrays]
+        for array in self._codes(pass_):
+            body.append(Array(scale_of(array), (name("size") + (BLOCK - 1)) // BLOCK))
+            body.append(Buffer(f"wide_{array}", CHUNK if matrices else STRETCH))
+        inputs = {n.data: n for kind in KINDS for n in pass_.using(kind) if n.op == "input"}
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
-        body += self.scalars(p.using("host"))
-        body += [Read(n, self.place(n)) for n in p.using("tensor")]
+        body += self.scalars(pass_.using("host"))
+        body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
-            for x in "RC":
-                tile = name(f"T{x}")
-                body.append(Let(f"M{x}", (name(f"{x}_1") - name(f"{x}_0") + tile - 1) // tile))
+            for array in "RC":
+                tile = name(f"T{array}")
+                body.append(
+                    Let(f"M{array}", (name(f"{array}_1") - name(f"{array}_0") + tile - 1) // tile)
+                )
         # every other pass runs backwards, so that it begins with what the one before has left in
         # the cache
         # in turns it would be one loop more to compile
-        turned = k % 2 == 1 and not self.plan.multiplies
-        inside = self._tile(k, p) if matrices else self._stretch(k, p)
+        turned = index % 2 == 1 and not self.plan.multiplies
+        inside = self._tile(index, pass_) if matrices else self._stretch(index, pass_)
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
-        return Function(f"units_{k}", "units", tuple(body))
+        return Function(f"units_{index}", "units", tuple(body))
 
-    def _codes(self, p: Pass) -> list[str]:
+    def _codes(self, pass_: Pass) -> list[str]:
         """The slots of a pass that are stored as codes."""
-        return [x for x in p.arrays if x in self.plan.quantized]
+        return [x for x in pass_.arrays if x in self.plan.quantized]
 
     def _stretch_of(
-        self, k: int | str, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+        self, index: int | str, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
     ) -> list[Statement]:
         """The loop over the elements of a stretch, with what reads and stores codes before and
         after it.
         """
         before: list[Statement] = []
         after: list[Statement] = []
-        for x in self._codes(p):
-            _, first, end = slices[f"at_{x}"]
+        for array in self._codes(pass_):
+            _, first, end = slices[f"at_{array}"]
             count = end - first
-            slices[f"at_{x}"] = f"wide_{x}", ZERO, count
-            if x in p.loads:
-                before.append(Codes(False, x, scale_of(x), first, count, f"wide_{x}"))
-            if x in p.stores:
-                after.append(Codes(True, x, scale_of(x), first, count, f"wide_{x}"))
-        return [*before, self._elements(k, p, slices, at), *after]
+            slices[f"at_{array}"] = f"wide_{array}", ZERO, count
+            if array in pass_.loads:
+                before.append(Codes(False, array, scale_of(array), first, count, f"wide_{array}"))
+            if array in pass_.stores:
+                after.append(Codes(True, array, scale_of(array), first, count, f"wide_{array}"))
+        return [*before, self._elements(index, pass_, slices, at), *after]
 
     def _elements(
-        self, k: int | str, p: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
+        self, index: int | str, pass_: Pass, slices: dict[str, tuple[str, Index, Index]], at: Index
     ) -> Elements:
         """The loop over the elements of a stretch."""
-        columns = {f"v{n.id}": n for n in p.using("column")}
-        sums = {
-            s: s.args[0] for s in [*p.reducing("tensor", "row", "batch"), *p.reducing("column")]
-        }
+        columns = {f"v{n.id}": n for n in pass_.using("column")}
+        reduced = [*pass_.reducing("tensor", "row", "batch"), *pass_.reducing("column")]
+        sums = {s: s.args[0] for s in reduced}
+        guards = {x: n for x, n in pass_.guards.items() if x not in self.plan.quantized}
+        stores = dict(pass_.stores)
+        for x in guards:  # where it is written, it is the second of `where`'s operands
+            stores[x] = stores[x].args[1]
+        used = {*stores.values(), *sums.values()}
+        for node in reversed(pass_.nodes):
+            if node in used:
+                used |= {*node.args}
         return Elements(
-            f"pass_{k}",
+            f"pass_{index}",
             slices,
-            tuple(n for kind in ("host", "tensor", "row", "batch") for n in p.using(kind)),
-            {f"at_{x}": n for x, n in p.loads.items()} | columns,
-            p.nodes,
-            {f"at_{x}": n for x, n in p.stores.items()},
+            tuple(n for kind in ("host", "tensor", "row", "batch") for n in pass_.using(kind)),
+            {f"at_{x}": n for x, n in pass_.loads.items()} | columns,
+            tuple(n for n in pass_.nodes if n in used),
+            {f"at_{x}": n for x, n in stores.items()},
             sums,
-            {s: f"s{s.id}" for s in p.reducing("column")},
-            {f"at_{x}": x for x in p.arrays if x not in self.plan.quantized},
-            column("START") + at if p.draws else None,
+            {s: f"s{s.id}" for s in pass_.reducing("column")},
+            {f"at_{x}": x for x in pass_.arrays if x not in self.plan.quantized},
+            column("START") + at if pass_.draws else None,
             ONE,
-            {f"at_{x}": n for x, n in p.guards.items() if x not in self.plan.quantized},
+            {f"at_{x}": n for x, n in guards.items()},
         )
 
-    def _stretch(self, k: int, p: Pass) -> Iterator[Statement]:
+    def _stretch(self, index: int, pass_: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as one row of elements."""
-        o, e = name("o"), name("e")
+        start, end_of_unit = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
-        yield Let("e", least(name("size"), o + name("TC")))
-        turns = p.in_turns(AT_ONCE)
-        if not self._codes(p) and len(turns) == 1:
-            yield self._elements(k, p, {f"at_{x}": (f"at_{x}", o, e) for x in p.arrays}, o)
-            for i, s in enumerate(p.sums):
-                yield Write(Place("part", self.part(s) + name("unit")), Place("got", number(i)))
+        yield Let("e", least(name("size"), start + name("TC")))
+        turns = pass_.in_turns(AT_ONCE)
+        if not self._codes(pass_) and len(turns) == 1:
+            yield self._elements(
+                index,
+                pass_,
+                {f"at_{x}": (f"at_{x}", start, end_of_unit) for x in pass_.arrays},
+                start,
+            )
+            for order, reduction in enumerate(pass_.sums):
+                yield Write(
+                    Place("part", self.part(reduction) + name("unit")), Place("got", number(order))
+                )
             return
         first, end, turn = name("first"), name("end"), name("turn")
         inside: list[Statement] = [
-            Let("first", o + turn * STRETCH),
-            Let("end", least(e, first + STRETCH)),
+            Let("first", start + turn * STRETCH),
+            Let("end", least(end_of_unit, first + STRETCH)),
         ]
-        for place, part in enumerate(turns if not self._codes(p) else [p]):
+        for place, part in enumerate(turns if not self._codes(pass_) else [pass_]):
             slices = {f"at_{x}": (f"at_{x}", first, end) for x in part.arrays}
-            inside += self._stretch_of(f"{k}_{place}" if place else k, part, slices, first)
-            for i, s in enumerate(part.sums):
-                inside.append(Take(s, f"t{s.id}", Place("got", number(i))))
-        yield from (Start(f"t{s.id}", s) for s in p.sums)
-        yield Loop("turn", ZERO, (e - o + (STRETCH - 1)) // STRETCH, tuple(inside))
-        for s in p.sums:
-            yield Write(Place("part", self.part(s) + name("unit")), f"t{s.id}")
+            inside += self._stretch_of(f"{index}_{place}" if place else index, part, slices, first)
+            for order, reduction in enumerate(part.sums):
+                inside.append(Take(reduction, f"t{reduction.id}", Place("got", number(order))))
+        yield from (Start(f"t{s.id}", s) for s in pass_.sums)
+        yield Loop("turn", ZERO, (end_of_unit - start + (STRETCH - 1)) // STRETCH, tuple(inside))
+        for reduction in pass_.sums:
+            yield Write(Place("part", self.part(reduction) + name("unit")), f"t{reduction.id}")
 
-    def _tile(self, k: int, p: Pass) -> Iterator[Statement]:
+    def _tile(self, index: int, pass_: Pass) -> Iterator[Statement]:
         """A unit of a tensor that is seen as matrices: some rows and columns of one, or several
         whole ones.
         """
@@ -222,75 +240,86 @@ class Lowering:
             yield Let(f"{first}1", least(name(f"{axis}_1"), name(f"{first}0") + name(extent)))
         for axis, number_of in (("C", "ct"), ("R", "rt"), ("A", "at")):
             yield Let(number_of, name(number_of) + name(f"{axis}_T"))
-        sums = {kind: p.reducing(kind) for kind in KINDS}
+        sums = {kind: pass_.reducing(kind) for kind in KINDS}
         yield from (Start(f"t{s.id}", s) for s in sums["tensor"])
-        yield Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(k, p)))
+        yield Loop("ab", name("ab0"), name("ab1"), tuple(self._batch(index, pass_)))
         for s in sums["tensor"]:
             here = self.part(s) + (at * name("NR") + rt) * name("NC") + ct
             yield Write(Place("part", here), f"t{s.id}")
 
-    def _batch(self, k: int, p: Pass) -> Iterator[Statement]:
+    def _batch(self, index: int, pass_: Pass) -> Iterator[Statement]:
         """The rows of one matrix in a unit."""
         ab, rt, ct, c0, c1 = map(name, ("ab", "rt", "ct", "c0", "c1"))
         yield Let("a", ab // name("B"))
         yield Let("b", ab % name("B"))
-        yield from (Read(n, self.place(n)) for n in p.using("batch"))
-        for n in p.using("column"):
-            axes = n.axes.replace("C", "")
+        yield from (Read(n, self.place(n)) for n in pass_.using("batch"))
+        for node in pass_.using("column"):
+            axes = node.axes.replace("C", "")
             first = position_of(axes) * name("C") + c0 if axes else c0
-            room = f"at_{n.data}" if n.op == "input" else "work"
-            first = first if n.op == "input" else column(f"VEC{self.vector[n]}") + first
-            yield View(f"v{n.id}", room, first, c1 - c0)
-        for s in p.reducing("column"):
+            room = f"at_{node.data}" if node.op == "input" else "work"
+            first = first if node.op == "input" else column(f"VEC{self.vector[node]}") + first
+            yield View(f"v{node.id}", room, first, c1 - c0)
+        for reduction in pass_.reducing("column"):
             yield View(
-                f"s{s.id}", "work", self.part(s) + (ab * name("NR") + rt) * name("C") + c0, c1 - c0
+                f"s{reduction.id}",
+                "work",
+                self.part(reduction) + (ab * name("NR") + rt) * name("C") + c0,
+                c1 - c0,
             )
-            yield Fill(f"s{s.id}", c1 - c0, s)
-        yield from (Start(f"y{s.id}", s) for s in p.reducing("batch"))
-        yield Loop("r", name("r0"), name("r1"), tuple(self._row(k, p)))
-        for s in p.reducing("batch"):
-            here = self.part(s) + (ab * name("NR") + rt) * name("NC") + ct
-            yield Write(Place("part", here), f"y{s.id}")
+            yield Fill(f"s{reduction.id}", c1 - c0, reduction)
+        yield from (Start(f"y{s.id}", s) for s in pass_.reducing("batch"))
+        yield Loop("r", name("r0"), name("r1"), tuple(self._row(index, pass_)))
+        for reduction in pass_.reducing("batch"):
+            here = self.part(reduction) + (ab * name("NR") + rt) * name("NC") + ct
+            yield Write(Place("part", here), f"y{reduction.id}")
 
-    def _row(self, k: int, p: Pass) -> Iterator[Statement]:
+    def _row(self, index: int, pass_: Pass) -> Iterator[Statement]:
         """A row of a matrix in a unit."""
-        ab, r, o, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
+        ab, row, start, c0, c1 = map(name, ("ab", "r", "o", "c0", "c1"))
         rows, columns = name("R_1") - name("R_0"), name("C_1") - name("C_0")
-        yield Let("o", ((ab - name("A_0")) * rows + r - name("R_0")) * columns + c0 - name("C_0"))
-        yield Let("e", o + c1 - c0)
-        yield from (Read(n, self.place(n)) for n in p.using("row"))
-        slices = {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}
+        yield Let("o", ((ab - name("A_0")) * rows + row - name("R_0")) * columns + c0 - name("C_0"))
+        yield Let("e", start + c1 - c0)
+        yield from (Read(n, self.place(n)) for n in pass_.using("row"))
+        slices = {f"at_{x}": (f"at_{x}", start, name("e")) for x in pass_.arrays}
         views = [
-            *(f"v{n.id}" for n in p.using("column")),
-            *(f"s{s.id}" for s in p.reducing("column")),
+            *(f"v{n.id}" for n in pass_.using("column")),
+            *(f"s{s.id}" for s in pass_.reducing("column")),
         ]
         slices |= {x: (x, ZERO, c1 - c0) for x in views}
-        yield from self._stretch_of(k, p, slices, (ab * name("R") + r) * name("C") + c0)
-        for i, s in enumerate(p.reducing("tensor", "row", "batch")):
-            got, kind = Place("got", number(i)), p.reductions[s]
+        yield from self._stretch_of(index, pass_, slices, (ab * name("R") + row) * name("C") + c0)
+        for i, reduction in enumerate(pass_.reducing("tensor", "row", "batch")):
+            got, kind = Place("got", number(i)), pass_.reductions[reduction]
             if kind == "row":
                 yield Write(
-                    Place("work", self.part(s) + (ab * name("R") + r) * name("NC") + name("ct")),
+                    Place(
+                        "work",
+                        self.part(reduction) + (ab * name("R") + row) * name("NC") + name("ct"),
+                    ),
                     got,
                 )
             else:
-                yield Take(s, f"{'t' if kind == 'tensor' else 'y'}{s.id}", got)
+                yield Take(reduction, f"{'t' if kind == 'tensor' else 'y'}{reduction.id}", got)
 
     # ---- products of matrices --------------------------------------------------------------------
 
-    def _product(self, k: int, p: Pass) -> Function:
+    def _product(self, index: int, pass_: Pass) -> Function:
         """Product k: this thread's share of the bands, from outside in.
 
         Of a symmetric product the last bands take longest.
         """
-        (n,), names = p.nodes, list(p.loads)
-        turned_left, turned_right, symmetric, _ = n.data
-        rows, columns = (x.upper() for x in p.axes[-2:])
-        left = n.args[0].axes[-2:].upper()
+        (made,), names = pass_.nodes, list(pass_.loads)
+        turned_left, turned_right, symmetric, _ = made.data
+        rows, columns = (x.upper() for x in pass_.axes[-2:])
+        left = made.args[0].axes[-2:].upper()
         length = left[0] if turned_left else left[1]
         ab, band, bands = name("ab"), name("band"), name("bands")
-        operands = [(names[0], n.args[0]), (names[-1], n.args[1]), (next(iter(p.stores)), n)]
-        a, b, out = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+        operands = [
+            (names[0], made.args[0]),
+            (names[-1], made.args[1]),
+            (next(iter(pass_.stores)), made),
+        ]
+        starts = [(x, ab * product(node.axes[-2:].upper())) for x, node in operands]
+        left_start, right_start, out = starts
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
         body.append(Let("high", least(greatest(name(rows) // 4, BANDS[0]), BANDS[1])))
         body.append(Let("bands", (name(rows) + name("high") - 1) // name("high")))
@@ -308,80 +337,95 @@ class Lowering:
         sides = name(rows), name(columns), name(length)
         here.append(
             Multiply(
-                a, b, out, name("i0"), name("i1"), sides, (turned_left, turned_right), symmetric
+                left_start,
+                right_start,
+                out,
+                name("i0"),
+                name("i1"),
+                sides,
+                (turned_left, turned_right),
+                symmetric,
             )
         )
-        return Function(f"units_{k}", "threads", (*body, self._shared(here)))
+        return Function(f"units_{index}", "threads", (*body, self._shared(here)))
 
     def _shared(self, body: Sequence[Statement]) -> Loop:
         """This thread's share of ``total`` units."""
         total, thread, threads = map(name, ("total", "thread", "threads"))
         return Loop("unit", total * thread // threads, total * (thread + 1) // threads, tuple(body))
 
-    def _square(self, k: int, p: Pass) -> Function:
+    def _square(self, index: int, pass_: Pass) -> Function:
         """Pass k over the elements of products of matrices with their own transposes: this thread's
         share of them.
         """
-        side, size, units, unit, ab, o = map(
-            name, (p.axes[-1].upper(), "size", "units", "unit", "ab", "o")
+        side, size, units, unit, ab, start = map(
+            name, (pass_.axes[-1].upper(), "size", "units", "unit", "ab", "o")
         )
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in "ABRC"]
         body += [Let("size", side * side), Let("units", (size + (CHUNK - 1)) // CHUNK)]
         body.append(Let("total", name("A") * name("B") * units))
-        body += [Array(x, name("A") * name("B") * size) for x in p.arrays]
-        inputs = {n.data: n for n in p.using("batch", "tensor") if n.op == "input"}
+        body += [Array(x, name("A") * name("B") * size) for x in pass_.arrays]
+        inputs = {n.data: n for n in pass_.using("batch", "tensor") if n.op == "input"}
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
-        body += self.scalars(p.using("host"))
-        body += [Read(n, self.place(n)) for n in p.using("tensor")]
+        body += self.scalars(pass_.using("host"))
+        body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
         here: list[Statement] = [
             Let("ab", unit // units),
             Let("a", ab // name("B")),
             Let("b", ab % name("B")),
         ]
-        here += [Read(n, self.place(n)) for n in p.using("batch")]
+        here += [Read(n, self.place(n)) for n in pass_.using("batch")]
         here.append(Let("o", ab * size + unit % units * CHUNK))
-        here.append(Let("e", least((ab + 1) * size, o + CHUNK)))
+        here.append(Let("e", least((ab + 1) * size, start + CHUNK)))
         here.append(
-            self._elements(k, p, {f"at_{x}": (f"at_{x}", o, name("e")) for x in p.arrays}, ZERO)
+            self._elements(
+                index, pass_, {f"at_{x}": (f"at_{x}", start, name("e")) for x in pass_.arrays}, ZERO
+            )
         )
-        return Function(f"units_{k}", "threads", (*body, self._shared(here)))
+        return Function(f"units_{index}", "threads", (*body, self._shared(here)))
 
     # ---- between passes --------------------------------------------------------------------------
 
-    def between(self, k: int, b: Between) -> Function:
+    def between(self, index: int, between: Between) -> Function:
         """What comes before pass k: partial results are combined, then values computed and slots
         written.
         """
         body: list[Statement] = [Let(x, column(f"IN_{x}")) for x in (*"ABRC", "NR", "NC")]
-        reads = list(dict.fromkeys([*(a for n in b.nodes for a in n.args), *b.stores.values()]))
+        reads = list(
+            dict.fromkeys([*(a for n in between.nodes for a in n.args), *between.stores.values()])
+        )
         arrays = {n.data: n.axes for n in reads if n.op == "input"}
-        arrays |= {x: self.plan.slots[x] for x in b.stores}
+        arrays |= {x: self.plan.slots[x] for x in between.stores}
         body += [Array(x, product(axes)) for x, axes in arrays.items()]
         body += self.scalars(reads, wide=True)
         self.seen = {}
         rest: list[Statement] = []
-        for s in b.combine:
-            rest += self._combine(s)
-        for loop in b.after:
+        for reduction in between.combine:
+            rest += self._combine(reduction)
+        for loop in between.after:
             rest += self._reduce(loop) if loop.reduces else self._small(loop)
-        for x, n in b.stores.items():
-            axes = self.plan.slots[x]
-            value = n if self.where.place(n) in ("const", "scalar") else self.place(n)
-            rest += loops_over(axes, [Write(Place(f"at_{x}", position_of(axes)), value)])
-        for n in self.seen:
-            i = self.vector[n]
-            body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(n.axes)))
+        for array, node in between.stores.items():
+            axes = self.plan.slots[array]
+            value = node if self.where.place(node) in ("const", "scalar") else self.place(node)
+            rest += loops_over(axes, [Write(Place(f"at_{array}", position_of(axes)), value)])
+        for node in self.seen:
+            i = self.vector[node]
+            body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
         self.seen = None
-        return Function(f"between_{k}", "", (*body, *rest))
+        return Function(f"between_{index}", "", (*body, *rest))
 
-    def _combine(self, s: Node) -> list[Statement]:
+    def _combine(self, reduction: Node) -> list[Statement]:
         """Put a reduction over elements together from its partial results, in their order."""
-        base, kind, element = self.part(s), self.where.partials[s], self.plan.element
+        base, kind, element = (
+            self.part(reduction),
+            self.where.partials[reduction],
+            self.plan.element,
+        )
         if kind == "tensor":
-            each = Take(s, "acc", Place("part", base + name("unit")))
+            each = Take(reduction, "acc", Place("part", base + name("unit")))
             taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
-            return [Start("acc", s), taken, Write(self.place(s), "acc")]
-        outer = "".join(x for x in "AB" if x not in s.axes and x in element)
+            return [Start("acc", reduction), taken, Write(self.place(reduction), "acc")]
+        outer = "".join(x for x in "AB" if x not in reduction.axes and x in element)
         ab = (
             ZERO
             if element == "RC"
@@ -399,13 +443,15 @@ class Lowering:
         else:
             along, count = "unit", rows * columns
             here = Place("part", base + ab * rows * columns + name("unit"))
-        inside = loops_over(outer, [Loop(along, ZERO, count, (Take(s, "acc", here),))])
-        combined = loops_over(s.axes, [Start("acc", s), *inside, Write(self.place(s), "acc")])
+        inside = loops_over(outer, [Loop(along, ZERO, count, (Take(reduction, "acc", here),))])
+        combined = loops_over(
+            reduction.axes, [Start("acc", reduction), *inside, Write(self.place(reduction), "acc")]
+        )
         if kind not in ("row", "column") or outer:
             return combined
-        view = View("one", "work", base, product(s.axes))
-        copy = Write(self.place(s, name("i")), Place("one", name("i")))
-        copied: tuple[Statement, ...] = (view, Loop("i", ZERO, product(s.axes), (copy,)))
+        view = View("one", "work", base, product(reduction.axes))
+        copy = Write(self.place(reduction, name("i")), Place("one", name("i")))
+        copied: tuple[Statement, ...] = (view, Loop("i", ZERO, product(reduction.axes), (copy,)))
         return [When(count, ONE, copied, tuple(combined))]
 
     def _small(self, loop: Small) -> list[Statement]:
@@ -417,7 +463,7 @@ class Lowering:
         inside: list[Statement] = [Read(n, self.place(n), wide) for n in read if n.axes]
         for n in loop.nodes:
             inside.append(Compute(n))
-            if n in self.where.tensor or n in self.vector:
+            if n in self.kept:
                 inside.append(Write(self.place(n), n))
         return [*before, *loops_over(loop.axes, inside)]
 

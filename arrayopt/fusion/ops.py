@@ -149,16 +149,16 @@ def _copy(x: Any, out: Any) -> None:
     np.copyto(out, x)
 
 
-def _to_bfloat16(x: Any, out: Any = None) -> Any:
+def _to_bfloat16(values: Any, out: Any = None) -> Any:
     """Numbers rounded to the nearest of bfloat16, of two that are as near to the even one; by their
     bits in float32.
     """
-    x = np.asarray(x, np.float32)
-    bits = x.view(np.uint32)
+    values = np.asarray(values, np.float32)
+    bits = values.view(np.uint32)
     made = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     if out is None:
-        return np.where(np.isnan(x), x, made)
-    return np.copyto(out, np.where(np.isnan(x), x, made))
+        return np.where(np.isnan(values), values, made)
+    return np.copyto(out, np.where(np.isnan(values), values, made))
 
 
 def _on_float32(function: Callable[..., Any], cuda: str = "{name}({{0}}, {{1}})") -> Op:

@@ -81,17 +81,16 @@ class Placement:
 
     def _late(self) -> dict[str, int]:
         """Stores that are before a pass which reads the old value, and the last such pass."""
-        outputs = self.work.outputs
-        return {
-            place: k
-            for k, p in enumerate(self.passes)
-            for name, n in p.loads.items()
-            for place in (PLACE.get(name, name),)
-            if n.op == "input"
-            and n.data == name
-            and n is not outputs.get(place)
-            and self.stored.get(place, k) < k
-        }
+        late = dict[str, int]()
+        for index, p in enumerate(self.passes):
+            for name, n in p.loads.items():
+                place = PLACE.get(name, name)
+                is_old = (
+                    n.op == "input" and n.data == name and n is not self.work.outputs.get(place)
+                )
+                if is_old and self.stored.get(place, index) < index:
+                    late[place] = index
+        return late
 
     def but(self, **changes: Any) -> "Placement":
         """The same with another `summed`, `spilled`, `hasty` or `put_off`."""
@@ -105,23 +104,21 @@ class Placement:
     @property
     def size(self) -> int:
         """What all passes read and write, in halves of a real value."""
-        moved = sum(
-            self.work.size(name, n)
-            for p in self.passes
-            for x in (p.loads, p.stores)
-            for name, n in x.items()
-        )
-        return moved + (CALL * sum(len(p.nodes) for p in self.passes) if self.work.calls else 0)
+        moved = 0
+        for p in self.passes:
+            for name, n in (*p.loads.items(), *p.stores.items()):
+                moved += self.work.size(name, n)
+            moved += CALL * len(p.nodes) if self.work.calls else 0
+        return moved
 
     def with_sums(self, alike: list[Node], last: int) -> "Placement":
         """The same with sums of the same values in that pass, up to `last`, in which they make
         least be read.
         """
-        passes = range(alike[0].args[0].level, last + 1)
-        return min(
-            (self.but(summed={**self.summed, **dict.fromkeys(alike, k)}) for k in passes),
-            key=lambda x: x.size,
-        )
+        offers = []
+        for k in range(alike[0].args[0].level, last + 1):
+            offers.append(self.but(summed={**self.summed, **dict.fromkeys(alike, k)}))
+        return min(offers, key=lambda x: x.size)
 
     def with_stores(self) -> "Placement":
         """The same with stores put off to a pass that reads again what they have stored, where all
@@ -159,9 +156,9 @@ class Placement:
         each, or could.
         """
         work = self.work
-        needed = {
-            n for p in self.passes for n in p.nodes if n.dtype != "bool" and n.axes == work.element
-        }
+        needed = set[Node]()
+        for p in self.passes:
+            needed.update(n for n in p.nodes if n.dtype != "bool" and n.axes == work.element)
         for k in range(1, work.count):
             there, roots = self._sources(k), work.roots(self._stores(k), self._sums(k))
             made = {n: n.level for n in needed if n.level < k}
@@ -171,11 +168,8 @@ class Placement:
                 dear = {n: 2 * (sharing + 1) * work.size("", n) + 1 for n in made}
                 dear = dict.fromkeys(made, 1) if work.calls else dear  # nearest to what is computed
                 prices = dear | {n: 2 * sharing * price for n, (_, price) in there.items()}
-                offer = {
-                    n: made[n]
-                    for n in cheapest(roots, work.args.__getitem__, prices.get)
-                    if n not in there
-                }
+                best = cheapest(roots, work.args.__getitem__, prices.get)
+                offer = {n: made[n] for n in best if n not in there}
                 if offer:
                     yield offer
 
@@ -191,11 +185,10 @@ class Placement:
     def _sources(self, k: int) -> dict[Node, tuple[str, int]]:
         """What pass k can read: under which name, and what that costs."""
         work = self.work
-        there = {
-            n: name
-            for name, n in work.outputs.items()
-            if self.stored[name] < k and not work.rounds(name)
-        }
+        there = dict[Node, str]()
+        for name, n in work.outputs.items():
+            if self.stored[name] < k and not work.rounds(name):
+                there[n] = name
         there |= {n: name for name, n in self.scratch.items() if self.spilled[n] < k}
         there |= {n: work.products[n] for n in work.made}
         old = [n for n in work.inputs if n not in there or self.stored.get(n.data, k) >= k]

@@ -13,7 +13,7 @@ from typing import Any
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.codecs import QUANTIZED, STORED
 from arrayopt.fusion.dims import TraceError
-from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, reachable
+from arrayopt.fusion.graph import POSITION, PRODUCT, Node, is_whole, operands, reachable
 from arrayopt.fusion.passes import Between, Pass, loops
 from arrayopt.fusion.phases import Meets, meetings, phases
 from arrayopt.fusion.placement import Placement
@@ -102,8 +102,8 @@ class Plan:
         """Raise TraceError for arithmetic in 16 bits, which engines for CPUs do not have."""
         if self.narrow:
             raise TraceError(
-                f"arithmetic in {self.narrow} is not fused here; engine='array_api' does it where"
-                " the library can"
+                f"arithmetic in {self.narrow} is not fused here;"
+                " engine='array_api' does it where the library can"
             )
 
     @property
@@ -114,18 +114,15 @@ class Plan:
     @property
     def key(self) -> tuple[Any, ...]:
         """What two plans have in common that do the same."""
-        nodes = reachable(
-            [x for p in self.passes for x in (*p.stores.values(), *p.sums)]
-            + [*self.small.values(), *self.reports.values()]
-        )
-        graph = tuple(
-            (n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)) for n in nodes
-        )
+        ends = [x for p in self.passes for x in (*p.stores.values(), *p.sums)]
+        graph = []
+        for n in reachable([*ends, *self.small.values(), *self.reports.values()]):
+            graph.append((n.op, tuple(a.id for a in n.args), n.axes, n.id, repr(n.data)))
         outputs = [(name, n.id) for p in self.passes for name, n in p.stores.items()]
         outputs += [(name, n.id) for name, n in [*self.small.items(), *self.reports.items()]]
         return (
             self.element,
-            graph,
+            tuple(graph),
             tuple(outputs),
             tuple(self.slots.items()),
             tuple(self.storage.items()),
@@ -136,11 +133,8 @@ class Plan:
         """The stored arrays, other than gradients, that are read or written at all."""
         names = {name for p in self.passes for name in (*p.loads, *p.stores)}
         names |= {scale_of(name) for name in self.quantized}
-        slots = {
-            "p": self.element,
-            **self.slots,
-            **{scale_of(name): self.element for name in self.quantized},
-        }
+        scales = dict.fromkeys(map(scale_of, self.quantized), self.element)
+        slots = {"p": self.element, **self.slots, **scales}
         return tuple(name for name, axes in slots.items() if name in names or axes != self.element)
 
     @property
@@ -159,11 +153,8 @@ class Plan:
         """Bytes read and written per parameter; gradients are in the parameter's dtype where no
         other is given.
         """
-        return sum(
-            self.bytes_of(p, grad_dtype)
-            for p in self.passes
-            if p.axes == self.element and not p.multiplies
-        )
+        element_wise = [p for p in self.passes if p.axes == self.element and not p.multiplies]
+        return sum(self.bytes_of(p, grad_dtype) for p in element_wise)
 
     def bytes_of(self, p: Pass, grad_dtype: str | None = None) -> float:
         """Bytes of each element that a pass reads and writes."""
@@ -172,39 +163,36 @@ class Plan:
 
     def __str__(self) -> str:
         lines = []
-        for k, p in enumerate(self.passes):
-            if p.multiplies:
-                lines.append(f"pass {k}: {self._product(p)}")
+        for number, pass_ in enumerate(self.passes):
+            if pass_.multiplies:
+                lines.append(f"pass {number}: {self._product(pass_)}")
                 continue
             over = {self.element[:-1]: "row", self.element.replace("R", ""): "column", "": "tensor"}
-            made = [
-                f"{f'{r.op} ' * (r.op != 'sum')}per {over.get(r.axes, 'batch')}" for r in p.sums
-            ]
-            stores, reduces = " ".join(p.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
+            made = []
+            for reduction in pass_.sums:
+                what = "" if reduction.op == "sum" else f"{reduction.op} "
+                made.append(f"{what}per {over.get(reduction.axes, 'batch')}")
+            stores, reduces = " ".join(pass_.stores) or "-", ", ".join(dict.fromkeys(made)) or "-"
+            where = "" if pass_.axes == self.element else f" over {pass_.axes}"
             lines.append(
-                f"pass {k}: load {' '.join(p.loads)}; store {stores}; reduce {reduces};"
-                f" {self.bytes_of(p):g} B{'' if p.axes == self.element else f' over {p.axes}'}"
+                f"pass {number}: load {' '.join(pass_.loads)}; store {stores}; reduce {reduces};"
+                f" {self.bytes_of(pass_):g} B{where}"
             )
         scratch = f", with scratch memory for {' '.join(self.spilled)}" if self.spilled else ""
-        return "\n".join(
-            [
-                *lines,
-                f"{self.bytes_per_parameter():g} bytes per {self.storage['p']} parameter{scratch}",
-            ]
-        )
+        each = f"{self.bytes_per_parameter():g} bytes per {self.storage['p']} parameter"
+        return "\n".join([*lines, f"{each}{scratch}"])
 
-    def _product(self, p: Pass) -> str:
+    def _product(self, pass_: Pass) -> str:
         """What a product multiplies, of which axes, and how many FLOPs that takes."""
-        n, names = p.nodes[0], list(p.loads)
-        a, b = (
-            f"{name}{'ᵀ' * turned}"
-            for name, turned in zip((names[0], names[-1]), n.data, strict=False)
+        node, names = pass_.nodes[0], list(pass_.loads)
+        left, right = names[0] + "ᵀ" * node.data[0], names[-1] + "ᵀ" * node.data[1]
+        how, count = (", symmetric", "") if node.data[2] else ("", "2 ")
+        how = f" in {node.narrow}{how}" if node.narrow else how
+        stored = next(iter(pass_.stores))
+        flops = " ".join(multiplied(node))
+        return (
+            f"product {left} {right} over {pass_.axes}{how}; store {stored}; {count}{flops} FLOPs"
         )
-        how, count = (", symmetric", "") if n.data[2] else ("", "2 ")
-        how = f" in {n.narrow}{how}" if n.narrow else how
-        stored = next(iter(p.stores))
-        flops = " ".join(multiplied(n))
-        return f"product {a} {b} over {p.axes}{how}; store {stored}; {count}{flops} FLOPs"
 
 
 def plan(traced: Trace, *, calls: bool = False) -> Plan:
@@ -221,9 +209,10 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     which are planned for each space of elements by itself, and put in order by their levels.
     """
     element = traced.element
-    whole = {
-        n: x for n, x in traced.outputs.items() if n == "p" or is_whole(traced.slots[n], element)
-    }
+    whole = dict[str, Node]()
+    for name, x in traced.outputs.items():
+        if name == "p" or is_whole(traced.slots[name], element):
+            whole[name] = x
     copies: dict[Node, Node] = {}
     small = {n: _own(n, x, copies) for n, x in traced.outputs.items() if n not in whole}
     reports = {n: _own("", x, copies) for n, x in traced.reports.items()}
@@ -235,7 +224,8 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     made = {n: f"product{i}" for i, n in enumerate(products)}
     operands = dict.fromkeys(a for n in products for a in n.args if a not in made)
     given = {a: f"operand{i}" for i, a in enumerate(operands)}
-    spaces = list(dict.fromkeys([element, *(x.axes for n in products for x in (n, *n.args))]))
+    multiplied_axes = [x.axes for n in products for x in (n, *n.args)]
+    spaces = list(dict.fromkeys([element, *multiplied_axes]))
     narrow = frozenset(name for name, dtype in traced.storage.items() if STORED[dtype].rounds)
     narrow |= {"g"} if "p" in narrow else set()
     sums = {n for n in reachable(roots) if n.reduces and is_whole(n.args[0].axes, element)}
@@ -243,17 +233,14 @@ def plan(traced: Trace, *, calls: bool = False) -> Plan:
     scratch = {name: n for n, name in (made | given).items()}
     gradient = "complex" if traced.storage["p"].startswith("complex") else "real"
     for space in spaces:
-        stored = {
-            name: x for name, x in outputs.items() if traced.slots.get(name, element) == space
-        }
+        here = [name for name in outputs if traced.slots.get(name, element) == space]
+        stored = {name: outputs[name] for name in here}
         stored |= {name: n for n, name in given.items() if n.axes == space}
         own = [n for n in reachable(roots) if n in sums and n.args[0].axes == space]
         placed = _placed(Work(space, stored, own, narrow, made, calls=calls), traced.totals)
-        order += [
-            (k, p.within(element, gradient))
-            for k, p in enumerate(placed.passes)
-            if p.stores or p.sums
-        ]
+        for k, p in enumerate(placed.passes):
+            if p.stores or p.sums:
+                order.append((k, p.within(element, gradient)))
         scratch |= placed.scratch
     for n in products:
         loads = {made.get(a) or given[a]: a for a in n.args}
@@ -302,10 +289,8 @@ def _placed(work: Work, totals: Sequence[Node]) -> Placement:
     """The passes over the elements of a space; a sum that a total needs is made before it."""
     outputs, sums = work.outputs, work.sums
     placed = Placement(work, {s: s.args[0].level for s in sums}, {})
-    sinks = [
-        (n, frozenset(reachable([n])))
-        for n in (*outputs.values(), *(s.args[0] for s in sums), *totals)
-    ]
+    ends = [*outputs.values(), *(s.args[0] for s in sums), *totals]
+    sinks = [(n, frozenset(reachable([n]))) for n in ends]
     for alike in _alike(sums):
         placed = placed.with_sums(alike, min(_last_chance(s, sinks, work.count) for s in alike))
     placed = placed if work.products else placed.with_stores()
@@ -313,13 +298,15 @@ def _placed(work: Work, totals: Sequence[Node]) -> Placement:
     return placed.with_spills() if outputs and not totals else placed
 
 
-def _own(name: str, n: Node, copies: dict[Node, Node]) -> Node:
+def _own(name: str, node: Node, copies: dict[Node, Node]) -> Node:
     """What a small slot is to hold, or a report: a copy where it is what another slot held, for
     that is written too.
     """
-    if n.op != "input" or n.data == name:
-        return n
-    return copies.setdefault(n, Node("copy", (n,), n.axes, n.level, n.dtype, None, COPIES + n.id))
+    if node.op != "input" or node.data == name:
+        return node
+    return copies.setdefault(
+        node, Node("copy", (node,), node.axes, node.level, node.dtype, None, COPIES + node.id)
+    )
 
 
 def _alike(sums: Iterable[Node]) -> list[list[Node]]:
@@ -337,10 +324,9 @@ def _last_chance(s: Node, sinks: Iterable[tuple[Node, frozenset[Node]]], count: 
     """The last pass that a sum may be made in: the one before what depends on it; sinks come with
     what they need.
     """
-    return min(
-        (n.level - 1 for n, needed in sinks if n.level > s.args[0].level and s in needed),
-        default=count - 1,
-    )
+    made = s.args[0].level
+    before = [n.level - 1 for n, needed in sinks if n.level > made and s in needed]
+    return min(before, default=count - 1)
 
 
 def _between(
@@ -353,10 +339,14 @@ def _between(
     """Values over fewer axes than the elements, each before the first pass that it can be computed
     before.
     """
-    wanted = [a for p in passes for n in p.nodes for a in n.args] + [
-        s.args[0] for p in passes for s in p.sums
-    ]
-    wanted += [*roots, *(x for p in passes for x in p.stores.values())]
+    wanted: list[Node] = []
+    for p in passes:
+        wanted += operands(p.nodes)
+    for p in passes:
+        wanted += [s.args[0] for s in p.sums]
+    wanted += roots
+    for p in passes:
+        wanted += p.stores.values()
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)
     for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(ready)):
@@ -367,7 +357,7 @@ def _between(
             parts[when[node]].append(node)
     sums = [(), *(p.sums for p in passes)]
     stores = {name: n for name, n in small.items() if not (n.op == "input" and n.data == name)}
-    made = [
-        Between(combine, loops(part, element)) for combine, part in zip(sums, parts, strict=True)
-    ]
+    made = []
+    for combine, part in zip(sums, parts, strict=True):
+        made.append(Between(combine, loops(part, element)))
     return (*made[:-1], Between(made[-1].combine, made[-1].after, stores))

@@ -12,12 +12,12 @@ from arrayopt.fusion.passes import Pass
 __all__ = ["check_spaces", "multiplied", "renamed", "shared"]
 
 
-def multiplied(n: Node) -> str:
+def multiplied(node: Node) -> str:
     """The axes along which a product multiplies and adds: those of the result, and the one that is
     summed over.
     """
-    a, ta = n.args[0].axes, n.data[0]
-    return f"{n.axes}{a[-2] if ta else a[-1]}".upper()
+    axes, ta = node.args[0].axes, node.data[0]
+    return f"{node.axes}{axes[-2] if ta else axes[-1]}".upper()
 
 
 def shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[str, str]:
@@ -27,39 +27,36 @@ def shared(passes: Sequence[Pass], kinds: dict[str, tuple[str, str]]) -> dict[st
     A pass works element by element: what it stores may lie where something lay that it is the last
     to load. A product may not write what it reads.
     """
-    last = {name: k for k, p in enumerate(passes) for name in p.loads}
+    last = {name: number for number, pass_ in enumerate(passes) for name in pass_.loads}
     free: dict[tuple[str, str], list[str]] = {}
     made: dict[str, str] = {}
-    for k, p in enumerate(passes):
-        over = [name for name in p.loads if name in kinds and last[name] == k]
-        for name in [] if p.multiplies else over:
+    for number, pass_ in enumerate(passes):
+        over = [name for name in pass_.loads if name in kinds and last[name] == number]
+        for name in [] if pass_.multiplies else over:
             free.setdefault(kinds[name], []).append(made[name])
-        for name in p.stores:
+        for name in pass_.stores:
             if name in kinds:
                 room = free.setdefault(kinds[name], [])
                 made[name] = room.pop() if room else f"{SCRATCH}{len(set(made.values()))}"
-        for name in over if p.multiplies else []:
+        for name in over if pass_.multiplies else []:
             free.setdefault(kinds[name], []).append(made[name])
     return made
 
 
 def renamed(p: Pass, names: dict[str, str]) -> Pass:
     """A pass with other names for its arrays."""
-    loads, stores = (
-        {names.get(name, name): n for name, n in x.items()} for x in (p.loads, p.stores)
-    )
+    loads = {names.get(name, name): n for name, n in p.loads.items()}
+    stores = {names.get(name, name): n for name, n in p.stores.items()}
     return replace(p, loads=loads, stores=stores)
 
 
 def check_spaces(passes: Sequence[Pass], element: str) -> None:
     """Raise TraceError for what no engine does with a product of a matrix and its transpose."""
-    for p in passes:
-        used = [a for n in p.nodes for a in n.args if not is_whole(a.axes, element)]
-        if (
-            p.axes != element
-            and not p.multiplies
-            and (p.sums or any(set(n.axes) & set("RC") for n in used))
-        ):
-            raise TraceError(
-                f"a value over {p.axes} that is summed up, or varies by row, is not fused{WAY_OUT}"
-            )
+    for pass_ in passes:
+        if pass_.axes == element or pass_.multiplies:
+            continue
+        used = [operand for node in pass_.nodes for operand in node.args]
+        varying = [operand for operand in used if not is_whole(operand.axes, element)]
+        if pass_.sums or any(set(operand.axes) & set("RC") for operand in varying):
+            what = f"a value over {pass_.axes} that is summed up, or varies by row,"
+            raise TraceError(f"{what} is not fused{WAY_OUT}")

@@ -83,7 +83,7 @@ class ScalarCode:
         known = evaluate(
             self.nodes, dict(zip(self.names, leaves, strict=True)) | {UPDATES: t, CLIP: clip}
         )
-        return tuple(known[n] for n in self.nodes)
+        return tuple(known[node] for node in self.nodes)
 
 
 @lru_cache(maxsize=KEPT)
@@ -97,7 +97,8 @@ def scalar_code(plan: Plan) -> ScalarCode:
     leaves = [n for n in found if n.op == "host" and n not in late]
     early = [n for n in found if n.op not in ("host", "const") and n not in late]
     read = {*plan.scalars, *(a for n in late for a in n.args)}
-    passed = [f"x{n.id}" for n in [*leaves, *(n for n in early if n in read)]]
+    read_later = [n for n in early if n in read]
+    passed = [f"x{n.id}" for n in [*leaves, *read_later]]
     text = _function("constants", [f"x{n.id}" for n in leaves], early, ["True", *passed])
     names = {n: EACH_STEP.get(n.data, f"x{n.id}") for n in found if n.op == "host"}
     given = [*EACH_STEP.values(), "ready", *passed]
@@ -121,8 +122,9 @@ def straight(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Callable[..., t
 
     It raises ZeroDivisionError where NumPy would not.
     """
+    inner = set(nodes)
     outer = tuple(
-        dict.fromkeys(a for n in nodes for a in n.args if a not in nodes and a.op != "const")
+        dict.fromkeys(a for n in nodes for a in n.args if a not in inner and a.op != "const")
     )
     text = _function("made", [f"x{n.id}" for n in outer], list(nodes), [f"x{n.id}" for n in nodes])
     return outer, _compiled(text)["made"]
@@ -161,11 +163,12 @@ def _function(
 ) -> str:
     """The text of a function that computes some nodes, arguments first."""
     lines = [f"def {name}({', '.join(given)}):"]
-    for n in nodes:
-        if n.op != "host":
-            args = [_name(a, names or {}) for a in n.args]
+    for node in nodes:
+        if node.op != "host":
+            args = [_name(operand, names or {}) for operand in node.args]
             form = (
-                OPS[n.op].python or f"np_{n.op}({', '.join(f'{{{i}}}' for i in range(len(args)))})"
+                OPS[node.op].python
+                or f"np_{node.op}({', '.join(f'{{{number}}}' for number in range(len(args)))})"
             )
-            lines.append(f"    x{n.id} = {form.format(*args)}")
+            lines.append(f"    x{node.id} = {form.format(*args)}")
     return "\n".join([*lines, f"    return ({', '.join(results)}{',' * bool(results)})", ""])

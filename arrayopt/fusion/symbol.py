@@ -178,29 +178,31 @@ def _comparison(method: str) -> Any:
     return compare
 
 
-def lift(graph: Graph, x: Any) -> tuple[Node, tuple[str, ...], str]:
+def lift(graph: Graph, value: Any) -> tuple[Node, tuple[str, ...], str]:
     """The node, dimensions and dtype of an operand."""
-    if isinstance(x, Symbol):
-        return x.node, x.dims, x.dtype
-    x = x.item() if isinstance(x, np.generic | np.ndarray) and x.ndim == 0 else x
-    if isinstance(x, bool | int | float):
-        return graph.const(x if isinstance(x, bool) else float(x)), (), ""
-    if isinstance(x, complex):
-        parts = graph.const(x.real), graph.const(x.imag)
+    if isinstance(value, Symbol):
+        return value.node, value.dims, value.dtype
+    value = (
+        value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
+    )
+    if isinstance(value, bool | int | float):
+        return graph.const(value if isinstance(value, bool) else float(value)), (), ""
+    if isinstance(value, complex):
+        parts = graph.const(value.real), graph.const(value.imag)
         return (
             graph.make("complex", *parts),
             (),
             {"float32": "complex64", "float64": "complex128"}[graph.real],
         )
-    if is_array(x):
+    if is_array(value):
         raise TraceError(
-            f"it uses an array of shape {tuple(x.shape)} that it is not given; a projection takes"
-            " arrays as"
+            f"it uses an array of shape {tuple(value.shape)} that it is not given; a projection"
+            " takes arrays as"
             " `projections.support(mask)` and `projections.box(low, high)` do, and an update rule"
             " has them as slots"
             f"{WAY_OUT}"
         )
-    raise TraceError(f"cannot trace an operation with a {type(x).__name__}{WAY_OUT}")
+    raise TraceError(f"cannot trace an operation with a {type(value).__name__}{WAY_OUT}")
 
 
 def _elementwise(op: str, *operands: Any) -> "Symbol":
@@ -211,9 +213,10 @@ def _elementwise(op: str, *operands: Any) -> "Symbol":
     lifted = [lift(graph, x) for x in operands]
     # which scalars of the step, numbers to the rule, leave so
     narrow = any(name in NARROW for _, _, name in lifted)
-    names = [
-        name for n, _, name in lifted if name not in ("", "bool") and not (narrow and n.on_host)
-    ]
+    names = []
+    for n, _, name in lifted:
+        if name not in ("", "bool") and not (narrow and n.on_host):
+            names.append(name)
     wide = max(names, key=lambda n: (n.startswith("complex"), n), default=graph.real)
     if wide.startswith("complex") and row.real_only:
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
@@ -246,67 +249,80 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
     setattr(_Extent, _name, _comparison(_name))
 
 
-def _matmul(a: Symbol, b: Symbol) -> Symbol:
+def _is_turned(matrix: Symbol) -> bool:
+    """Whether the rows of a matrix are axes that come after its columns."""
+    return LETTERS.index(matrix.dims[-2]) > LETTERS.index(matrix.dims[-1])
+
+
+def _matmul(left: Symbol, right: Symbol) -> Symbol:
     """The product of two matrices, or of batches of them. It is kept in the order of `LETTERS`, as
     all values are.
 
     So transposition is a flag of an operand, and a product that would lie transposed is planned as
     bᵀ aᵀ.
     """
-    if not (isinstance(a, Symbol) and isinstance(b, Symbol)):
+    if not (isinstance(left, Symbol) and isinstance(right, Symbol)):
         raise TraceError(f"only products of arrays can be traced{WAY_OUT}")
-    if a.graph.flat:
+    if left.graph.flat:
         raise NotFlat
-    if a.ndim < 2 or b.ndim < 2 or a.dims[:-2] != b.dims[:-2] or "" in (*a.dims, *b.dims):
+    if (
+        left.ndim < 2
+        or right.ndim < 2
+        or left.dims[:-2] != right.dims[:-2]
+        or "" in (*left.dims, *right.dims)
+    ):
         raise TraceError(
             f"only products of matrices, or of equal batches of them, can be traced{WAY_OUT}"
         )
-    for x in (a, b):
-        if x.dtype == "bool" or x.node.dtype == "complex":
+    for operand in (left, right):
+        if operand.dtype == "bool" or operand.node.dtype == "complex":
             raise TraceError(f"only products of real matrices can be traced{WAY_OUT}")
-        if sorted({d[0] for d in x.dims}) != sorted(x.node.axes):
+        if sorted({dim[0] for dim in operand.dims}) != sorted(operand.node.axes):
             raise TraceError(
                 f"a product with values that are the same along an axis cannot be traced{WAY_OUT}"
             )
-    narrow = next((x.dtype for x in (a, b) if x.dtype in NARROW), "")
-    if narrow and a.dtype != b.dtype:
-        raise TraceError(f"a product of {a.dtype} with {b.dtype} cannot be traced{WAY_OUT}")
-    (i, k), (k2, j) = a.dims[-2:], b.dims[-2:]
-    if k.upper() != k2.upper():
-        raise TraceError(f"cannot multiply a matrix over {i}{k} with one over {k2}{j}{WAY_OUT}")
-    i, j = i.upper(), j.upper() if j.upper() != i.upper() else j.lower()
-    (ta, tb), nodes = (
-        (LETTERS.index(x.dims[-2]) > LETTERS.index(x.dims[-1]) for x in (a, b)),
-        (a.node, b.node),
+    narrow = next((operand.dtype for operand in (left, right) if operand.dtype in NARROW), "")
+    if narrow and left.dtype != right.dtype:
+        raise TraceError(f"a product of {left.dtype} with {right.dtype} cannot be traced{WAY_OUT}")
+    (rows, inner), (other_inner, columns) = left.dims[-2:], right.dims[-2:]
+    if inner.upper() != other_inner.upper():
+        what = f"a matrix over {rows}{inner} with one over {other_inner}{columns}"
+        raise TraceError(f"cannot multiply {what}{WAY_OUT}")
+    rows, columns = rows.upper(), columns.upper()
+    if columns == rows:
+        columns = columns.lower()
+    left_turned, right_turned = _is_turned(left), _is_turned(right)
+    nodes = left.node, right.node
+    if LETTERS.index(rows) > LETTERS.index(columns):
+        nodes, left_turned, right_turned = nodes[::-1], not right_turned, not left_turned
+    symmetric = nodes[0] is nodes[1] and (left_turned != right_turned or nodes[0].symmetric)
+    axes = "".join(sorted({*(dim[0] for dim in left.dims[:-2]), rows, columns}, key=LETTERS.index))
+    node = left.graph.make(
+        PRODUCT, *nodes, axes=axes, data=(left_turned, right_turned, symmetric, narrow)
     )
-    if LETTERS.index(i) > LETTERS.index(j):
-        nodes, ta, tb = nodes[::-1], not tb, not ta
-    symmetric = nodes[0] is nodes[1] and (ta != tb or nodes[0].symmetric)
-    axes = "".join(sorted({*(d[0] for d in a.dims[:-2]), i, j}, key=LETTERS.index))
-    node = a.graph.make(PRODUCT, *nodes, axes=axes, data=(ta, tb, symmetric, narrow))
-    return Symbol(a.graph, node, (*a.dims[:-2], i, j), max(a.dtype, b.dtype))
+    return Symbol(left.graph, node, (*left.dims[:-2], rows, columns), max(left.dtype, right.dtype))
 
 
-def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
+def _reshape(symbol: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
     """A tensor seen as the matrix of its first axis and all others; or that seen as the tensor
     again.
     """
-    if x.graph.flat:
+    if symbol.graph.flat:
         raise NotFlat
     shape = tuple(shape)
-    if shape and all(isinstance(d, _Extent) for d in shape):
-        dims = tuple(d.letter for d in shape)
-        if {d[0] for d in dims} == {d[:1] for d in x.dims}:
-            return Symbol(x.graph, x.node, dims, x.dtype)
+    if shape and all(isinstance(dim, _Extent) for dim in shape):
+        dims = tuple(dim.letter for dim in shape)
+        if {dim[0] for dim in dims} == {dim[:1] for dim in symbol.dims}:
+            return Symbol(symbol.graph, symbol.node, dims, symbol.dtype)
     elif (
         len(shape) == 2
         and isinstance(shape[0], _Extent)
         and shape[1] == -1
-        and shape[0].letter == x.dims[0]
+        and shape[0].letter == symbol.dims[0]
     ):
-        if {d[:1] for d in x.dims} == set("RC"):
-            return Symbol(x.graph, x.node, ("R", "C"), x.dtype)
-        if x.dims[0] == "A":
+        if {dim[:1] for dim in symbol.dims} == set("RC"):
+            return Symbol(symbol.graph, symbol.node, ("R", "C"), symbol.dtype)
+        if symbol.dims[0] == "A":
             raise NotFolded
     raise TraceError(
         f"only a tensor as the matrix of shape (x.shape[0], -1), and back, can be traced{WAY_OUT}"
@@ -316,26 +332,33 @@ def _reshape(x: Symbol, /, shape: Any, *, copy: Any = None) -> Symbol:
 # ---- the namespace -------------------------------------------------------------------------------
 
 
-def _reduced(op: str, x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
+def _reduced(op: str, symbol: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
     """A reduction over some dimensions."""
-    if x.dtype in NARROW:
-        raise TraceError(f"`{op}` of values in {x.dtype} cannot be traced{WAY_OUT}")
-    if x.dtype == "bool":
+    if symbol.dtype in NARROW:
+        raise TraceError(f"`{op}` of values in {symbol.dtype} cannot be traced{WAY_OUT}")
+    if symbol.dtype == "bool":
         raise TraceError(
             f"`{op}` over a mask is no real number; use xp.where(mask, 1.0, 0.0 * x){WAY_OUT}"
         )
-    if x.dtype.startswith("complex") and op != "sum":
+    if symbol.dtype.startswith("complex") and op != "sum":
         raise TraceError(f"`{op}` of complex numbers cannot be traced{WAY_OUT}")
-    over, gone = reduced_over(x, axis)
-    left = "".join(a for a in x.node.axes if a not in gone)
+    over, gone = reduced_over(symbol, axis)
+    left = "".join(axis_letter for axis_letter in symbol.node.axes if axis_letter not in gone)
     node = (
-        x.node if left == x.node.axes else x.graph.make(op, x.node, axes=left, data=x.spare or gone)
+        symbol.node
+        if left == symbol.node.axes
+        else symbol.graph.make(op, symbol.node, axes=left, data=symbol.spare or gone)
     )
-    extra = "".join(a for a in gone if a not in x.node.axes)
+    extra = "".join(axis_letter for axis_letter in gone if axis_letter not in symbol.node.axes)
     if extra and op == "sum":  # the value is the same along these axes: so many times itself
-        node = x.graph.make("mul", node, x.graph.make("host", data=f"count:{extra}"))
-    dims = [("" if keepdims else None) if i in over else d for i, d in enumerate(x.dims)]
-    return Symbol(x.graph, node, tuple(d for d in dims if d is not None), x.dtype)
+        node = symbol.graph.make("mul", node, symbol.graph.make("host", data=f"count:{extra}"))
+    dims: list[str] = []
+    for place, dim in enumerate(symbol.dims):
+        if place not in over:
+            dims.append(dim)
+        elif keepdims:
+            dims.append("")
+    return Symbol(symbol.graph, node, tuple(dims), symbol.dtype)
 
 
 def _mean(x: Symbol, *, axis: Any = None, keepdims: bool = False) -> Symbol:
@@ -351,13 +374,21 @@ def _expand_dims(x: Symbol, /, *, axis: int = 0) -> Symbol:
     return Symbol(x.graph, x.node, tuple(dims), x.dtype)
 
 
-def _astype(x: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
-    x = _elementwise("float", x) if x.dtype == "bool" else x
+def _astype(symbol: Symbol, dtype: Any, *, copy: bool = True) -> Symbol:
+    symbol = _elementwise("float", symbol) if symbol.dtype == "bool" else symbol
     if dtype not in NARROW:
-        return Symbol(x.graph, x.node, x.dims, x.graph.real) if x.dtype in NARROW else x
-    if x.dtype != dtype and x.node.dtype == "complex":
+        return (
+            Symbol(symbol.graph, symbol.node, symbol.dims, symbol.graph.real)
+            if symbol.dtype in NARROW
+            else symbol
+        )
+    if symbol.dtype != dtype and symbol.node.dtype == "complex":
         raise TraceError(f"complex numbers in {dtype} cannot be traced{WAY_OUT}")
-    return x if x.dtype == dtype else Symbol(x.graph, x.graph.make(dtype, x.node), x.dims, dtype)
+    return (
+        symbol
+        if symbol.dtype == dtype
+        else Symbol(symbol.graph, symbol.graph.make(dtype, symbol.node), symbol.dims, dtype)
+    )
 
 
 def _clip(x: Symbol, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - the standard's names
@@ -369,16 +400,24 @@ def _zeros_like(x: Symbol) -> Symbol:
     return Symbol(x.graph, x.graph.const(0.0), x.dims, x.dtype)
 
 
-def _vector_norm(x: Symbol, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:  # noqa: A002
+def _vector_norm(
+    symbol: Symbol,
+    *,
+    axis: Any = None,
+    keepdims: bool = False,
+    ord: float = 2,  # noqa: A002
+) -> Any:
     if ord in (1, math.inf, -math.inf):
         op = {1: "sum", math.inf: "max", -math.inf: "min"}[ord]
-        return _reduced(op, _elementwise("abs", x), axis=axis, keepdims=keepdims)
+        return _reduced(op, _elementwise("abs", symbol), axis=axis, keepdims=keepdims)
     if ord != 2:
         raise TraceError(
             f"only norms of order 1, 2 and infinity can be traced; got ord={ord}{WAY_OUT}"
         )
     square = (
-        _elementwise("mul", x, x) if not x.dtype.startswith("complex") else _elementwise("abs2", x)
+        _elementwise("mul", symbol, symbol)
+        if not symbol.dtype.startswith("complex")
+        else _elementwise("abs2", symbol)
     )
     return _elementwise("sqrt", _reduced("sum", square, axis=axis, keepdims=keepdims))
 
@@ -397,8 +436,8 @@ class _Namespace(SimpleNamespace):
         if name in NARROW:
             if name not in OPS:
                 raise TraceError(
-                    f"arithmetic in {name} is not fused; engine='array_api' does it where the"
-                    " library can"
+                    f"arithmetic in {name} is not fused;"
+                    " engine='array_api' does it where the library can"
                 )
             return name
         if name in REDUCTIONS:

@@ -15,17 +15,7 @@ import numpy as np
 from arrayopt.arrays import NARROW, REAL, WORKING
 from arrayopt.codecs import SPLIT
 from arrayopt.fusion.dims import WAY_OUT, NotFlat, NotFolded, NotMeasured, NotOriented, TraceError
-from arrayopt.fusion.graph import (
-    CLIP,
-    ELEMENT,
-    KEY,
-    LETTERS,
-    POSITION,
-    TOTAL,
-    UPDATES,
-    Graph,
-    Node,
-)
+from arrayopt.fusion.graph import CLIP, ELEMENT, KEY, LETTERS, POSITION, TOTAL, UPDATES, Graph, Node
 from arrayopt.fusion.symbol import NAMESPACE, Symbol, lift
 from arrayopt.rules.base import Rule
 from arrayopt.rules.draws import DRAWS
@@ -213,14 +203,19 @@ def trace(
         ordinary=rule.branches,
     )
     if flat:
-        dims = tuple(str(i) for i in range(rank))
+        dims = tuple(str(number) for number in range(rank))
     elif folded and rank > 2:
-        dims = ("R", *(f"C{i}" for i in range(rank - 1)))
+        dims = ("R", *(f"C{number}" for number in range(rank - 1)))
     else:
-        dims = tuple(element) if rank <= 4 else ("A", *(f"B{i}" for i in range(rank - 3)), "R", "C")
+        dims = (
+            tuple(element)
+            if rank <= 4
+            else ("A", *(f"B{number}" for number in range(rank - 3)), "R", "C")
+        )
 
     def source(name: str, shape: tuple[str, ...], name_of_dtype: str) -> Symbol:
-        axes = "".join(a for a in LETTERS if any(d.startswith(a) for d in shape))
+        first = {label[:1] for label in shape}
+        axes = "".join(letter for letter in LETTERS if letter in first)
         if flat:
             axes = element if shape == dims else ""
         node_kind = "complex" if name_of_dtype.startswith("complex") else "real"
@@ -231,55 +226,54 @@ def trace(
     def scalar(name: str) -> Symbol:
         return Symbol(graph, graph.make("host", data=name), (), real)
 
-    p, g = source("p", dims, working), source("g", dims, working)
+    param, grad = source("p", dims, working), source("g", dims, working)
     with _clear_errors(rule):
-        fresh, narrow = rule.all_slots(NAMESPACE, p, dtype), rule.storage(rank, dtype)
-    if any(x.dtype in NARROW or x.dtype not in WORKING for x in fresh.values()):
-        raise TraceError(
-            "slots of 16 bits, and of bools, are not fused; engine='array_api' may have them"
-        )
-    if flat and any(x.dims not in (dims, ()) for x in fresh.values()):
+        fresh, narrow = rule.all_slots(NAMESPACE, param, dtype), rule.storage(rank, dtype)
+    if any(symbol.dtype in NARROW or symbol.dtype not in WORKING for symbol in fresh.values()):
+        raise TraceError("16-bit and bool slots are not fused; use engine='array_api'")
+    if flat and any(symbol.dims not in (dims, ()) for symbol in fresh.values()):
         raise NotFlat
-    s = {k: source(k, x.dims, x.dtype) for k, x in fresh.items()}
-    storage = {"p": dtype} | {name: narrow.get(name, x.dtype) for name, x in s.items()}
-    if "master" in s and rule.master_weights == "split":
+    slots = {slot: source(slot, symbol.dims, symbol.dtype) for slot, symbol in fresh.items()}
+    storage = {"p": dtype}
+    storage |= {name: narrow.get(name, symbol.dtype) for name, symbol in slots.items()}
+    if "master" in slots and rule.master_weights == "split":
         storage["master"] = SPLIT
-    values = {
-        name: None if getattr(rule, name) is None else scalar(name) for name in hypers(type(rule))
-    }
+    values = dict[str, Symbol | None]()
+    for name in hypers(type(rule)):
+        values[name] = None if getattr(rule, name) is None else scalar(name)
     totals = _Totals(graph)
-    given_too = {VALUE: scalar(VALUE), DRAWS: _Draws(p, dtype), TOTALS: totals}
-    h = Values(**values, t=scalar(UPDATES), **given_too)
-    given = NAMESPACE.multiply(g, scalar(CLIP)) if clip else g
-    now = dict(s)
+    given_too = {VALUE: scalar(VALUE), DRAWS: _Draws(param, dtype), TOTALS: totals}
+    hyper = Values(**values, t=scalar(UPDATES), **given_too)
+    given = NAMESPACE.multiply(grad, scalar(CLIP)) if clip else grad
+    now = dict(slots)
     if "master" in now:
         how = "joined" if rule.master_weights == "split" else "current"
-        now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(s["master"], p)
+        now["master"] = getattr(NAMESPACE, f"{how}_{dtype}")(slots["master"], param)
     with _clear_errors(rule):
-        new_p, out = rule(NAMESPACE, p, given, now.copy(), h)
+        new_p, out = rule(NAMESPACE, param, given, now.copy(), hyper)
 
-    def form(x: Any) -> tuple[tuple[str, ...], str]:
-        node, shape, _ = lift(graph, x)
+    def form(symbol: Any) -> tuple[tuple[str, ...], str]:
+        node, shape, _ = lift(graph, symbol)
         return shape, node.dtype
 
     for what, old, new in [
-        ("the parameter", p, new_p),
-        *((f"slot {name!r}", s[name], out[name]) for name in s),
+        ("the parameter", param, new_p),
+        *((f"slot {name!r}", slots[name], out[name]) for name in slots),
     ]:
         check_value(type(rule).__name__, what, old, new, form)
-    reports = {name: x for name, x in out.items() if name not in s}
+    reports = {name: symbol for name, symbol in out.items() if name not in slots}
     if stats:
-        reports |= rule.norms(NAMESPACE, now.get("master", p), given, new_p)
-    nodes = {name: lift(graph, x)[0] for name, x in reports.items()} if stats else {}
+        reports |= rule.norms(NAMESPACE, now.get("master", param), given, new_p)
+    nodes = {name: lift(graph, symbol)[0] for name, symbol in reports.items()} if stats else {}
     odd = [name for name, node in nodes.items() if node.axes]
     if odd:
         raise TraceError(f"only values per tensor can be reported; got {', '.join(odd)}")
     if storage.get("master") == SPLIT:
         out["master"] = getattr(NAMESPACE, f"low_{dtype}")(out["master"], new_p)
-    after = {"p": p, **s} if stats else {"p": new_p} | {name: out[name] for name in s}
+    after = {"p": param, **slots} if stats else {"p": new_p} | {name: out[name] for name in slots}
     return Trace(
-        {name: lift(graph, x)[0] for name, x in after.items()},
-        {name: x.node.axes for name, x in s.items()},
+        {name: lift(graph, symbol)[0] for name, symbol in after.items()},
+        {name: symbol.node.axes for name, symbol in slots.items()},
         storage,
         nodes,
         element,

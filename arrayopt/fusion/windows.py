@@ -65,9 +65,10 @@ def windows(
     columns, counts = [], []
     for over, unit in zip(("AB", "R", "C"), sizes, strict=True):
         axes = [i for i, x in enumerate(letters) if x in over]
-        ranges = [
-            _range([(o[i], n[i], shape[i]) for i in axes]) if prod(n) else (0, 0) for o, n in blocks
-        ]
+        ranges = []
+        for o, n in blocks:
+            along = [(o[i], n[i], shape[i]) for i in axes]
+            ranges.append(_range(along) if prod(n) else (0, 0))
         first: dict[tuple[int, int], int] = {}
         end = tiles = 0
         for one in sorted({x for x in ranges if x is not None and x[1]}):
@@ -104,15 +105,18 @@ def _range(extents: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
 
 def views(room: Any, kind: str, geo: Any, window: Any) -> Any:
     """Of the partial results that are kept for a kind, those that a window has, as a view."""
-    g = dict(zip(GEOMETRY, geo.tolist(), strict=True))
+    sizes = dict(zip(GEOMETRY, geo.tolist(), strict=True))
     a0, a1, at, r0, r1, rt, c0, c1, ct = map(int, window)
-    tiles = slice(rt, rt + -(-(r1 - r0) // g["TR"])), slice(ct, ct + -(-(c1 - c0) // g["TC"]))
+    tiles = (
+        slice(rt, rt + -(-(r1 - r0) // sizes["TR"])),
+        slice(ct, ct + -(-(c1 - c0) // sizes["TC"])),
+    )
     if kind == "tensor":
-        return room.reshape(-1, g["NR"], g["NC"])[
-            at : at + -(-(a1 - a0) // g["G"]), tiles[0], tiles[1]
+        return room.reshape(-1, sizes["NR"], sizes["NC"])[
+            at : at + -(-(a1 - a0) // sizes["G"]), tiles[0], tiles[1]
         ]
     if kind == "row":
-        return room.reshape(-1, g["R"], g["NC"])[a0:a1, r0:r1, tiles[1]]
+        return room.reshape(-1, sizes["R"], sizes["NC"])[a0:a1, r0:r1, tiles[1]]
     if kind == "column":
-        return room.reshape(-1, g["NR"], g["C"])[a0:a1, tiles[0], c0:c1]
-    return room.reshape(-1, g["NR"], g["NC"])[a0:a1, tiles[0], tiles[1]]
+        return room.reshape(-1, sizes["NR"], sizes["C"])[a0:a1, tiles[0], c0:c1]
+    return room.reshape(-1, sizes["NR"], sizes["NC"])[a0:a1, tiles[0], tiles[1]]

@@ -55,15 +55,15 @@ class Work:
         self.calls = calls
         self.element, self.outputs, self.sums, self.narrow = element, outputs, sums, narrow
         self.products = products
-        self.count = 1 + max(
-            [0, *(x.level for x in outputs.values()), *(s.args[0].level for s in sums)]
-        )
+        ends = [*outputs.values(), *(s.args[0] for s in sums)]
+        self.count = 1 + max((x.level for x in ends), default=0)
         needed = reachable([*outputs.values(), *sums])
         self.inputs = [n for n in needed if n.op == "input" and n.axes == element]
         self.made = [n for n in needed if n.op == PRODUCT and n.axes == element]
-        self.args = {
-            n: [] if n.op == PRODUCT else [a for a in n.args if self.is_element(a)] for n in needed
-        }
+        self.args = dict[Node, list[Node]]()
+        for n in needed:
+            taken = () if n.op == PRODUCT else n.args
+            self.args[n] = [a for a in taken if self.is_element(a)]
         self.passes: dict[Any, Pass] = {}
 
     def is_element(self, n: Node) -> bool:
@@ -84,7 +84,8 @@ class Work:
 
     def roots(self, stores: dict[str, Node], sums: Iterable[Node]) -> list[Node]:
         """What a pass computes all else for."""
-        return [n for n in (*stores.values(), *(s.args[0] for s in sums)) if self.is_element(n)]
+        ends = [*stores.values(), *(s.args[0] for s in sums)]
+        return [n for n in ends if self.is_element(n)]
 
     def done(
         self, stores: dict[str, Node], sums: tuple[Node, ...], there: dict[Node, tuple[str, int]]
@@ -106,9 +107,8 @@ class Work:
         read = {n: there[n][0] for n in cheapest(roots, self.args.__getitem__, price)}
         found, stack = dict.fromkeys(roots), list(roots)
         while stack:
-            fresh = [
-                a for a in ([] if stack[-1] in read else self.args[stack[-1]]) if a not in found
-            ]
+            taken = [] if stack[-1] in read else self.args[stack[-1]]
+            fresh = [a for a in taken if a not in found]
             stack[-1:] = fresh
             found |= dict.fromkeys(fresh)
         order = {name: i for i, name in enumerate(dict.fromkeys(("p", "g", *self.outputs)))}
@@ -120,7 +120,6 @@ class Work:
             return order.get(read[n], len(order)), n.op == "input" and n.data == read[n]
 
         loads = {read[n]: n for n in sorted(read, key=place)}
-        nodes = [
-            n for n in reachable(roots, stop=[*read, *self.sums]) if n in found and n not in read
-        ]
+        needed = reachable(roots, stop=[*read, *self.sums])
+        nodes = [n for n in needed if n in found and n not in read]
         return Pass(loads, tuple(nodes), stores, sums, self.element)

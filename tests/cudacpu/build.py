@@ -73,5 +73,6 @@ def runtime():
     path = build("runtime", ["-O2", "-g1"], sorted(HERE.glob("runtime/*.cpp")))
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.path = path
-    library.cudacpu_report.restype = ctypes.c_char_p
+    library.cudacpu_report.restype = library.cudacpu_memory_name.restype = ctypes.c_char_p
+    library.cudacpu_memory_base.restype = ctypes.c_size_t
     return library

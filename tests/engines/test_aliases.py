@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.engines import array_api
+from arrayopt.engines import apply_one
 from arrayopt.state import tensors
 from arrayopt.testing import assert_equivalent
 from tests.support.aliases import ALIASES, drawn_rule
@@ -237,7 +237,7 @@ def test_doors(name):
 
 def test_an_ordinary_start_and_step_copy_nothing(monkeypatch):
     copies = []
-    for module in (tensors, array_api):
+    for module in (tensors, apply_one):
         monkeypatch.setattr(module, "copied", lambda x: copies.append(x) or np.array(x))
     opt = ao.Optimizer({"w": np.ones((2, 3))}, ao.AdamW(lr=0.1), engine="array_api")
     opt.step({"w": np.ones((2, 3))})

@@ -10,7 +10,7 @@ import torch
 
 import arrayopt as ao
 from arrayopt import rules
-from arrayopt.engines import array_api, layers
+from arrayopt.engines import apply, layers
 from arrayopt.engines.numpy import engine as blocks
 from arrayopt.fusion.plans import plan_for
 from arrayopt.rules.fields import hypers
@@ -92,10 +92,10 @@ def test_array_api_updates_all_layers_at_once(rule, library, monkeypatch):
         if rule.refuses(np, p[0, ...]):
             continue
         found = []
-        for split in (None, array_api.split):
-            monkeypatch.setattr(array_api, "split", split)
+        for split in (None, apply.split):
+            monkeypatch.setattr(apply, "split", split)
             if split:
-                monkeypatch.setattr(array_api, "apply_one", layers_alone(array_api.apply_one))
+                monkeypatch.setattr(apply, "apply_one", layers_alone(apply.apply_one))
             opt = ao.Optimizer({"w": make(p.copy())}, rule, engine="array_api", stats=True)
             for g in gs:
                 opt.step({"w": make(g)})
@@ -166,14 +166,14 @@ def test_layers_are_taken_at_once_where_one_is_skipped_and_after(rule, engine, m
     p, calls = {"w": drawn((40, 6, 2), 1), "v": drawn((40, 3, 2), 2)}, []
     opt = ao.Optimizer(p, getattr(ao, rule)(lr=0.1, stacked=True, **fields), engine=engine, skip_nonfinite=True)
     opt.step({name: drawn(x.shape, 3) for name, x in p.items()})
-    one = array_api.apply_one
+    one = apply.apply_one
 
     def noted(*args, **options):
         calls.append(1)
         return one(*args, **options)
 
     for name, value in (("split", None), ("apply_one", noted)):
-        monkeypatch.setattr(array_api, name, value)
+        monkeypatch.setattr(apply, name, value)
     monkeypatch.setattr(layers, "split", None)
     for k in range(1, 8):
         grads = {name: drawn(x.shape, 3 + k) for name, x in p.items()}

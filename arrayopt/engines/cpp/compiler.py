@@ -196,14 +196,14 @@ def _first_right(command: tuple[str, ...], source: str) -> bytes:
     byte; and that.
     """
     why: CompilationError | None = None
-    for i, target in enumerate(TARGETS):
+    for number, target in enumerate(TARGETS):
         try:
             code = compiled((*command, *FLAGS, *target), source)
         except CompilationError as error:
             why = why or error
             continue
         _check(command[0], code)
-        return bytes([i]) + code
+        return bytes([number]) + code
     assert why is not None
     raise why
 

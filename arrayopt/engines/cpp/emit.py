@@ -24,9 +24,9 @@ def emit(
 ) -> str:
     """The text of a C++ source that runs a plan; see `arrayopt.engines.numba.emit.emit`."""
     plan.check_wide()
-    m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
-    m.put(0, *(f"// {line}".rstrip() for line in f"Fused loops{about}".splitlines()), "")
-    m.put(0, *header("cpu.h").splitlines(), "", f"typedef {CODECS[m.real].cuda} W;", "")
+    text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
+    text.put(0, *(f"// {line}".rstrip() for line in f"Fused loops{about}".splitlines()), "")
+    text.put(0, *header("cpu.h").splitlines(), "", f"typedef {CODECS[text.real].cuda} W;", "")
     for name in (
         "storage.cuh",
         "arithmetic.cuh",
@@ -34,39 +34,41 @@ def emit(
         "quantized.cuh",
         "loops.h",
     ):
-        m.put(0, *header(name).splitlines(), "")
-    m.put(0, f"enum {{ {', '.join(m.columns)}, kColumns }};")
+        text.put(0, *header(name).splitlines(), "")
+    text.put(0, f"enum {{ {', '.join(text.columns)}, kColumns }};")
     program = lowered(plan, split)
     for function in program.functions:
-        print_function(m, function)
-    m.put(
+        print_function(text, function)
+    text.put(
         0,
         "",
         "// The words of a call are the addresses of its arrays, the rows last, and how many rows"
         " there are.",
     )
-    m.put(
+    text.put(
         0,
         'extern "C" void run(const int64_t* call, int64_t first, int64_t last, int64_t thread,'
         " int64_t threads) {",
     )
-    m.put(1, "const double* const scalars = (const double*)call[1];")
-    m.put(1, "double *const values = (double*)call[2], *const part = (double*)call[4];")
-    m.put(1, "W* const work = (W*)call[3];")
-    m.put(1, "const int64_t* const rows = (const int64_t*)call[5];")
-    m.put(1, "for (int64_t j = 0; j < call[6]; ++j) {")
-    m.put(2, "int64_t* t = (int64_t*)call[0] + rows[j] * kColumns;")
-    m.put(2, f"const double* s = scalars + rows[j] * {len(m.scalar)};")
-    m.put(2, f"double* v = values + rows[j] * {len(m.tensor)};")
-    m.put(2, "const int64_t f = t[FIRST], n = t[LAST] - f;")
-    m.put(2, "const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;")
-    m.put(2, "if (first < 0) t[AT_g] = look(t[AT_g]);")
-    m.put(2, "for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {")
+    text.put(1, "const double* const scalars = (const double*)call[1];")
+    text.put(1, "double *const values = (double*)call[2], *const part = (double*)call[4];")
+    text.put(1, "W* const work = (W*)call[3];")
+    text.put(1, "const int64_t* const rows = (const int64_t*)call[5];")
+    text.put(1, "for (int64_t j = 0; j < call[6]; ++j) {")
+    text.put(2, "int64_t* t = (int64_t*)call[0] + rows[j] * kColumns;")
+    text.put(2, f"const double* s = scalars + rows[j] * {len(text.scalar)};")
+    text.put(2, f"double* v = values + rows[j] * {len(text.tensor)};")
+    text.put(2, "const int64_t f = t[FIRST], n = t[LAST] - f;")
+    text.put(2, "const int64_t lo = f + n * thread / threads, hi = f + n * (thread + 1) / threads;")
+    text.put(2, "if (first < 0) t[AT_g] = look(t[AT_g]);")
+    text.put(
+        2, "for (int64_t stage = first < 0 ? 0 : first; stage < last; ++stage) switch (stage) {"
+    )
     for stage, call in enumerate(program.stages):
         if call is not None:
             given = ", ".join([CALLS[call.function.shared], *(f"AT_{x}" for x in call.scratch)])
-            m.put(3, f"case {stage}: {call.function.name}({given}); break;")
-    m.put(2, "default: break;", "}")
-    m.put(1, "}")
-    m.put(0, "}")
-    return m.text()
+            text.put(3, f"case {stage}: {call.function.name}({given}); break;")
+    text.put(2, "default: break;", "}")
+    text.put(1, "}")
+    text.put(0, "}")
+    return text.text()

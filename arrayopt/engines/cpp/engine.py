@@ -1,6 +1,7 @@
 """The C++ engine: a plan as fused loops that a C++ compiler compiles."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from arrayopt.engines.cpp.compiler import compiler
 from arrayopt.engines.cpp.emit import emit
 from arrayopt.engines.native.engine import Native
 from arrayopt.engines.native.table import Code, Table
+from arrayopt.fusion.graph import KEPT
 
 __all__ = ["Cpp"]
 
@@ -26,6 +28,7 @@ class _Table(Table):
         return Code(bound(_text(kind), self.about(kind)), np.dtype(real).type)
 
 
+@lru_cache(maxsize=KEPT)
 def _text(kind: Kind) -> str:
     """The source of what tensors of a kind need."""
     return emit(kind.plan, kind.dtype, kind.grad_dtype, split=kind.split)

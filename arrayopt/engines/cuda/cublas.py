@@ -229,9 +229,8 @@ def strided(dtype: str, of: Alike) -> Call:
     kind, compute, real = TYPES[dtype]
     rows, columns, length = of.extents
     size = CODECS[dtype].itemsize
-    a, b, c = (
-        (x, kind, step, d // size) for x, step, d in zip(of.first, of.steps, of.apart, strict=True)
-    )
+    lie = zip(of.first, of.steps, of.apart, strict=True)
+    left, right, out = ((x, kind, step, apart // size) for x, step, apart in lie)
     turned = (int(of.turned[1]), int(of.turned[0]))
     one, zero = ctypes.byref(real(1.0)), ctypes.byref(real(0.0))
     return STRIDED, (
@@ -240,10 +239,10 @@ def strided(dtype: str, of: Alike) -> Call:
         rows,
         length,
         one,
-        *b,
-        *a,
+        *right,
+        *left,
         zero,
-        *c,
+        *out,
         of.number,
         compute,
         DEFAULT_ALGORITHM,
@@ -259,18 +258,23 @@ def grouped(dtype: str, groups: Sequence[Alike], addresses: tuple[int, int, int]
     def each(values: Iterable[Any], kind: Any = INT) -> Any:
         return (kind * len(groups))(*values)
 
-    a, b, c = ((addresses[i], kind, each(x.steps[i] for x in groups)) for i in range(3))
-    turned = (each(x.turned[i] for x in groups) for i in (1, 0))
-    extents = (each(x.extents[i] for x in groups) for i in (1, 0, 2))
+    steps, turned, extents = [], [], []
+    for i in range(3):
+        steps.append(each(x.steps[i] for x in groups))
+    for i in (1, 0):
+        turned.append(each(x.turned[i] for x in groups))
+    for i in (1, 0, 2):
+        extents.append(each(x.extents[i] for x in groups))
+    left, right, out = ((addresses[i], kind, steps[i]) for i in range(3))
     ones, zeros = (each([x] * len(groups), real) for x in (1.0, 0.0))
     return GROUPED, (
         *turned,
         *extents,
         ones,
-        *b,
-        *a,
+        *right,
+        *left,
         zeros,
-        *c,
+        *out,
         len(groups),
         each(x.number for x in groups),
         compute,

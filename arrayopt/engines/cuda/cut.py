@@ -130,18 +130,18 @@ class Cut:
         """
         share = self.shares[row]
         here = isinstance(share, Shards) if name == "p" else name not in share.undivided
+        here = here and name not in self.of.vectors
         first = self._first(row) if here else 0
         return first // BLOCK if name.startswith(SCALE) else first
 
     def gradients_before(self, rows: Ints, grads: Sequence[Any]) -> list[int]:
         """The same for gradients, in bytes: of whole tensors, or of this rank's elements."""
         sizes = self.of.geo[rows, GEOMETRY.index("SIZE")].tolist()
-        return [
-            self._first(row) * int(g.itemsize)
-            if isinstance(self.shares[row], Shards) or size(g) != n
-            else 0
-            for row, g, n in zip(rows.tolist(), grads, sizes, strict=True)
-        ]
+        before = []
+        for row, grad, count in zip(rows.tolist(), grads, sizes, strict=True):
+            cut = isinstance(self.shares[row], Shards) or size(grad) != count
+            before.append(self._first(row) * int(grad.itemsize) if cut else 0)
+        return before
 
     def scratch_starts(self) -> dict[str, tuple[Ints, int]]:
         """Where the scratch arrays of whole tensors would begin in one of this rank's elements, and

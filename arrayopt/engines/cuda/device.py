@@ -80,10 +80,10 @@ def _torch() -> Access:
     )
 
 
-def access(x: Array) -> tuple[Access, int]:
+def access(array: Array) -> tuple[Access, int]:
     """How an array's library is reached, and the number of the device that it is on."""
-    if array_api_compat.is_torch_array(x):
-        return _torch(), x.device.index or 0
+    if array_api_compat.is_torch_array(array):
+        return _torch(), array.device.index or 0
     made = Access(
         located=headers.cupy_locations,
         contiguous=attrgetter("flags.c_contiguous"),
@@ -91,7 +91,7 @@ def access(x: Array) -> tuple[Access, int]:
         own=lambda x: x,
         stream=None,
     )
-    return made, detached(x).device.id
+    return made, detached(array).device.id
 
 
 def on_device(reached: Access, device: int) -> AbstractContextManager[Any]:
@@ -115,8 +115,7 @@ def uncaptured() -> None:
     """
     if cupy.cuda.get_current_stream().is_capturing():
         raise RuntimeError(
-            "engine 'cupy': what a captured step needs must be in device memory before; make a step"
-            " with the same"
-            " arrays and options first, and call Optimizer.advance, and read what a step leaves,"
-            " outside of the capture"
+            "engine 'cupy': a captured step cannot allocate, compile or wait; make a step with the"
+            " same arrays and options first, and call Optimizer.advance and read results outside"
+            " of the capture"
         )

@@ -41,14 +41,11 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     check : bool
         Whether a step with a gradient that is not finite is skipped.
     """
-    graph, m = Graph(tiny=float(np.finfo("float64").tiny)), CudaWords()
-    known: dict[str, Any] = {
-        name: Symbol(graph, graph.make("host", data=name), (), "float64")
-        for name in (*GIVEN, *STATE)
-    }
-    square, shrunk = (
-        Symbol(graph, graph.make("host", data=name), (), "float64") for name in ("square", "shrunk")
-    )
+    graph, text = Graph(tiny=float(np.finfo("float64").tiny)), CudaWords()
+    known: dict[str, Any] = {}
+    for name in (*GIVEN, *STATE, "square", "shrunk"):
+        known[name] = Symbol(graph, graph.make("host", data=name), (), "float64")
+    square, shrunk = known.pop("square"), known.pop("shrunk")
     total = root_of_squares(NAMESPACE, square, shrunk, SMALL["float64"])
     inside, most = None if scale is None else known[scale], known["limit"] if limit else None
     found = judge(total, scale=inside, limit=most, check=check)
@@ -61,23 +58,22 @@ def emit_judge(scaling: LossScale | None, *, scale: str | None, limit: bool, che
     factor = 1.0 if found.factor is None else found.factor
     results = [lift(graph, x)[0] for x in (factor, found.norm, *state.values(), found.skip)]
 
-    m.put(0, "// The verdict over a step.", "", "typedef double W;")
-    m.put(0, f"constexpr double kSmall = {SMALL['float64']!r};", "")
+    text.put(0, "// The verdict over a step.", "", "typedef double W;")
+    text.put(0, f"constexpr double kSmall = {SMALL['float64']!r};", "")
     for name in ("arithmetic", "sums", "judge"):
-        m.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
-    m.put(0, "// ---- what is decided", "")
-    m.put(
+        text.put(0, f"// ---- {name}.cuh", "", *header(f"{name}.cuh").splitlines(), "")
+    text.put(0, "// ---- what is decided", "")
+    text.put(
         0,
         "__device__ void verdict_of(double square, double shrunk, const double* given, const"
         " double* state,",
     )
-    m.put(0, "                           double* verdict, int* skip) {")
-    m.put(1, "(void)given, (void)state;")
-    places = {name: f"given[{i}]" for i, name in enumerate(GIVEN)} | {
-        x: f"state[{i}]" for i, x in enumerate(STATE)
-    }
-    names = m.straight(results, (places | {"square": "square", "shrunk": "shrunk"}).__getitem__)
-    m.put(1, *(f"verdict[{i}] = {names[n]};" for i, n in enumerate(results[:-1])))
-    m.put(1, f"*skip = {names[results[-1]]};")
-    m.put(0, "}")
-    return m.text()
+    text.put(0, "                           double* verdict, int* skip) {")
+    text.put(1, "(void)given, (void)state;")
+    places = {name: f"given[{i}]" for i, name in enumerate(GIVEN)}
+    places |= {name: f"state[{i}]" for i, name in enumerate(STATE)}
+    names = text.straight(results, (places | {"square": "square", "shrunk": "shrunk"}).__getitem__)
+    text.put(1, *(f"verdict[{i}] = {names[n]};" for i, n in enumerate(results[:-1])))
+    text.put(1, f"*skip = {names[results[-1]]};")
+    text.put(0, "}")
+    return text.text()

@@ -9,11 +9,11 @@ from typing import Any
 import cupy
 
 from arrayopt.arrays import Ints, place
-from arrayopt.engines.base import NoRemedyError
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.cuda.cublas import library
 from arrayopt.engines.cuda.device import access, on_device
 from arrayopt.engines.cuda.emit import LEAN
+from arrayopt.engines.cuda.joint import JointThere
 from arrayopt.engines.cuda.judge import Judge
 from arrayopt.engines.cuda.stages import tiles
 from arrayopt.engines.cuda.table import Table
@@ -35,14 +35,6 @@ class CuPy(Fused):
     options: tuple[str, ...] = ()
     """Further options of the compiler."""
 
-    def check(self, bucket: Bucket) -> None:
-        """See `Fused.check`."""
-        super().check(bucket)
-        if any(plan.phases for plan in self.plans(bucket, stats=False)):
-            raise NoRemedyError(
-                f"{type(bucket.rule).__name__} asks for totals, for which CUDA kernels do not stop"
-            )
-
     def geometry(self, shapes: list[tuple[int, ...]], element: str) -> Ints:
         """See `Fused.geometry`."""
         found = super().geometry(shapes, element)
@@ -50,6 +42,8 @@ class CuPy(Fused):
         return found
 
     def _batch(self, plan: Plan) -> Any:
+        if plan.phases:
+            return partial(JointThere, self._batch)
         return partial(Table, options=CuPy.options)
 
     def describe(self) -> str:
@@ -68,10 +62,10 @@ class CuPy(Fused):
 
     def judge(self, buckets: Sequence[Bucket]) -> Judge | None:
         """See `Engine.judge`."""
-        homes = {
-            (xp, str(device))
-            for xp, device in (place(bucket.tensors[0].array) for bucket in buckets)
-        }
+        homes = set()
+        for bucket in buckets:
+            xp, device = place(bucket.tensors[0].array)
+            homes.add((xp, str(device)))
         return Judge(self, buckets, CuPy.options) if len(homes) == 1 else None
 
     def count(self, bucket: Bucket, took: list[Ints]) -> None:
@@ -80,8 +74,7 @@ class CuPy(Fused):
     def advance(self, bucket: Bucket, hypers: Sequence[dict[str, Any]]) -> None:
         """See `Engine.advance`."""
         kept = [batch for batches in bucket.batches.values() for batch in batches]
-        recorded = [
-            x for x in bucket.run.captured if isinstance(x, Table) and x.counts is bucket.counts
-        ]
+        tables = [x for x in bucket.run.captured if isinstance(x, Table)]
+        recorded = [x for x in tables if x.counts is bucket.counts]
         for batch in {id(x): x for x in [*kept, *recorded]}.values():
             batch.advance(hypers)

@@ -139,9 +139,10 @@ class Judge:
         """See `arrayopt.engines.base.Judge.__call__`."""
         ready = self.prepare(asked)
         self.measured = [(batch, rows) for batch, rows, _ in ready]
-        shared = [
-            batch.passes(rows, given, 1) for batch, rows, given in ready if batch.cut is not None
-        ]
+        shared = []
+        for batch, rows, given in ready:
+            if batch.cut is not None:
+                shared.append(batch.passes(rows, given, 1))
         for batch, rows, given in ready:
             if batch.cut is None:
                 batch.launch(rows, given, 1)

@@ -60,27 +60,27 @@ class Launches:
 
     def _made(self, rows: Rows) -> Queue:
         uncaptured()
-        table, n, line = self.table, len(self.table.tensors), self._line()
+        table, count, line = self.table, len(self.table.tensors), self._line()
         part, queue, ends = NOTHING, self.line_there, line.ends
-        if len(rows.all) < n:
-            some = np.zeros(n, bool)
+        if len(rows.all) < count:
+            some = np.zeros(count, bool)
             some[rows.all] = True
             left, ends = line.among(some)
             queue = queue if left is line.queue else cupy.asarray(left.view(np.int32))
             part = cupy.asarray(some)
         taken, done = self.counters[: len(ends)], self.counters[len(ends) :]
         counts = table.counts.array if table.own_counts is None else table.own_counts
-        sent = (table.table.array, part, np.int32(n), table.hypers_there.array)
+        sent = (table.table.array, part, np.int32(count), table.hypers_there.array)
         given = (*sent, counts, table.scalars_there, table.working)
-        begin = (-(-max(n, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
+        begin = (-(-max(count, len(ends)) // THREADS),), (*given, taken, np.int32(len(ends)), done)
         runs: list[Launch] = []
-        for i, (first, last) in enumerate(pairwise([0, *ends])):
+        for number, (first, last) in enumerate(pairwise([0, *ends])):
             taking = (
                 table.step_there,
                 queue,
                 np.int32(first),
                 np.int32(last),
-                taken[i:],
+                taken[number:],
                 done,
                 part,
             )
@@ -92,7 +92,7 @@ class Launches:
     def _line(self) -> Line:
         """The tickets of all tensors."""
         if self.line is None:
-            table, n = self.table, len(self.table.tensors)
+            table, count = self.table, len(self.table.tensors)
             apart, owned = (
                 table.plan.multiplies or table.cut is not None,
                 table.cut and table.cut.own,
@@ -101,9 +101,9 @@ class Launches:
             made = tickets(
                 table.stages, table.pieces, table.whole.all, lag, apart=apart, owned=owned
             )
-            self.line = Line(*made, n)
+            self.line = Line(*made, count)
             self.line_there = cupy.asarray(self.line.queue.view(np.int32))
-            self.counters = cupy.empty(len(self.line.ends) + n, np.uint32)
+            self.counters = cupy.empty(len(self.line.ends) + count, np.uint32)
         return self.line
 
     def _lag(self) -> int | None:

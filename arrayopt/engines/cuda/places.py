@@ -61,22 +61,19 @@ class Places:
         """The addresses of the norms that batches measure, then a zero; found once for each set of
         tensors.
         """
-        same = len(measured) == len(self.measured) and all(
-            batch is b and rows is r
-            for (batch, rows), (b, r) in zip(measured, self.measured, strict=True)
-        )
+        same = len(measured) == len(self.measured)
+        for (batch, rows), (b, r) in zip(measured, self.measured, strict=False):
+            same = same and batch is b and rows is r
         if not same:
-            found = [
-                (batch, int(row))
-                for batch, rows in measured
-                for row in rows.all
-                if batch.sized[row]
-            ]
+            found = []
+            for batch, rows in measured:
+                found += [(batch, int(row)) for row in rows.all if batch.sized[row]]
             found.sort(key=lambda x: int(x[0].bucket.places[x[0].members[x[1]]]))
             self.measured, self.tensors = measured, [batch.tensors[row] for batch, row in found]
-            self.addresses = np.array(
-                [*(batch.reported("grad_norm", row) for batch, row in found), 0], np.int64
-            )
+            norms = [batch.places_of(batch.plan.reports["grad_norm"]) for batch, _ in measured]
+            at = {id(batch): places for (batch, _), places in zip(measured, norms, strict=True)}
+            addresses = [int(at[id(batch)][row]) for batch, row in found]
+            self.addresses = np.array([*addresses, 0], np.int64)
             self.layer = np.array([*map(self.judge.flags.place, self.tensors), 0], np.int32)
             self.last = None
         return self.addresses

@@ -70,20 +70,16 @@ def calls_of(
     shapes, which = np.unique(
         geo[rows][:, [GEOMETRY.index(x) for x in "ABRC"]], axis=0, return_inverse=True
     )
-    alike = [
-        (dict(zip("ABRC", x, strict=True)), rows[which.ravel() == i])
-        for i, x in enumerate(shapes.tolist())
-    ]
+    alike = []
+    for i, shape in enumerate(shapes.tolist()):
+        alike.append((dict(zip("ABRC", shape, strict=True)), rows[which.ravel() == i]))
     made: list[list[Call]] = []
     kept = []
     for p in plan.passes:
         kind = plan.storage[next(iter(p.stores))] if p.multiplies else dtype
-        found = [
-            x
-            for sides, members in alike
-            if p.multiplies
-            for x in _alike(p, sides, members, at, kind)
-        ]
+        found: list[Alike] = []
+        for sides, members in alike if p.multiplies else ():
+            found += _alike(p, sides, members, at, kind)
         small = [x for x in found if _fits(x, kind)]
         together = len(small) > 1 and has_groups()
         made.append([strided(kind, x) for x in found if not (together and _fits(x, kind))])
@@ -110,14 +106,18 @@ def _alike(
     p: Pass, sides: dict[str, int], members: Ints, at: dict[str, Ints], dtype: str
 ) -> Iterator[Alike]:
     """The products of a pass over tensors of one shape, in stretches at equal distances."""
-    (n,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
-    rows, columns, length = (sides[x.upper()] for x in (*n.axes[-2:], multiplied(n)[-1]))
-    operands = [(names[0], n.args[0].axes), (names[-2], n.args[1].axes), (names[-1], n.axes)]
+    (node,), names, size = p.nodes, [*p.loads, *p.stores], CODECS[dtype].itemsize
+    rows, columns, length = (sides[x.upper()] for x in (*node.axes[-2:], multiplied(node)[-1]))
+    operands = [
+        (names[0], node.args[0].axes),
+        (names[-2], node.args[1].axes),
+        (names[-1], node.axes),
+    ]
     places = np.stack(
         [_each(at[name][members], sides, axes, size) for name, axes in operands], axis=1
     )
     for first, apart, count in _runs(places):
-        yield Alike(n.data[:2], (rows, columns, length), first, apart, count)
+        yield Alike(node.data[:2], (rows, columns, length), first, apart, count)
 
 
 def _each(addresses: Ints, sides: dict[str, int], axes: str, size: int) -> Ints:

@@ -63,13 +63,13 @@ def tickets(
     small, early = _small(rows[whole], work, launch if apart else 0 * launch)
     counts, large = chosen[~whole], rows[~whole]
     waits = np.cumsum(counts, axis=1) - counts
-    n = counts.ravel()
+    flat = counts.ravel()
     owner, stage = (
         np.repeat(np.arange(len(large)), len(made)),
         np.tile(np.arange(len(made)), len(large)),
     )
-    each = np.repeat(np.arange(n.size), n)  # the entry that a ticket belongs to
-    at = np.arange(each.size) - np.repeat(np.cumsum(n) - n, n)  # its place in the entry
+    each = np.repeat(np.arange(flat.size), flat)  # the entry that a ticket belongs to
+    at = np.arange(each.size) - np.repeat(np.cumsum(flat) - flat, flat)  # its place in the entry
     queue = np.zeros(each.size, TICKET)
     queue["tensor"], queue["stage"], queue["stop"] = (
         large[owner[each]],
@@ -79,7 +79,7 @@ def tickets(
     queue["wait"] = waits.ravel()[each]
     # every other pass runs backwards: it begins with what is in the cache
     back = depth[stage[each]] % 2 == 1
-    queue["piece"] = np.where(back, n[each] - 1 - at, at)
+    queue["piece"] = np.where(back, flat[each] - 1 - at, at)
     if owned is not None:
         some, begins = (
             passes[stage[each]],

@@ -89,18 +89,22 @@ def stages(plan: Plan) -> list[Stage]:
     same axes follows.
     """
     made: list[Stage] = []
-    for k, b in enumerate(plan.between):
+    for number, b in enumerate(plan.between):
         grouped = loops([*b.combine, *b.nodes], plan.element)
-        made += [Stage("reduce" if x.reduces else "loop", k, x.axes, x.nodes) for x in grouped]
-        if k < len(plan.passes):
+        made += [Stage("reduce" if x.reduces else "loop", number, x.axes, x.nodes) for x in grouped]
+        if number < len(plan.passes):
             made.append(
-                Stage("product" if plan.passes[k].multiplies else "pass", k, plan.passes[k].axes)
+                Stage(
+                    "product" if plan.passes[number].multiplies else "pass",
+                    number,
+                    plan.passes[number].axes,
+                )
             )
     written = dict.fromkeys(plan.slots[name] for name in b.stores)
-    return made + [
-        Stage("store", k, x, slots=tuple(name for name in b.stores if plan.slots[name] == x))
-        for x in written
-    ]
+    for x in written:
+        slots = tuple(name for name in b.stores if plan.slots[name] == x)
+        made.append(Stage("store", number, x, slots=slots))
+    return made
 
 
 def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
@@ -108,7 +112,7 @@ def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
     have any length.
     """
     at = {name: i for i, name in enumerate(GEOMETRY)}
-    size, a, b, r, c = (geo[:, at[x]] for x in ("SIZE", "A", "B", "R", "C"))
+    size, batches, planes, rows, columns = (geo[:, at[x]] for x in ("SIZE", "A", "B", "R", "C"))
     if element == "C":
         chunk = CHUNK
         while not sums and chunk < LONGEST and int(size.sum()) >= 2 * chunk * MANY:
@@ -116,37 +120,37 @@ def tiles(geo: Ints, element: str, *, sums: bool = True) -> None:
         geo[:, at["TC"]] = chunk
         geo[:, at["NC"]] = geo[:, at["UNITS"]] = -(-size // chunk)
         return
-    r, c = np.maximum(r, 1), np.maximum(c, 1)
-    small = (r * c <= SMALL_MATRIX) & (c <= SMALL_COLUMNS)
-    tc = np.where(small, c, np.where(c >= 96, 128, 32))
-    tr = np.where(small, r, np.minimum(r, np.where(tc == 128, 64, 256)))
-    nr, nc = -(-r // tr), -(-c // tc)
-    g = np.where(small, 256, np.where((nr == 1) & (nc == 1), np.maximum(1, 64 // r), 1))
-    for name, x in {
+    rows, columns = np.maximum(rows, 1), np.maximum(columns, 1)
+    small = (rows * columns <= SMALL_MATRIX) & (columns <= SMALL_COLUMNS)
+    tc = np.where(small, columns, np.where(columns >= 96, 128, 32))
+    tr = np.where(small, rows, np.minimum(rows, np.where(tc == 128, 64, 256)))
+    nr, nc = -(-rows // tr), -(-columns // tc)
+    together = np.where(small, 256, np.where((nr == 1) & (nc == 1), np.maximum(1, 64 // rows), 1))
+    for name, values in {
         "TR": tr,
         "TC": tc,
-        "G": g,
+        "G": together,
         "NR": nr,
         "NC": nc,
-        "UNITS": -(-a * b // g) * nr * nc,
+        "UNITS": -(-batches * planes // together) * nr * nc,
     }.items():
-        geo[:, at[name]] = x
+        geo[:, at[name]] = values
 
 
 def pieces(made: list[Stage], geo: Ints) -> Ints:
     """How many pieces each stage (column) of each tensor (row) has; none for an empty tensor."""
     extents = {x: geo[:, GEOMETRY.index(x)] for x in "ABRC"}
     out = np.ones((len(geo), len(made)), np.int64)
-    for j, stage in enumerate(made):
+    for number, stage in enumerate(made):
         if stage.kind == "product":
-            out[:, j] = 0
+            out[:, number] = 0
         elif stage.square:
             side = extents[stage.axes[-1].upper()]
-            out[:, j] = extents["A"] * extents["B"] * -(-side * side // SQUARE)
+            out[:, number] = extents["A"] * extents["B"] * -(-side * side // SQUARE)
         elif stage.kind == "pass":
-            out[:, j] = geo[:, GEOMETRY.index("UNITS")]
+            out[:, number] = geo[:, GEOMETRY.index("UNITS")]
         elif stage.axes:
             count = np.prod([extents[x] for x in stage.axes], axis=0)
-            out[:, j] = -(-count // (SUMS if stage.kind == "reduce" else OUTPUTS))
+            out[:, number] = -(-count // (SUMS if stage.kind == "reduce" else OUTPUTS))
     out[geo[:, GEOMETRY.index("SIZE")] == 0] = 0
     return out

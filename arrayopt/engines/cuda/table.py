@@ -32,10 +32,11 @@ from arrayopt.engines.cuda.flags import Flags
 from arrayopt.engines.cuda.launches import NOTHING, THREADS, Launches
 from arrayopt.engines.cuda.products import scratch_starts
 from arrayopt.engines.cuda.stages import pieces, stages, tiles
-from arrayopt.engines.cuda.text import COLUMNS, WINDOW, keys
+from arrayopt.engines.cuda.text import COLUMNS, WINDOW, given, keys
 from arrayopt.engines.cuda.upload import Upload
-from arrayopt.fusion.graph import UPDATES, reachable
+from arrayopt.fusion.graph import UPDATES, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY
+from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 from arrayopt.params.headers import locations_of
 from arrayopt.rules.names import VALUE
@@ -90,13 +91,16 @@ class Table(Batch):
         if bucket.kind == "none":  # other ranks have them; here they are counted
             self.filled[:], self.pieces[:], lengths = False, 0, 0 * lengths
             self.whole = self._made_rows(self.whole.all)
-        n, first = len(members), len(COLUMNS)
+        count, first = len(members), len(COLUMNS)
         self.at = {name: first + i for i, name in enumerate(self.names)}
         last = [self.firsts, *(self.fixed[name] for name in keys(plan))] if plan.draws else []
+        at_given = first + len(self.names) + lengths.shape[1] + len(last)
+        self.given = {name: at_given + i for i, name in enumerate(given(plan))}
+        last += [np.zeros(count, np.int64) for _ in self.given]
         self.windows = None if self.cut is None else self.cut.lying()
         last += [] if self.windows is None else list(self.windows.T)
         self.host: Ints = np.zeros(
-            (n, first + len(self.names) + lengths.shape[1] + len(last)), np.int64
+            (count, first + len(self.names) + lengths.shape[1] + len(last)), np.int64
         )
         self.host[:, : len(GEOMETRY)] = self.geo
         self.host[:, COLUMNS.index("GROUP")] = self.groups
@@ -107,9 +111,8 @@ class Table(Batch):
         )
         for i, column in enumerate(last):
             self.host[:, first + lengths.shape[1] + i] = column
-        self.part = {
-            n: first + len(self.where.vectors) + i for i, n in enumerate(self.where.partials)
-        }
+        after = first + len(self.where.vectors)
+        self.part = {n: after + i for i, n in enumerate(self.where.partials)}
         with on_device(self.access, self.device):
             uncaptured()
             self.blas: Blas | None = blas_of(bucket.run, self.device) if plan.multiplies else None
@@ -124,6 +127,7 @@ class Table(Batch):
                 plan, dtype, kind.grad_dtype, options, self.device, windows=self.windows is not None
             )
             self.prepare_kernel, self.run_kernel = made
+        self.constants: dict[Node, Any] = {}
         self.staged: dict[tuple[int, str], Any] = {}
         self.launching = Launches(self)
         # copies of gradients that are not contiguous; graphs have their addresses
@@ -139,7 +143,7 @@ class Table(Batch):
 
     def _allocate(self, real: Any, work: int, groups: int) -> None:
         """Make all that lasts in device memory."""
-        n = len(self.tensors)
+        count = len(self.tensors)
         self.scratch = []
         for name, (starts, size) in self._scratch().items():
             stored = self.plan.storage[name]
@@ -151,9 +155,12 @@ class Table(Batch):
                 self.scratch[-1].data.ptr + starts * self.scratch[-1].itemsize
             )
         self.work = cupy.empty(max(1, work), real)
-        self.scalars_there = cupy.empty((n, max(1, len(self.plan.scalars))), np.float64)
-        self.values_there = cupy.empty((n, max(1, self.values.shape[1])), np.float64)
-        self.working = cupy.empty((n, len(self.plan.scalars) + max(1, self.values.shape[1])), real)
+        self.scalars_there = cupy.empty((count, max(1, len(self.plan.scalars))), np.float64)
+        # zeros: other phases look at those of tensors that are not here, too
+        self.values_there = cupy.zeros((count, max(1, self.values.shape[1])), np.float64)
+        self.working = cupy.empty(
+            (count, len(self.plan.scalars) + max(1, self.values.shape[1])), real
+        )
         self.table = Upload(self.host.shape, np.int64)
         self.hypers_there = Upload((groups, max(1, len(self.hyper_names))), np.float64)
         self.factor_there = Upload((1,), np.float64)
@@ -240,26 +247,29 @@ class Table(Batch):
                 "engine 'cupy' takes one value for all layers;"
                 " engine='array_api' takes one for each"
             )
-        self.hypers_there.put(
-            [[float(h[name]) for name in self.hyper_names] or [0.0] for h in hypers]
-        )
+        values = []
+        for h in hypers:
+            values.append([float(h[name]) for name in self.hyper_names] or [0.0])
+        self.hypers_there.put(values)
 
     def bind(self) -> None:
         """See `Batch.bind`."""
         self.staged = {}
         for name in self.plan.touched:
             for row in range(len(self.tensors)):
-                x = self.stored(row, name)
+                array = self.stored(row, name)
                 if name in self.widens:
                     uncaptured()
-                    x = self.staged[row, name] = self.wide(row, name)
-                elif not self.access.contiguous(x):
+                    array = self.staged[row, name] = self.wide(row, name)
+                elif not self.access.contiguous(array):
                     uncaptured()
-                    x = self.staged[row, name] = self.access.like(x)
+                    array = self.staged[row, name] = self.access.like(array)
                 before = (
-                    0 if self.cut is None else self.cut.elements_before(row, name) * int(x.itemsize)
+                    0
+                    if self.cut is None
+                    else self.cut.elements_before(row, name) * int(array.itemsize)
                 )
-                self.host[row, self.at[name]] = self.access.located([x])[0][0] - before
+                self.host[row, self.at[name]] = self.access.located([array])[0][0] - before
         used = {name for p in self.plan.passes for name in (*p.loads, *p.stores)} - {"g"}
         self.sent = False
         self.even = (
@@ -283,10 +293,10 @@ class Table(Batch):
         found, whole = locations_of(grads, len(given)) or self.access.located(given)
         if not whole:
             one = self.access.contiguous
-            given = [
-                g if one(g) else self._pack(row, g)
-                for row, g in zip(rows.all.tolist(), given, strict=True)
-            ]
+            given = list(given)
+            for i, row in enumerate(rows.all.tolist()):
+                if not one(given[i]):
+                    given[i] = self._pack(row, given[i])
             found = self.access.located(given)[0]
         if self.cut is not None:
             found = found - self.cut.gradients_before(rows.all, given)
@@ -311,7 +321,8 @@ class Table(Batch):
     def allocate(self, rows: Rows, threads: int) -> None:
         """See `Batch.allocate`."""
         with on_device(self.access, self.device):
-            if self.plan.reports or self.widens:
+            told = [name for name in self.plan.reports if not name.startswith(GIVEN)]
+            if told or self.widens:
                 uncaptured()
             self.launching.of(rows)
 
@@ -380,23 +391,39 @@ class Table(Batch):
                 kept = [cupy.where(skipped, np.nan, x) for x in kept]
             values, scalars = map(self.access.own, kept)
 
-        def column(n: Any) -> Any:
-            if n in self.where.tensor:
-                return values[:, self.where.tensor[n]]
+        def column(node: Any) -> Any:
+            if node in self.where.tensor:
+                return values[:, self.where.tensor[node]]
             return (
-                [float(n.data)] * len(self.tensors)
-                if n.op == "const"
-                else scalars[:, self.plan.scalars.index(n)]
+                [float(node.data)] * len(self.tensors)
+                if node.op == "const"
+                else scalars[:, self.plan.scalars.index(node)]
             )
 
         columns = {name: column(node) for name, node in self.plan.reports.items()}
-        return {
-            self.tensors[i].name: {name: x[i] for name, x in columns.items()}
-            for i in rows.full.tolist()
-        }
+        return self.report_of(rows, columns)
 
-    def reported(self, name: str, row: int) -> int:
-        """The address of a value that the last step reports of a tensor, in double precision."""
-        column = self.where.tensor[self.plan.reports[name]]
-        values = self.values_there
-        return int(values.data.ptr + (row * values.shape[1] + column) * values.itemsize)
+    def places_of(self, node: Node) -> Ints:
+        """The addresses of a value of each tensor, in double precision."""
+        if node.op == "const":
+            if node not in self.constants:
+                with on_device(self.access, self.device):
+                    self.constants[node] = cupy.full(1, float(node.data))
+            return np.full(len(self.tensors), self.constants[node].data.ptr, np.int64)
+        if node in self.where.tensor:
+            there, column = self.values_there, self.where.tensor[node]
+        else:
+            there, column = self.scalars_there, self.plan.scalars.index(node)
+        cells = np.arange(len(self.tensors)) * there.shape[1] + column
+        places: Ints = there.data.ptr + cells * there.itemsize
+        return places
+
+    def values_of(self, node: Node) -> Any:
+        """See `Batch.values_of`; waits for the device."""
+        if node.op == "const":
+            return super().values_of(node)
+        with on_device(self.access, self.device):
+            uncaptured()
+            if node in self.where.tensor:
+                return self.values_there[:, self.where.tensor[node]].get()
+            return self.scalars_there[:, self.plan.scalars.index(node)].get()

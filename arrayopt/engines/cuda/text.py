@@ -12,9 +12,10 @@ from arrayopt.fusion.graph import KEY, POSITION, Node, reachable
 from arrayopt.fusion.layout import GEOMETRY, layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.passes import Pass
+from arrayopt.fusion.phases import GIVEN
 from arrayopt.fusion.plan import Plan
 
-__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "keys"]
+__all__ = ["COLUMNS", "WINDOW", "CudaText", "CudaWords", "given", "keys"]
 
 COLUMNS = (*GEOMETRY, "ALIGNED", "GROUP", "COUNT")
 """What a tensor's row of the table begins with; addresses and offsets follow."""
@@ -32,15 +33,15 @@ class CudaWords(Lines):
         """The C++ type of a value."""
         return {"bool": "bool", "complex": "Complex", "real": self.type}[n.dtype]
 
-    def number(self, x: float) -> str:
+    def number(self, value: float) -> str:
         """A constant."""
-        if math.isfinite(x):
-            return f"({self.type}){x!r}"
+        if math.isfinite(value):
+            return f"({self.type}){value!r}"
         bits = (
             "0x7ff8000000000000"
-            if math.isnan(x)
+            if math.isnan(value)
             else "0x7ff0000000000000"
-            if x > 0
+            if value > 0
             else "0xfff0000000000000"
         )
         return f"({self.type})__longlong_as_double({bits}ll)"
@@ -54,15 +55,17 @@ class CudaWords(Lines):
         all.
         """
         known: dict[Node, str] = {}
-        for n in reachable(nodes):
-            if n.op == "const":
-                known[n] = self.constant(n)
+        for node in reachable(nodes):
+            if node.op == "const":
+                known[node] = self.constant(node)
                 continue
-            known[n] = f"s{n.id}"
+            known[node] = f"s{node.id}"
             text = (
-                given(n.data) if n.op == "host" else self.operation(n, [known[a] for a in n.args])
+                given(node.data)
+                if node.op == "host"
+                else self.operation(node, [known[a] for a in node.args])
             )
-            self.put(1, f"const {self.kind(n)} s{n.id} = {text};")
+            self.put(1, f"const {self.kind(node)} s{node.id} = {text};")
         return known
 
 
@@ -82,6 +85,15 @@ def keys(plan: Plan) -> list[str]:
     return [n.data for n in reachable(plan.scalars) if n.op == "host" and n.data.startswith(KEY)]
 
 
+def given(plan: Plan) -> list[str]:
+    """What a phase takes from the host's place in a step: totals, and values of earlier phases.
+
+    The table says where each is, in columns that follow those of the keys.
+    """
+    names = [n.data for n in reachable(plan.scalars) if n.op == "host"]
+    return [name for name in names if name.startswith(GIVEN)]
+
+
 class CudaText(CudaWords, Written):
     """The text of a CUDA source, being written.
 
@@ -98,6 +110,8 @@ class CudaText(CudaWords, Written):
         self.columns += (
             ["ORIGIN", *(f"KEY{i}" for i in range(len(self.keys)))] if plan.draws else []
         )
+        self.given = given(plan)
+        self.columns += [f"GIVEN{i}" for i in range(len(self.given))]
         self.columns += WINDOW if windows else ()
         self.windows = windows
 
@@ -130,8 +144,10 @@ class CudaText(CudaWords, Written):
         if self.plan.multiplies:  # many passes in one kernel, and products take the time
             return 1
         passes, words = self.plan.passes, 2 if self.real == "float64" else 1
-        moved = [[*p.loads.values(), *p.stores.values()] for p in passes]
-        held = [words * sum(2 if n.dtype == "complex" else 1 for n in some) for some in moved]
+        held = []
+        for p in passes:
+            moved = [*p.loads.values(), *p.stores.values()]
+            held.append(words * sum(2 if n.dtype == "complex" else 1 for n in moved))
         if max(held, default=0) >= 2 * WIDE:
             return 1
         most = max((x + len(p.reductions) for x, p in zip(held, passes, strict=True)), default=0)
@@ -152,15 +168,15 @@ class CudaText(CudaWords, Written):
 
     # ---- values ----------------------------------------------------------------------------------
 
-    def name(self, n: Node) -> str:
+    def name(self, node: Node) -> str:
         """What a value is called in the text."""
-        if n.op == "const":
-            return self.constant(n)
-        if n.op == POSITION:
+        if node.op == "const":
+            return self.constant(node)
+        if node.op == POSITION:
             return f"({'of_row.' if self.windows else ''}origin + i + j)"
-        if n.on_host:
-            return f"h{self.scalar[n]}"
-        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
+        if node.on_host:
+            return f"h{self.scalar[node]}"
+        return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
     def declare(self, n: Node, text: str) -> str:
         """The definition of a value from what it is."""
@@ -174,19 +190,24 @@ class CudaText(CudaWords, Written):
         """The C++ type of an element of a stored array."""
         return STORED[self.storage[name]].cuda
 
-    def value(self, n: Node) -> str:
+    def value(self, node: Node) -> str:
         """A value over fewer axes than the elements, read where its axes' indices are known."""
-        place = self.where.place(n)
+        place = self.where.place(node)
         if place == "vector":
-            return self.typed(n, f"step.work[t[VEC{self.vector[n]}] + {self.index(n.axes)}]")
+            return self.typed(
+                node, f"step.work[t[VEC{self.vector[node]}] + {self.index(node.axes)}]"
+            )
         if place == "stored":
-            return self.typed(n, f"widen(at_{n.data}[{self.index(n.axes)}])")
+            return self.typed(node, f"widen(at_{node.data}[{self.index(node.axes)}])")
         if self.type == "double":
             return self.typed(
-                n, f"scalar[{self.scalar[n]}]" if place == "scalar" else f"value[{self.tensor[n]}]"
+                node,
+                f"scalar[{self.scalar[node]}]"
+                if place == "scalar"
+                else f"value[{self.tensor[node]}]",
             )
-        at = f"{self.scalar[n]}" if place == "scalar" else f"kScalars + {self.tensor[n]}"
-        return self.typed(n, f"working[{at}]")
+        at = f"{self.scalar[node]}" if place == "scalar" else f"kScalars + {self.tensor[node]}"
+        return self.typed(node, f"working[{at}]")
 
     def fold(self, indent: int, name: str, reductions: Sequence[Node]) -> None:
         """Say how values of some reductions, by number, become one; see ``sums.cuh``."""
@@ -203,8 +224,9 @@ class CudaText(CudaWords, Written):
             ("start(int k, {0} a)", "start(k, a)"),
             ("fold(int k, {0} a, {0} b)", "fold(k, a, b)"),
         ):
-            text = f"static __device__ __forceinline__ {{0}} {head} {{{{ return {choice.format(call)}; }}}}"
-            self.put(indent + 1, text.format(self.type))
+            text = f"{{0}} {head} {{{{ return {choice.format(call)}; }}}}"
+            inline = "static __device__ __forceinline__"
+            self.put(indent + 1, f"{inline} {text.format(self.type)}")
         self.put(indent, "};")
 
     def pointer(self, name: str) -> str:

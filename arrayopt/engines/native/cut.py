@@ -7,7 +7,6 @@ result. Of matrices that the user has cut, a part is a window; see `arrayopt.fus
 """
 
 import functools
-import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -110,12 +109,13 @@ class Cut:
             return self.shares[row].first // CHUNK, -(-self.shares[row].last // CHUNK)
         extents = self.windows[row][self.shares[row].rank].reshape(3, 3)
         sizes = [self.of.geo[row, GEOMETRY.index(name)] for name in ("G", "TR", "TC")]
-        return 0, math.prod(
-            -(-int(b - a) // int(n)) for (a, b, _), n in zip(extents, sizes, strict=True)
-        )
+        count = 1
+        for (first, last, _), each in zip(extents, sizes, strict=True):
+            count *= -(-int(last - first) // int(each))
+        return 0, count
 
     def _start(self, row: int) -> None:
-        """Have random numbers drawn by positions in the whole tensor, which a window's units know."""
+        """Draw random numbers by positions in the whole tensor, which a window's units know."""
         start = self.of.column["START"]
         if row in self.windows:
             self.of.table[row, start] = 0
@@ -184,11 +184,11 @@ class Cut:
 
     def _wanted(self, k: int, rows: Ints) -> list[Partials]:
         """The partial results of a pass, of all ranks."""
-        return [
-            Partials(self._pieces(row, reduction, kind))
-            for row in rows.tolist()
-            for reduction, kind in self.plan.passes[k].reductions.items()
-        ]
+        found = []
+        for row in rows.tolist():
+            for reduction, kind in self.plan.passes[k].reductions.items():
+                found.append(Partials(self._pieces(row, reduction, kind)))
+        return found
 
     def _pieces(self, row: int, reduction: Node, kind: str) -> tuple[Any, ...]:
         """The partial results of a reduction, by rank."""

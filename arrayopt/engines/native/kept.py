@@ -193,7 +193,7 @@ def _check(path: Path, about: os.stat_result) -> None:
             raise _DistrustError(f"{path} belongs to another user")
         if about.st_mode & 0o022:
             raise _DistrustError(
-                f"others may write to {path}; take that right away with `chmod go-w`"
+                f"others may write to {path}; remove the permission with `chmod go-w`"
             )
 
 

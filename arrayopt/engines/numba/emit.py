@@ -41,34 +41,34 @@ def emit(
         What to say in the first line.
     """
     plan.check_wide()
-    m = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
-    m.put(0, *HEADER.format(about=about, real=m.real).splitlines())
-    if any(STORED[kind].numba for kind in m.storage.values()):
-        m.put(0, *HALF.splitlines())
+    text = Text(plan, dtype, grad_dtype or dtype, split.where if split else layout(plan))
+    text.put(0, *HEADER.format(about=about, real=text.real).splitlines())
+    if any(STORED[kind].numba for kind in text.storage.values()):
+        text.put(0, *HALF.splitlines())
     if "low8" in plan.storage.values():
-        m.put(0, *SPLIT.splitlines())
+        text.put(0, *SPLIT.splitlines())
     if plan.quantized:
-        m.put(0, *CODES.splitlines())
+        text.put(0, *CODES.splitlines())
     if plan.draws:
-        m.put(0, *DRAW.splitlines(), *(ROUND.splitlines() if STORED[dtype].rounds else ()))
+        text.put(0, *DRAW.splitlines(), *(ROUND.splitlines() if STORED[dtype].rounds else ()))
     if plan.multiplies:
-        m.put(0, *header(m).splitlines())
-    m.put(0, f"{', '.join(m.columns)} = range({len(m.columns)})")
+        text.put(0, *header(text).splitlines())
+    text.put(0, f"{', '.join(text.columns)} = range({len(text.columns)})")
     if split:
-        print_copies(m)
+        print_copies(text)
     program = lowered(plan, split)
     for function in program.functions:
-        print_function(m, function)
-    _entry(m, program)
-    return m.text()
+        print_function(text, function)
+    _entry(text, program)
+    return text.text()
 
 
-def _entry(m: Text, program: Program) -> None:
+def _entry(text: Text, program: Program) -> None:
     """The one entry, with the call of each stage.
 
     There is one only, so that each loop is compiled once and sums in the same order for everyone.
     """
-    m.put(
+    text.put(
         0,
         "",
         "",
@@ -76,11 +76,11 @@ def _entry(m: Text, program: Program) -> None:
         f"def run({REST}, rows, first, last, thread, threads):",
         "    for row in rows:",
     )
-    m.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
-    m.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
-    m.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
-    m.put(2, "for stage in range(max(0, first), last):")
+    text.put(2, "f, n = table[row, FIRST], table[row, LAST] - table[row, FIRST]")
+    text.put(2, "lo, hi = f + n * thread // threads, f + n * (thread + 1) // threads")
+    text.put(2, "if first < 0:", "    table[row, AT_g] = look(table[row, AT_g])")
+    text.put(2, "for stage in range(max(0, first), last):")
     for stage, call in enumerate(program.stages):
         if call is not None:
             given = ", ".join([ARGUMENTS[call.function.shared], *(f"AT_{x}" for x in call.scratch)])
-            m.put(3, f"if stage == {stage}:", f"    {call.function.name}({given})")
+            text.put(3, f"if stage == {stage}:", f"    {call.function.name}({given})")

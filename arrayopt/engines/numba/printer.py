@@ -75,17 +75,17 @@ ARGUMENTS = {
 """What a function takes, by how threads share it."""
 
 
-def index(x: Index, within: int = 0) -> str:
+def index(number: Index, within: int = 0) -> str:
     """The text of a number; in parentheses where what it is within binds as strongly, or more."""
-    if x.op == "column":
-        return f"table[row, {x.args[0]}]"
-    if x.op in ("name", "number"):
-        return str(x.args[0])
-    if x.op in ("min", "max"):
-        return f"{x.op}({', '.join(map(index, x.args))})"
-    left, right = x.args
-    strength = STRENGTH[x.op]
-    text = f"{index(left, strength - 1)} {x.op} {index(right, strength)}"
+    if number.op == "column":
+        return f"table[row, {number.args[0]}]"
+    if number.op in ("name", "number"):
+        return str(number.args[0])
+    if number.op in ("min", "max"):
+        return f"{number.op}({', '.join(map(index, number.args))})"
+    left, right = number.args
+    strength = STRENGTH[number.op]
+    text = f"{index(left, strength - 1)} {number.op} {index(right, strength)}"
     return f"({text})" if strength <= within else text
 
 
@@ -96,83 +96,75 @@ def print_copies(m: Text) -> None:
         m.put(0, *COPIES.format(kind=kind, load=load, store=store, block=BLOCK).splitlines())
 
 
-def print_function(m: Text, function: Function) -> None:
+def print_function(text: Text, function: Function) -> None:
     """Print a function, after the loops over elements that it calls."""
     for elements in elements_of(function.body):
-        _elements(m, elements)
+        _elements(text, elements)
     given = ", ".join([ARGUMENTS[function.shared], *(f"AT_{x}" for x in function.scratch)])
-    m.put(0, "", "", "@inner", f"def {function.name}({given}):")
-    _statements(m, 1, function.body)
-    m.put(1, "return")
+    text.put(0, "", "", "@inner", f"def {function.name}({given}):")
+    _statements(text, 1, function.body)
+    text.put(1, "return")
 
 
-def _statements(m: Text, depth: int, body: Sequence[Statement]) -> None:
+def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
     """Print statements."""
-    for x in body:
-        match x:
+    for statement in body:
+        match statement:
             case Let(name, value):
-                m.put(depth, f"{name} = {index(value)}")
+                text.put(depth, f"{name} = {index(value)}")
             case Array(name, size):
-                m.array(depth, name, index(size))
+                text.array(depth, name, index(size))
             case View(name, room, first, size):
-                m.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
+                text.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
             case Read(node, place, wide):
-                _read(m, depth, node, place, "" if wide else "W")
+                _read(text, depth, node, place, "" if wide else "W")
             case Compute(node):
-                m.put(depth, f"{m.name(node)} = {m.expression(node)}")
+                text.put(depth, f"{text.name(node)} = {text.expression(node)}")
             case Start(name, reduction):
-                m.put(depth, f"{name} = {m.start(reduction)}")
+                text.put(depth, f"{name} = {text.start(reduction)}")
             case Fill(view, _, reduction):
-                m.put(depth, f"{view}[:] = W({m.start(reduction)})")
+                text.put(depth, f"{view}[:] = W({text.start(reduction)})")
             case Take(reduction, into, value):
-                m.put(depth, m.take(reduction, into, _place(value)))
+                text.put(depth, text.take(reduction, into, _place(value)))
             case Write(place, value):
-                m.put(depth, f"{_place(place)} = {_value(m, value)}")
+                text.put(depth, f"{_place(place)} = {_value(text, value)}")
             case Loop(name, first, end, inside, turned):
-                a, b = index(first), index(end)
-                stretch = (
-                    f"{index(end - 1)}, {index(first - 1)}, -1"
-                    if turned
-                    else b
-                    if a == "0"
-                    else f"{a}, {b}"
-                )
-                m.put(depth, f"for {name} in range({stretch}):")
-                _statements(m, depth + 1, inside)
+                stretch = f"{index(first)}, {index(end)}".removeprefix("0, ")
+                if turned:
+                    stretch = f"{index(end - 1)}, {index(first - 1)}, -1"
+                text.put(depth, f"for {name} in range({stretch}):")
+                _statements(text, depth + 1, inside)
             case When(left, right, then, otherwise):
-                m.put(depth, f"if {index(left)} == {index(right)}:")
-                _statements(m, depth + 1, then)
-                m.put(depth, "else:")
-                _statements(m, depth + 1, otherwise)
+                text.put(depth, f"if {index(left)} == {index(right)}:")
+                _statements(text, depth + 1, then)
+                text.put(depth, "else:")
+                _statements(text, depth + 1, otherwise)
             case Buffer(name, size):
-                m.put(depth, f"{name} = np.empty({size}, W)")
+                text.put(depth, f"{name} = np.empty({size}, W)")
             case Codes():
-                m.put(depth, _codes(m, x))
+                text.put(depth, _codes(text, statement))
             case Elements():
-                _call(m, depth, x)
+                _call(text, depth, statement)
             case Multiply(a, b, out, first, end, sides, turned, symmetric):
-                at = [
-                    f"table[row, AT_{array}] + {index(start, 1)} * SIZE"
-                    for array, start in (a, b, out)
-                ]
-                numbers = [
-                    *map(index, (first, end, *sides)),
-                    *(str(int(flag)) for flag in (*turned, symmetric)),
-                ]
-                m.put(depth, f"multiply(table[row, BLAS], {', '.join([*at, *numbers])})")
+                given = ["table[row, BLAS]"]
+                for array, start in (a, b, out):
+                    given.append(f"table[row, AT_{array}] + {index(start, 1)} * SIZE")
+                given += map(index, (first, end, *sides))
+                given += [str(int(flag)) for flag in (*turned, symmetric)]
+                text.put(depth, f"multiply({', '.join(given)})")
             case Spread(back, array, first, end, planes, each):
                 stretch = f"at_{array}[{index(first)} : {index(end)}]"
                 way = "give" if back else "take"
-                m.put(depth, f"{way}_{m.storage[array]}({stretch}, {planes}, {index(each)})")
+                text.put(depth, f"{way}_{text.storage[array]}({stretch}, {planes}, {index(each)})")
 
 
-def _codes(m: Text, x: Codes) -> str:
+def _codes(text: Text, x: Codes) -> str:
     """The call that reads codes, or stores them."""
     block = x.first // BLOCK_SIZE
     blocks = (x.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
     codes = f"at_{x.array}[{index(x.first)} : {index(x.first + x.count)}]"
     scales = f"at_{x.scale}[{index(block)} : {index(block + blocks)}]"
-    top = f"np.float32({STORED[m.storage[x.array]].top})"
+    top = f"np.float32({STORED[text.storage[x.array]].top})"
     way = "quantize" if x.store else "dequantize"
     return f"{way}({codes}, {scales}, {x.buffer}[: {index(x.count)}], {top})"
 
@@ -198,42 +190,57 @@ def _read(m: Text, depth: int, node: Node, place: Place, cast: str) -> None:
         m.put(depth, f"{m.name(node)} = {m.typed(node, _place(place), cast)}")
 
 
-def _elements(m: Text, x: Elements) -> None:
+def _elements(printer: Text, loop: Elements) -> None:
     """Print a loop over elements as a function."""
-    totals = x.totals
-    each = x.position is not None and x.stride != number(1)
+    totals = loop.totals
+    each = loop.position is not None and loop.stride != number(1)
     given = [
-        *x.slices,
-        *map(m.bare, x.scalars),
-        *(["start"] if x.position else []),
+        *loop.slices,
+        *map(printer.bare, loop.scalars),
+        *(["start"] if loop.position else []),
         *(["each"] if each else []),
     ]
-    m.position = "(start + i * each)" if each else "(start + i)"
-    m.put(0, "", "", "@inner", f"def {x.function}({', '.join(given)}):")
-    m.put(1, *(f"s{s.id} = W({m.start(s)})" for s in totals))
-    m.put(1, f"for i in range({next(iter(x.slices))}.size):")
-    for slice_name, node in x.loads.items():
-        stored = x.storage.get(slice_name)
+    printer.position = "(start + i * each)" if each else "(start + i)"
+    printer.put(0, "", "", "@inner", f"def {loop.function}({', '.join(given)}):")
+    printer.put(1, *(f"s{s.id} = W({printer.start(s)})" for s in totals))
+    printer.put(1, f"for i in range({next(iter(loop.slices))}.size):")
+    for slice_name, node in loop.loads.items():
+        stored = loop.storage.get(slice_name)
         here = f"{slice_name}[i]"
-        text = m.typed(node, here) if stored is None else m.load(m.storage[stored], here)
-        m.put(2, f"{m.name(node)} = {text}")
-    for node in x.nodes:
-        m.put(2, f"{m.name(node)} = {m.expression(node)}")
-    for slice_name, node in x.stores.items():
-        stored = x.storage.get(slice_name)
-        text = m.name(node) if stored is None else m.store(m.storage[stored], m.name(node))
-        only = f"if {m.name(x.guards[slice_name])}: " if slice_name in x.guards else ""
-        m.put(2, f"{only}{slice_name}[i] = {text}")
-    for s, node in x.sums.items():
-        m.put(2, m.take(s, f"{x.into[s]}[i]" if s in x.into else f"s{s.id}", m.name(node)))
-    m.put(1, f"return ({''.join(f's{s.id}, ' for s in totals)})" if totals else "return")
+        text = (
+            printer.typed(node, here)
+            if stored is None
+            else printer.load(printer.storage[stored], here)
+        )
+        printer.put(2, f"{printer.name(node)} = {text}")
+    for node in loop.nodes:
+        printer.put(2, f"{printer.name(node)} = {printer.expression(node)}")
+    for slice_name, node in loop.stores.items():
+        stored = loop.storage.get(slice_name)
+        text = (
+            printer.name(node)
+            if stored is None
+            else printer.store(printer.storage[stored], printer.name(node))
+        )
+        only = f"if {printer.name(loop.guards[slice_name])}: " if slice_name in loop.guards else ""
+        printer.put(2, f"{only}{slice_name}[i] = {text}")
+    for s, node in loop.sums.items():
+        printer.put(
+            2,
+            printer.take(
+                s, f"{loop.into[s]}[i]" if s in loop.into else f"s{s.id}", printer.name(node)
+            ),
+        )
+    printer.put(1, f"return ({''.join(f's{s.id}, ' for s in totals)})" if totals else "return")
 
 
-def _call(m: Text, depth: int, x: Elements) -> None:
+def _call(text: Text, depth: int, loop: Elements) -> None:
     """Print the call of a loop over elements."""
-    given = [f"{array}[{index(first)} : {index(end)}]" for array, first, end in x.slices.values()]
-    given += map(m.bare, x.scalars)
-    if x.position is not None and x.stride is not None:
-        given += [index(x.position), *([index(x.stride)] if x.stride != number(1) else [])]
-    kept = "got = " if x.totals else ""
-    m.put(depth, f"{kept}{x.function}({', '.join(given)})")
+    given = []
+    for array, first, end in loop.slices.values():
+        given.append(f"{array}[{index(first)} : {index(end)}]")
+    given += map(text.bare, loop.scalars)
+    if loop.position is not None and loop.stride is not None:
+        given += [index(loop.position), *([index(loop.stride)] if loop.stride != number(1) else [])]
+    kept = "got = " if loop.totals else ""
+    text.put(depth, f"{kept}{loop.function}({', '.join(given)})")

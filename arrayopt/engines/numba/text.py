@@ -277,17 +277,19 @@ class Text(Written):
         self.seen: dict[Node, None] | None = None
         self.position = "(start + i)"
 
-    def name(self, n: Node) -> str:
+    def name(self, node: Node) -> str:
         """What a value is called in the text."""
-        if n.op == "const":
-            if n.dtype == "bool":
-                return repr(n.data)
-            return f"W({n.data!r})" if math.isfinite(n.data) else f"W(float('{n.data}'))"
-        if n.op == POSITION:
+        if node.op == "const":
+            if node.dtype == "bool":
+                return repr(node.data)
+            return f"W({node.data!r})" if math.isfinite(node.data) else f"W(float('{node.data}'))"
+        if node.op == POSITION:
             return self.position
-        if n.on_host:
-            return f"h{self.scalar[n]}" if n.dtype != "bool" else f"(h{self.scalar[n]} != 0)"
-        return f"{n.data}_" if n.op == "input" else f"x{n.id}"
+        if node.on_host:
+            return (
+                f"h{self.scalar[node]}" if node.dtype != "bool" else f"(h{self.scalar[node]} != 0)"
+            )
+        return f"{node.data}_" if node.op == "input" else f"x{node.id}"
 
     def bare(self, n: Node) -> str:
         """By what name a loop takes a value; a truth value comes as the float that it lies as."""
@@ -317,16 +319,16 @@ class Text(Written):
             indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})"
         )
 
-    def at(self, n: Node, index: str) -> str:
+    def at(self, node: Node, index: str) -> str:
         """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view,
         which is noted.
         """
-        if n.op == "input":
-            return f"at_{n.data}[{index}]"
+        if node.op == "input":
+            return f"at_{node.data}[{index}]"
         if self.seen is None:
-            return f"work[table[row, VEC{self.vector[n]}] + {index}]"
-        self.seen[n] = None
-        return f"w{self.vector[n]}[{index}]"
+            return f"work[table[row, VEC{self.vector[node]}] + {index}]"
+        self.seen[node] = None
+        return f"w{self.vector[node]}[{index}]"
 
     def value(self, n: Node) -> str:
         """A value over fewer axes, read where the indices of its axes are known."""

@@ -12,7 +12,7 @@ _scratch = threading.local()
 
 
 def buffers_of(
-    kinds: Iterable[str], real: Any, n: int, room: threading.local = _scratch
+    kinds: Iterable[str], real: Any, count: int, room: threading.local = _scratch
 ) -> list[Any]:
     """This thread's buffers in some room, of at least n elements each."""
     made: dict[Any, Any] = room.__dict__.setdefault("made", {})
@@ -21,8 +21,8 @@ def buffers_of(
     out = []
     for i, kind in enumerate(kinds):
         key = (i, dtypes[kind])
-        if key not in made or made[key].size < n:
-            made[key] = np.empty(n, dtypes[kind])
+        if key not in made or made[key].size < count:
+            made[key] = np.empty(count, dtypes[kind])
         out.append(made[key])
     return out
 

@@ -19,8 +19,11 @@ from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.layers import Layers, Split
+from arrayopt.engines.numpy.between import Runs
 from arrayopt.engines.numpy.buffers import joined
-from arrayopt.engines.numpy.stacks import Ragged, Runs, Stack
+from arrayopt.engines.numpy.ragged import Ragged
+from arrayopt.engines.numpy.segments import SideBySide
+from arrayopt.engines.numpy.stacks import Stack
 from arrayopt.engines.threads import run, thread_count
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.lanes import Lanes, lanes, suits
@@ -80,10 +83,10 @@ class _Blocks(Batch):
 
     def __init__(self, kind: Kind, bucket: Bucket, members: list[int]) -> None:
         super().__init__(kind, bucket, members)
-        plan, split, dtype = kind.plan, kind.split, kind.dtype
+        plan, dtype = kind.plan, kind.dtype
         self.real = np.dtype(REAL.get(WORKING[dtype], WORKING[dtype]))
         storage = tuple(({"g": kind.grad_dtype} | plan.storage).items())
-        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local(), split)
+        self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
         self.stacks: list[Tensor] = []
@@ -99,13 +102,14 @@ class _Blocks(Batch):
     def bind(self) -> None:
         """See `Batch.bind`."""
         rows = range(len(self.tensors))
-        stored = {name: [self.stored(row, name) for row in rows] for name in self.plan.touched}
-        self.outside = {
-            row for each in stored.values() for row, x in enumerate(each) if not plain(x)
-        }
-        self.lying = {
-            name: [x.reshape(-1) if plain(x) else x for x in each] for name, each in stored.items()
-        }
+        stored = {}
+        for name in self.plan.touched:
+            stored[name] = [self.stored(row, name) for row in rows]
+        self.outside: set[int] = set()
+        self.lying: dict[str, list[Any]] = {}
+        for name, each in stored.items():
+            self.lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
+            self.outside.update(row for row in rows if not plain(each[row]))
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
@@ -214,8 +218,8 @@ class _Blocks(Batch):
             arrays[name] = joined(name, parts).reshape(stack.shape(axes))
         known = self._known(rows, stack)
         stack.run(arrays, known)
-        for n in self.reported:
-            self.values[rows, self.where.tensor[n]] = np.ravel(known[n])
+        for node in self.reported:
+            self.values[rows, self.where.tensor[node]] = np.ravel(known[node])
         for name in () if inside else self.plan.written:
             if chunk.layers is not None and name not in self.widens:
                 whole = self._of_layers(name, chunk.layers[0])
@@ -226,16 +230,15 @@ class _Blocks(Batch):
     def _known(self, rows: list[int], stack: Stack) -> dict[Node, Any]:
         """The scalars of the step: numbers, where all these tensors have the same."""
         some = self.scalars[rows]
+        known: dict[Node, Any] = {}
         if (some == some[0]).all():
-            return {
-                n: bool(x) if n.dtype == "bool" else x
-                for n, x in zip(self.plan.scalars, some[0].tolist(), strict=True)
-            }
-        columns = (
-            x.astype(bool) if n.dtype == "bool" else x
-            for n, x in zip(self.plan.scalars, some.T, strict=True)
-        )
-        return dict(zip(self.plan.scalars, map(stack.column, columns), strict=True))
+            for node, number in zip(self.plan.scalars, some[0].tolist(), strict=True):
+                known[node] = bool(number) if node.dtype == "bool" else number
+        else:
+            for node, column in zip(self.plan.scalars, some.T, strict=True):
+                numbers = column.astype(bool) if node.dtype == "bool" else column
+                known[node] = stack.column(numbers)
+        return known
 
     def _begin(self, chunk: Chunk) -> Stack:
         """Fill in what all steps of a chunk have in common."""
@@ -244,9 +247,10 @@ class _Blocks(Batch):
             chunk.stack = Ragged(self.runs, self.geo[rows, 0], firsts)
             return chunk.stack
         a, b, r, c = self.geo[rows[0], 1:5].tolist()
-        chunk.stack = Stack(
-            self.runs, (1, a * b, 1, r, c) if self.split else (len(rows), a, b, r, c), firsts
-        )
+        if self.split is not None:
+            chunk.stack = SideBySide(self.runs, self.split, (1, a * b, 1, r, c), firsts)
+        else:
+            chunk.stack = Stack(self.runs, (len(rows), a, b, r, c), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
                 found = self._of_layers(name, chunk.layers[0])[chunk.layers[1]]

@@ -93,23 +93,24 @@ class Program:
 
         `values` is a copy of `blank` with the values of `small` in their places.
         """
-        for name, load, i in self.loads:
-            values[i] = load(block[name], real)
-        for i, target in self.made:
-            values[i] = block[target] if isinstance(target, str) else buffers[target]
+        for name, load, index in self.loads:
+            values[index] = load(block[name], real)
+        for index, target in self.made:
+            values[index] = block[target] if isinstance(target, str) else buffers[target]
         _make(self.steps, values)
         got: dict[Node, Any] = {}
-        for r, factors, extra in self.reductions:
+        for reduction, factors, extra in self.reductions:
             if extra is not None and extra.idle(plain := got[extra.plain]):
-                got[r] = np.zeros_like(plain) if np.ndim(plain) else 0.0
+                got[reduction] = np.zeros_like(plain) if np.ndim(plain) else 0.0
                 continue
             if extra is not None:
                 _make(extra.steps, values)
-            got[r] = reduce(r, *(values[k] for k in factors))
-        copied = [
-            np.array(values[i]) if raw and len(self.copies) > 1 else values[i]
-            for _, _, i, raw in self.copies
-        ]
+            got[reduction] = reduce(reduction, *(values[k] for k in factors))
+        copied = []
+        for _, _, index, raw in self.copies:
+            copied.append(
+                np.array(values[index]) if raw and len(self.copies) > 1 else values[index]
+            )
         for (name, store, _, _), x in zip(self.copies, copied, strict=True):
             store(block[name], x)
         return got
@@ -125,7 +126,7 @@ def _make(steps: Steps, values: list[Any]) -> None:
 
 @lru_cache(maxsize=512)
 def program(
-    p: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()
+    pass_: Pass, storage: tuple[tuple[str, str], ...], given: tuple[tuple[Node, float], ...] = ()
 ) -> Program:
     """The program of a pass.
 
@@ -140,18 +141,18 @@ def program(
         takes no call.
     """
     stored, finite = {name: STORED[dtype] for name, dtype in storage}, set[str]()
-    p = _without(p, dict(given), stored, finite) if given else p
-    read, summed = dict(p.loads), {r: _factors(r, p) for r in p.reductions}
-    extras = _extras(p, summed)
+    pass_ = _without(pass_, dict(given), stored, finite) if given else pass_
+    read, summed = dict(pass_.loads), {r: _factors(r, pass_) for r in pass_.reductions}
+    extras = _extras(pass_, summed)
     spare = {n for nodes in extras.values() for n in nodes}
-    kept = {a for factors in summed.values() for a in factors} | set(p.stores.values())
-    wanted = _needed(kept, p)
-    order = [n for n in p.nodes if n in wanted and n not in spare]
+    kept = {a for factors in summed.values() for a in factors} | set(pass_.stores.values())
+    wanted = _needed(kept, pass_)
+    order = [n for n in pass_.nodes if n in wanted and n not in spare]
     order += [n for nodes in extras.values() for n in nodes]
     last = {a: i for i, n in enumerate(order) for a in n.args}
     bases = {n: n.args[0] for n in order if n.op in _VIEWS}
     direct: dict[Node, str] = {}
-    for name, node in p.stores.items():
+    for name, node in pass_.stores.items():
         if (
             not stored[name].rounds
             and node in order
@@ -175,11 +176,11 @@ def program(
     targets: dict[Node, int | str] = {}
     for i, n in enumerate(order):
         dying = [a for a in dict.fromkeys(n.args) if a in where and last[a] == i and a not in kept]
-        dying = [a for a in dying if not any(bases.get(v) is a for v in bases)]
+        dying = [a for a in dying if a not in bases.values()]
         over = OPS[n.op].in_place
         if over:
-            for a in dying:
-                free[a.dtype].append(where.pop(a))
+            for operand in dying:
+                free[operand.dtype].append(where.pop(operand))
         target: int | str = direct.get(n, -1)
         if n not in bases and target == -1:
             if not free[n.dtype]:
@@ -187,45 +188,46 @@ def program(
                 buffers.append(n.dtype)
             target = where[n] = free[n.dtype].pop()
         targets[n] = target
-        for a in () if over else dying:
-            free[a.dtype].append(where.pop(a))
-    copies = {name: node for name, node in p.stores.items() if direct.get(node) != name}
+        for operand in () if over else dying:
+            free[operand.dtype].append(where.pop(operand))
+    copies = {name: node for name, node in pass_.stores.items() if direct.get(node) != name}
     return replace(
-        _placed(p, stored, targets, summed, extras, copies, tuple(buffers)),
+        _placed(pass_, stored, targets, summed, extras, copies, tuple(buffers)),
         finite=tuple(sorted(finite)),
     )
 
 
-def _without(p: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]) -> Pass:
+def _without(
+    pass_: Pass, given: dict[Node, float], stored: dict[str, Codec], finite: set[str]
+) -> Pass:
     """A pass without factors of one, and without stored arrays that zero multiplies; these are
     added to `finite`.
     """
-    names = {
-        n: name for name, n in p.loads.items() if not stored[name].rounds and n.dtype == "real"
-    }
+    exact = {name: n for name, n in pass_.loads.items() if not stored[name].rounds}
+    names = {n: name for name, n in exact.items() if n.dtype == "real"}
     now: dict[Node, Node] = {}
     nothing, made = dict[Node, str](), list[Node]()
-    for n in p.nodes:
-        args = tuple(now.get(a, a) for a in n.args)
+    for node in pass_.nodes:
+        args = tuple(now.get(a, a) for a in node.args)
         worth = [given.get(a) for a in args]
-        if n.op in ("add", "sub") and args[1] in nothing:
-            now[n] = args[0]
+        if node.op in ("add", "sub") and args[1] in nothing:
+            now[node] = args[0]
             finite.add(nothing[args[1]])
-        elif n.op == "add" and args[0] in nothing:
-            now[n] = args[1]
+        elif node.op == "add" and args[0] in nothing:
+            now[node] = args[1]
             finite.add(nothing[args[0]])
-        elif n.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == n.axes:
-            now[n] = args[1 - worth.index(1.0)]
+        elif node.op == "mul" and 1.0 in worth and args[1 - worth.index(1.0)].axes == node.axes:
+            now[node] = args[1 - worth.index(1.0)]
         else:
-            now[n] = n if args == n.args else replace(n, args=args)
-            made.append(now[n])
-            if n.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
-                nothing[now[n]] = names[args[1 - worth.index(0.0)]]
-    sums = {r: now.get(r.args[0], r.args[0]) for r in p.reductions}
+            now[node] = node if args == node.args else replace(node, args=args)
+            made.append(now[node])
+            if node.op == "mul" and 0.0 in worth and args[1 - worth.index(0.0)] in names:
+                nothing[now[node]] = names[args[1 - worth.index(0.0)]]
+    sums = {r: now.get(r.args[0], r.args[0]) for r in pass_.reductions}
     return replace(
-        p,
+        pass_,
         nodes=tuple(made),
-        stores={name: now.get(n, n) for name, n in p.stores.items()},
+        stores={name: now.get(n, n) for name, n in pass_.stores.items()},
         summed=sums,
     )
 
@@ -253,58 +255,57 @@ def _factors(r: Node, p: Pass) -> tuple[Node, ...]:
 
 
 def _first_half(
-    d: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]
+    division: Node, old: Node | None, order: list[Node], last: dict[Node, int], kept: set[Node]
 ) -> Node | None:
     """An operand of what overwrites a stored value that may overwrite it first, for nothing else
     reads either.
     """
-    if old is None or not OPS[d.op].in_place:
+    if old is None or not OPS[division.op].in_place:
         return None
-    for a in d.args:
+    for operand in division.args:
         alone = (
-            a in order
-            and a not in kept
-            and last[a] == order.index(d)
-            and a.dtype == d.dtype
-            and a.op not in _VIEWS
+            operand in order
+            and operand not in kept
+            and last[operand] == order.index(division)
+            and operand.dtype == division.dtype
+            and operand.op not in _VIEWS
         )
         if (
             alone
-            and old in a.args
-            and OPS[a.op].in_place
+            and old in operand.args
+            and OPS[operand.op].in_place
             and old not in kept
-            and last[old] == order.index(a)
+            and last[old] == order.index(operand)
         ):
-            return a
+            return operand
     return None
 
 
-def _extras(p: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
+def _extras(pass_: Pass, summed: dict[Node, tuple[Node, ...]]) -> dict[Node, list[Node]]:
     """The sums that can be spared, for the pass makes what they stand beside; and what is computed
     for each alone.
     """
-    plain = _plain(p)
-    can = [r for r in p.reductions if isinstance(r.data, Spare) and (r.data.plain, r.axes) in plain]
-    others = [*p.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
-    found = [_needed(x, p) for x in (others, *(summed[r] for r in can))]
+    plain = _plain(pass_)
+    spare = [r for r in pass_.reductions if isinstance(r.data, Spare)]
+    can = [r for r in spare if (r.data.plain, r.axes) in plain]
+    others = [*pass_.stores.values(), *(a for r, x in summed.items() if r not in can for a in x)]
+    found = [_needed(others, pass_)]
+    found += [_needed(summed[r], pass_) for r in can]
     needed = Counter(n for some in found for n in some)
-    return {
-        r: [n for n in p.nodes if n in some and needed[n] == 1]
-        for r, some in zip(can, found[1:], strict=True)
-    }
+    alone = {}
+    for r, some in zip(can, found[1:], strict=True):
+        alone[r] = [n for n in pass_.nodes if n in some and needed[n] == 1]
+    return alone
 
 
 def _plain(p: Pass) -> dict[tuple[int, str], Node]:
     """The sums that no other makes idle, by what they are of, and their axes."""
-    return {
-        (r.args[0].id, r.axes): r
-        for r in p.reductions
-        if r.op == "sum" and not isinstance(r.data, Spare)
-    }
+    summed = [r for r in p.reductions if r.op == "sum" and not isinstance(r.data, Spare)]
+    return {(r.args[0].id, r.axes): r for r in summed}
 
 
 def _placed(
-    p: Pass,
+    pass_: Pass,
     stored: dict[str, Codec],
     targets: dict[Node, int | str],
     summed: dict[Node, tuple[Node, ...]],
@@ -315,33 +316,33 @@ def _placed(
     """A program, with a place in one list for each value that it is about."""
     args = [a for n in targets for a in n.args]
     wanted = [*(a for factors in summed.values() for a in factors), *copies.values()]
-    at = {n: i for i, n in enumerate(dict.fromkeys([*p.loads.values(), *args, *targets, *wanted]))}
-    raw = {*p.loads.values(), *(n for n in p.nodes if n.op in _VIEWS)}
-    plain, first = _plain(p), [r for r in p.reductions if r not in extras]
+    every = dict.fromkeys([*pass_.loads.values(), *args, *targets, *wanted])
+    at = {n: i for i, n in enumerate(every)}
+    raw = {*pass_.loads.values(), *(n for n in pass_.nodes if n.op in _VIEWS)}
+    plain, first = _plain(pass_), [r for r in pass_.reductions if r not in extras]
 
     def steps(nodes: Iterable[Node]) -> Steps:
-        return tuple(
-            (
-                OPS[n.op].into or OPS[n.op].numpy,
-                operator.itemgetter(*(at[a] for a in n.args), at[n]),
-                at[n] if targets[n] == -1 else -1,
-            )
-            for n in nodes
-        )
+        made = []
+        for n in nodes:
+            take = operator.itemgetter(*(at[a] for a in n.args), at[n])
+            new = at[n] if targets[n] == -1 else -1
+            made.append((OPS[n.op].into or OPS[n.op].numpy, take, new))
+        return tuple(made)
 
     def extra(r: Node) -> Extra:
         return Extra(plain[r.data.plain, r.axes], r.data.low, r.data.high, steps(extras[r]))
 
     spare = {n for nodes in extras.values() for n in nodes}
+    reductions = []
+    for r in [*first, *extras]:
+        places = tuple(at[a] for a in summed[r])
+        reductions.append((r, places, extra(r) if r in extras else None))
     return Program(
         steps=steps(n for n in targets if n not in spare),
-        reductions=tuple(
-            (r, tuple(at[a] for a in summed[r]), extra(r) if r in extras else None)
-            for r in [*first, *extras]
-        ),
+        reductions=tuple(reductions),
         blank=tuple(n.data if n.op == "const" else None for n in at),
-        loads=tuple((name, stored[name].load, at[n]) for name, n in p.loads.items()),
-        small={n: at[n] for n in p.uses if n in at},
+        loads=tuple((name, stored[name].load, at[n]) for name, n in pass_.loads.items()),
+        small={n: at[n] for n in pass_.uses if n in at},
         made=tuple((at[n], target) for n, target in targets.items() if target != -1),
         buffers=buffers,
         copies=tuple((name, stored[name].store, at[n], n in raw) for name, n in copies.items()),

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -19,11 +21,13 @@ namespace {
 
 struct Allocation {
     uintptr_t low, high;
-    Cell* shadow;        // for the launch in hand
+    Cell* shadow;        // for the launch in hand, once it has come here
     uint8_t* unwritten;  // per granule, or null: all is written
     bool writable;
     std::string name;
     int device = -1; // that it is of, if it is of one
+    uintptr_t used[4] = {0, 0, 0, 0};      // what the launch has read and written: from and to
+    std::vector<bool> constant = {};       // what it has read through the read-only cache, if anything
 };
 
 struct Report {
@@ -37,7 +41,29 @@ std::vector<Report> reports;
 std::set<std::pair<Fault, uintptr_t>> reported;
 std::unordered_map<uintptr_t, Clock> released; // to whoever reads that atomic
 
+std::vector<Allocation*> touched; // in the launch in hand, or the last
+
 size_t granules(const Allocation& memory) { return (memory.high - memory.low) / kGranule + 9; }
+
+// Zeros, of which only those that are looked at take memory.
+void touch(Allocation& memory) {
+    void* made = mmap(nullptr, granules(memory) * sizeof(Cell), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED) abort();
+    memory.shadow = static_cast<Cell*>(made);
+    touched.push_back(&memory);
+}
+
+void drop_shadow(Allocation& memory) {
+    if (memory.shadow) munmap(memory.shadow, granules(memory) * sizeof(Cell));
+    memory.shadow = nullptr;
+}
+
+void note_use(Allocation& memory, uintptr_t low, uintptr_t high, bool writes) {
+    uintptr_t* used = memory.used + 2 * writes;
+    if (!used[1] || low < used[0]) used[0] = low;
+    if (high > used[1]) used[1] = high;
+}
 
 Allocation* below(uintptr_t address) {
     auto next = allocations.upper_bound(address);
@@ -137,6 +163,11 @@ Cell* shared_cell(uintptr_t address, size_t size, bool writes, uintptr_t pc) {
     fail();
 }
 
+void report_stale(const Place& place, uintptr_t pc) {
+    report(Fault::kRace, pc, 0, "read-only cache: %s+%zu is read through it and written in one launch; thread %d, block %ld",
+           place.name, place.offset, fiber->thread, block->number);
+}
+
 } // namespace
 
 void report(Fault fault, uintptr_t pc, int line, const char* format, ...) {
@@ -162,10 +193,17 @@ void forget_reports() {
 
 void forget_accesses() {
     released.clear();
-    for (auto& [low, memory] : allocations) {
-        free(memory.shadow);
-        memory.shadow = static_cast<Cell*>(calloc(granules(memory), sizeof(Cell)));
+    for (Allocation* memory : touched) {
+        drop_shadow(*memory);
+        memory->constant.clear();
+        memset(memory->used, 0, sizeof memory->used);
     }
+    touched.clear();
+}
+
+// What a launch remembers of single bytes is of no use after it; what it has used is.
+void end_accesses() {
+    for (Allocation* memory : touched) drop_shadow(*memory);
 }
 
 void check_access(uintptr_t address, size_t size, bool reads, bool writes, bool atomic, uintptr_t pc) {
@@ -181,6 +219,9 @@ void check_access(uintptr_t address, size_t size, bool reads, bool writes, bool 
     } else if ((memory = find(address))) {
         if (address + size > memory->high) report_outside(address + size, size, writes, pc);
         place = {"global", memory->name.c_str(), address - memory->low};
+        if (!memory->shadow) touch(*memory);
+        if (reads) note_use(*memory, address, address + size, false);
+        if (writes) note_use(*memory, address, address + size, true);
         cell = &memory->shadow[place.offset / kGranule];
         const int device = launch->options.device;
         if (device >= 0 && memory->device >= 0 && memory->device != device) {
@@ -217,7 +258,20 @@ void check_access(uintptr_t address, size_t size, bool reads, bool writes, bool 
         for (const Mark& mark : {cell->read, cell->other})
             if (mark.thread && !(atomic && mark.atomic) && !ordered(mark)) report_race("write after read", place, mark, pc);
         *cell = Cell{now, {}, {}};
+        if (memory && !memory->constant.empty() && memory->constant[place.offset + done]) report_stale(place, pc);
         if (unwritten) *unwritten = 0;
+    }
+}
+
+// What lies in the read-only cache stays there, whoever writes to memory, until the launch ends.
+void check_constant(uintptr_t address, size_t size, uintptr_t pc) {
+    Allocation* memory = find(address);
+    if (!memory || address + size > memory->high) return; // which the access itself tells
+    if (!memory->shadow) touch(*memory);
+    if (memory->constant.empty()) memory->constant.resize(granules(*memory));
+    for (size_t at = address - memory->low; size--; ++at) {
+        memory->constant[at] = true;
+        if (memory->shadow[at].write.thread) report_stale({"global", memory->name.c_str(), at}, pc);
     }
 }
 
@@ -265,10 +319,30 @@ void cudacpu_memory_device(uintptr_t low, int device) {
 void cudacpu_memory_remove(uintptr_t low) {
     auto found = allocations.find(low);
     if (found == allocations.end()) return;
-    free(found->second.shadow);
+    drop_shadow(found->second);
+    touched.erase(std::remove(touched.begin(), touched.end(), &found->second), touched.end());
     free(found->second.unwritten);
     allocations.erase(found);
     last_found = nullptr;
+}
+
+// The first address of the allocation that an address is in, or 0.
+uintptr_t cudacpu_memory_base(uintptr_t address) {
+    Allocation* memory = below(address);
+    return memory && address < memory->high ? memory->low : 0;
+}
+
+const char* cudacpu_memory_name(uintptr_t address) {
+    Allocation* memory = below(address);
+    return memory ? memory->name.c_str() : "";
+}
+
+// Of the last launch: an allocation that it has used, from where to where it has read, and written. 0: there are no more.
+int cudacpu_touched(int number, uintptr_t* bounds) {
+    if (static_cast<size_t>(number) >= touched.size()) return 0;
+    bounds[0] = touched[number]->low;
+    memcpy(bounds + 1, touched[number]->used, sizeof touched[number]->used);
+    return 1;
 }
 
 // The host, or a copy, wrote there.

@@ -61,6 +61,10 @@ void __ubsan_handle_type_mismatch_v1(void* data, uintptr_t address) {
     fail();
 }
 
+void cudacpu_constant(const volatile void* address, size_t size) {
+    if (launch && fiber && launch->options.check) check_constant(reinterpret_cast<uintptr_t>(address), size, PC);
+}
+
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

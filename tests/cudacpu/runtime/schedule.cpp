@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <map>
@@ -25,7 +26,12 @@ namespace {
 
 constexpr long kIdleTurns = 1000000; // so many turns given up, and nothing changed: it never will
 void* scheduler_stack_pointer;
-std::vector<std::vector<char>> spare_stacks;
+struct Stacks {
+    char* low;
+    size_t bytes;
+};
+std::vector<Stacks> spare_stacks;
+constexpr size_t kSpare = 4; // more than that many blocks' are given back
 Block* active; // whose shared memory is in place
 
 void thread_main() {
@@ -37,6 +43,26 @@ void thread_main() {
     wait_here();
 }
 
+// Stacks of a block's threads; of most only the last page is ever touched, and takes memory.
+char* take_stacks() {
+    const size_t bytes = launch->threads * kStack;
+    while (!spare_stacks.empty()) {
+        const Stacks last = spare_stacks.back();
+        spare_stacks.pop_back();
+        if (last.bytes == bytes) return last.low;
+        munmap(last.low, last.bytes);
+    }
+    void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED) abort();
+    return static_cast<char*>(made);
+}
+
+void give_stacks(char* low) {
+    const size_t bytes = launch->threads * kStack;
+    if (spare_stacks.size() < kSpare) spare_stacks.push_back({low, bytes});
+    else munmap(low, bytes);
+}
+
 Block* start_block() {
     const long number = launch->started++;
     Block* made = new Block;
@@ -46,11 +72,7 @@ Block* start_block() {
                    static_cast<unsigned>(number / launch->grid.x / launch->grid.y)};
     made->alive = launch->threads;
     made->fibers.resize(launch->threads);
-    if (!spare_stacks.empty()) {
-        made->stacks.swap(spare_stacks.back());
-        spare_stacks.pop_back();
-    }
-    if (made->stacks.size() < launch->threads * kStack) std::vector<char>(launch->threads * kStack).swap(made->stacks);
+    made->stacks = take_stacks();
     made->shared.assign(launch->shared_high - launch->shared_low, static_cast<char>(0xff)); // as floats: NaN
     if (launch->options.check) made->shadow.assign(made->shared.size() / kGranule + 16, Cell{});
     for (int thread = 0; thread < launch->threads; ++thread) {
@@ -60,7 +82,7 @@ Block* start_block() {
         each.state = State::kReady;
         each.index = {thread % launch->block.x, thread / launch->block.x % launch->block.y,
                       thread / launch->block.x / launch->block.y};
-        each.stack = made->stacks.data() + thread * kStack;
+        each.stack = made->stacks + thread * kStack;
         const size_t stagger = thread % 61 * 192; // or all stacks would meet in one set of the cache
         each.stack_pointer = first_stack_pointer(each.stack + kStack - stagger, thread_main);
         made->ready.push_back(thread);
@@ -73,8 +95,7 @@ Block* start_block() {
 void end_block(Block* ended) {
     if (active == ended) active = nullptr;
     launch->resident.erase(std::find(launch->resident.begin(), launch->resident.end(), ended));
-    spare_stacks.emplace_back();
-    spare_stacks.back().swap(ended->stacks);
+    give_stacks(ended->stacks);
     delete ended;
 }
 
@@ -253,7 +274,7 @@ extern "C" int cudacpu_launch(void (*kernel)(void**), void** arguments, const un
                options->dynamic_bytes, room);
         mine.failed = true;
     }
-    if (options->check) forget_accesses();
+    forget_accesses();
 #if defined(__x86_64__)
     const unsigned before = _mm_getcsr();
     const unsigned flush = 0x8040; // subnormal numbers are zero, as results and as operands
@@ -265,6 +286,7 @@ extern "C" int cudacpu_launch(void (*kernel)(void**), void** arguments, const un
 #endif
     active = nullptr;
     while (!mine.resident.empty()) end_block(mine.resident.back());
+    end_accesses();
     const int failed = mine.failed;
     launch = nullptr;
     block = nullptr;

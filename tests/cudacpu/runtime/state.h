@@ -72,7 +72,7 @@ struct Block {
     long number;
     uint3 index;
     std::vector<Fiber> fibers;
-    std::vector<char> stacks;
+    char* stacks;
     int alive = 0, at_barrier = 0, at_grid = 0, barrier_line = 0;
     int votes[2] = {0, 0};
     std::deque<int> ready;
@@ -141,6 +141,8 @@ enum class Fault { kMemory, kRace, kUninitialised, kBarrier, kDeadlock, kMask };
 void report(Fault fault, uintptr_t pc, int line, const char* format, ...) __attribute__((format(printf, 4, 5)));
 void forget_reports();
 void forget_accesses();
+void end_accesses();
+void check_constant(uintptr_t address, size_t size, uintptr_t pc);
 bool is_private(uintptr_t address);
 void check_access(uintptr_t address, size_t size, bool reads, bool writes, bool atomic, uintptr_t pc);
 void acquire(uintptr_t address);

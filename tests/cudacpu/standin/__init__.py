@@ -19,12 +19,24 @@ import sys
 from contextlib import contextmanager
 
 from tests.cudacpu.standin import queues
+from tests.cudacpu.standin.clocks import Race, racing
 from tests.cudacpu.standin.kernels import checking
 from tests.cudacpu.standin.memory import Forbidden, counts, forbidden
 from tests.cudacpu.standin.namespace import modules
 from tests.cudacpu.standin.queues import any_order
 
-__all__ = ["Forbidden", "any_order", "checking", "counts", "forbidden", "install", "installed", "uninstall"]
+__all__ = [
+    "Forbidden",
+    "Race",
+    "any_order",
+    "checking",
+    "counts",
+    "forbidden",
+    "install",
+    "installed",
+    "racing",
+    "uninstall",
+]
 
 _away = {}  # the modules that are not in sys.modules now: ours, or those that ours took the place of
 

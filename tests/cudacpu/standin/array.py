@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from tests.cudacpu.standin import dlpack
+from tests.cudacpu.standin import clocks, dlpack
 from tests.cudacpu.standin.memory import (
     CUDARuntimeError,
     Device,
@@ -18,7 +18,7 @@ from tests.cudacpu.standin.memory import (
     written,
 )
 from tests.cudacpu.standin.queues import in_any_order
-from tests.cudacpu.standin.streams import by_pointer, capturing, current_stream, enqueue, ordered, recording
+from tests.cudacpu.standin.streams import by_pointer, capturing, current_stream, enqueue, ordered, placed, recording
 
 __all__ = ["lifted", "ndarray", "new"]
 
@@ -111,7 +111,8 @@ class ndarray:
         note("sync", "ndarray.get")
         if capturing():
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: copy to the host while a stream is capturing")
-        with self.device, stream or current_stream(self._memory.device_id), ordered():
+        with self.device, stream or current_stream(self._memory.device_id), ordered("ndarray.get", waits=True):
+            clocks.use(self._a)
             if out is None:
                 return np.array(self._a, order=order)
             out[...] = self._a
@@ -129,8 +130,14 @@ class ndarray:
             arr = arr.copy()
         else:
             arr = _unowned(arr)  # nobody keeps it for the copy: the pool may give it to others
-        target = _unowned(self._a) if recording(stream) else self._a
-        enqueue(lambda: _write(target, ..., arr), stream, [self._memory])
+        target, said = (_unowned(self._a), None) if recording(stream) else (self._a, arr.tobytes())
+
+        def copy():
+            if said is not None and arr.tobytes() != said:
+                clocks.early(f"array of shape {arr.shape}")
+            _write(target, ..., arr)
+
+        enqueue(copy, stream, [self._memory], what="ndarray.set")
 
     def item(self):
         return self.get().item()
@@ -199,7 +206,12 @@ class ndarray:
             uses.append(value._memory)
         if recording():
             target, values = _unowned(target), _unowned(values) if isinstance(value, ndarray) else values
-        enqueue(lambda: _write(target, key, values), uses=uses)
+
+        def write():
+            clocks.used_all([values])
+            _write(target, key, values)
+
+        enqueue(write, uses=uses, what="ndarray.__setitem__")
 
     def __deepcopy__(self, memo):
         return self.copy()
@@ -252,13 +264,14 @@ def new(values):
     return _made(values, lambda: values)
 
 
-def _made(like, make):
+def _made(like, make, what="a copy from the host"):
     """A new array on the device, filled with what is made in its turn where the order is any, and else now."""
     result = ndarray(like.shape, like.dtype, order="F" if like.ndim and like.flags.fnc else "C")
     if in_any_order():
-        enqueue(lambda: _write(result._a, ..., make()), uses=[result._memory])
+        enqueue(lambda: _write(result._a, ..., make()), uses=[result._memory], what=what)
     else:
-        _write(result._a, ..., make())
+        with placed(what):
+            _write(result._a, ..., make())
     return result
 
 
@@ -267,7 +280,8 @@ def _taken(x, take, *args):
     part = take(x._a, *map(_bare, args))
     if isinstance(part, np.ndarray) and (part.base is not None or part is x._a) and np.may_share_memory(part, x._a):
         return x._view(part)
-    with ordered():
+    with ordered("an index"):
+        clocks.use(x._a)
         return new(take(x._a, *map(_bare, args)))
 
 
@@ -280,15 +294,17 @@ def lifted(function):
         given, named = [_bare(x) for x in args], {name: _bare(value) for name, value in options.items()}
 
         def make():
+            clocks.used_all([*given, *named.values()])
             with np.errstate(all="ignore"):
                 return function(*given, **named)
 
         if in_any_order() and out is None and not recording():
+            like = None
             with suppress(Exception):  # of numbers that nobody has made yet: what only looks at them must wait for them
                 like = make()
-                if isinstance(like, (np.ndarray, np.generic)):
-                    return _made(like, make)
-        with ordered():
+            if isinstance(like, (np.ndarray, np.generic)):
+                return _made(like, make, function.__name__)
+        with ordered(function.__name__):
             result = make()
         if out is None:
             return new(result)

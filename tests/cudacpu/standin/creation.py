@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tests.cudacpu.standin import dlpack
+from tests.cudacpu.standin import clocks, dlpack
 from tests.cudacpu.standin.array import ndarray, new
 from tests.cudacpu.standin.memory import Device, current_device, note
-from tests.cudacpu.standin.streams import current_stream
+from tests.cudacpu.standin.streams import current_stream, ordered
 
 __all__ = ["array", "asarray", "asnumpy", "from_dlpack"]
 
@@ -28,8 +28,9 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
 def asarray(a, dtype=None, order=None, *, blocking=False):
     """`a` itself where it is such an array, on the current device."""
     if isinstance(a, ndarray) and a._memory.device_id != current_device():
-        values = a._a.astype(a.dtype if dtype is None else dtype)
-        return new(values)
+        with ordered("asarray"):
+            clocks.use(a._a)
+            return new(a._a.astype(a.dtype if dtype is None else dtype))
     if isinstance(a, ndarray) and (dtype is None or a.dtype == np.dtype(dtype)):
         return a
     return array(a, dtype)

@@ -9,17 +9,18 @@ import ctypes
 import functools
 import itertools
 
-import ml_dtypes
 import numpy as np
 
 from tests.cudacpu.build import KernelError, build
-from tests.cudacpu.standin.memory import alive, current_device, note, written
+from tests.cudacpu.standin import clocks
+from tests.cudacpu.standin.memory import current_device, note, registered, written
 from tests.cudacpu.standin.streams import capturing, current_stream, enqueue
 
 __all__ = ["path", "reasons"]
 
 NOT_INITIALIZED, INVALID_VALUE, NOT_SUPPORTED = 1, 7, 15
-TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16}
+TYPES = {0: np.float32, 1: np.float64, 2: np.float16}
+BFLOAT16 = 14
 COMPUTE = {68: np.float32, 70: np.float64}
 POSSIBLE = {(0, 68), (2, 68), (14, 68), (1, 70)}
 
@@ -28,6 +29,15 @@ reasons = []
 
 _handles = {}
 _numbers = itertools.count(0x1000, 16)
+
+
+def _type(kind):
+    """The dtype of a type of CUDA's."""
+    if kind == BFLOAT16:
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return TYPES[kind]
 
 
 class _Handle:
@@ -107,7 +117,7 @@ class _Products:
             raise _Refused(f"extents {m}, {n}, {k}, or turned {turned}")
         if any((kind, compute) not in POSSIBLE for kind in kinds):
             raise _Refused(f"types {kinds} computed in {compute}", NOT_SUPPORTED)
-        self.turned, self.kinds, self.steps, self.factors = turned, [TYPES[x] for x in kinds], steps, factors
+        self.turned, self.kinds, self.steps, self.factors = turned, [_type(x) for x in kinds], steps, factors
         self.wide = COMPUTE[compute]
         self.shapes = [(k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n), (m, n)]
         for name, (rows, _), step in zip("ABC", self.shapes, steps, strict=True):
@@ -139,7 +149,9 @@ class _Products:
             return np.zeros((rows, columns), kind)
         if not start or start % size:
             raise KernelError(f"gemm: {'ABC'[i]} lies at {start}")
-        values = _region("ABC"[i], start, start + ((columns - 1) * step + rows) * size, device)
+        end = start + ((columns - 1) * step + rows) * size
+        values = _region("ABC"[i], start, end, device)
+        clocks.used(start, end, writes=i == 2)
         return np.ndarray((rows, columns), kind, values, strides=(size, step * size))
 
 
@@ -159,11 +171,12 @@ def _queued(handle, problems, compute, places):
         if workspace is not None and workspace[1]:  # which is the library's to write in
             room = _region("the workspace", workspace[0], sum(workspace), device)
             room[:256] = room[-256:] = 0xCB
+            clocks.use(room, writes=True)
         made = sorted(x.make(each, device) for x, each in places(device))
         if any(low < stop for (_, stop), (low, _) in itertools.pairwise(made)):
             raise KernelError("gemm: the results overlap")
 
-    enqueue(work, stream)
+    enqueue(work, stream, what="a product")
 
 
 def _factor(address, compute):
@@ -205,7 +218,9 @@ def grouped(handle, turns_a, turns_b, ms, ns, ks, alphas, a, kind_a, ldas, b, ki
     def places(device):
         if again and said() != (given, factors):
             raise KernelError("gemm: an array of the host is not what it was when it was captured")
-        tables = [_region("a table", x, x + 8 * total, device).view(np.int64).tolist() for x in (a, b, c)]
+        tables = [_region("a table", x, x + 8 * total, device).view(np.int64) for x in (a, b, c)]
+        clocks.used_all(tables)
+        tables = [x.tolist() for x in tables]
         if problems and problems[0].kinds[0] not in (np.float32, np.float64) and any(x % 16 for t in tables for x in t):
             raise KernelError("gemm: matrices of 16 bits must begin at multiples of 16 bytes")
         each = itertools.chain.from_iterable([x] * g[8] for x, g in zip(problems, given, strict=True))
@@ -220,7 +235,7 @@ def _ints(address):
 
 def _region(what, low, high, device):
     """The bytes from one address to another, of one allocation that is alive."""
-    inside = next((x for x in alive() if x.ptr <= low and high <= x.ptr + x.size), None)
+    inside = next((x for x in registered() if x.ptr <= low and high <= x.ptr + x.view.size), None)
     if inside is None:
         raise KernelError(f"gemm: {what} is out of bounds, or its memory was freed")
     if inside.device_id != device:

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from tests.cudacpu.module import Module
+from tests.cudacpu.standin import clocks
 from tests.cudacpu.standin.array import ndarray
 from tests.cudacpu.standin.memory import CUDARuntimeError, MemoryPointer, current_device, note
-from tests.cudacpu.standin.streams import current_stream, enqueue, recording
+from tests.cudacpu.standin.streams import current_stream, enqueue
 
 __all__ = ["RawKernel", "RawModule", "checking"]
 
@@ -119,7 +120,12 @@ class RawKernel:
         how = dict(_how)
         kernel = self._module._module(how.pop("check")).get_function(self.name)
         packed, uses = [pack(value) for value in args], [x._memory for x in args if isinstance(x, ndarray)]
-        kept = None if recording(stream) else list(args)
         note("launch", self.name)
         how = {"coop": self._module.cooperative, "device": current_device(), **how}
-        enqueue(lambda: (kernel(grid, block, packed, shared_mem, **how), kept)[0], stream, uses)
+
+        def run():
+            kernel(grid, block, packed, shared_mem, **how)
+            if kernel.module.check:
+                clocks.launched()
+
+        enqueue(run, stream, uses, what=f"kernel {self.name}")

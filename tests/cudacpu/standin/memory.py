@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from tests.cudacpu.build import runtime
+from tests.cudacpu.standin import clocks
 
 __all__ = [
     "CUDARuntimeError",
@@ -27,6 +28,7 @@ __all__ = [
     "is_pinned",
     "note",
     "pool",
+    "registered",
     "written",
 ]
 
@@ -37,7 +39,7 @@ counts = Counter()
 """How often each of these happened: allocation, sync (the host waited), device-to-host, host-to-device, launch, and
 pageable (a copy from host memory that is not pinned, which may wait)."""
 
-live = weakref.WeakSet()
+live, blocks = weakref.WeakSet(), weakref.WeakSet()
 pinned = {}  # sizes by address
 _rooms = {}  # pinned memory that nobody has, by size
 graphs = weakref.WeakSet()
@@ -63,13 +65,18 @@ class Forbidden(AssertionError):
     """What a test forbade happened."""
 
 
-def alive():
-    """All allocations now, also while other threads make and free some."""
+def alive(kind=live):
+    """All allocations now, also while other threads make and free some; or all that is registered."""
     while True:
         try:
-            return list(live)
+            return list(kind)
         except RuntimeError:  # one of them has just done so
             continue
+
+
+def registered():
+    """What work that is given now may use, though it is freed before that work is done: it is given to nobody."""
+    return alive(blocks)
 
 
 def note(kind, what):
@@ -134,8 +141,7 @@ class Device:
         note("sync", "Device.synchronize")
         if queues.capturing(self.id):
             raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported: a stream is capturing")
-        for queue in queues.busy(self.id):
-            queues.reach(queue.add())
+        queues.synchronize(self.id)
 
     def __int__(self):
         return self.id
@@ -150,9 +156,22 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
 
-def _freed(address, owner):
-    """Nobody has that memory now. While there is a graph, nobody gets it anew: what the graph does there is a fault."""
+class _Block:
+    """Memory that is registered, until nobody has it and all work is done that was given before that."""
+
+    def __init__(self, ptr, owner, view, device_id):
+        self.ptr, self.view, self.device_id = ptr, view, device_id
+        blocks.add(self)
+        weakref.finalize(self, _gone_from, ptr, owner).atexit = False
+
+
+def _gone_from(address, owner):
+    """Nobody has that memory now, and no work will use it.
+
+    While there is a graph, nobody gets it anew: what the graph does there is a fault.
+    """
     runtime().cudacpu_memory_remove(ctypes.c_size_t(address))
+    clocks.gone(address)
     if graphs:
         _gone.append(owner)
     else:
@@ -176,7 +195,8 @@ class Memory:
             name = f"array of {self.size} bytes on device {device_id}".encode()
             runtime().cudacpu_memory_add(ctypes.c_size_t(self.ptr), ctypes.c_size_t(self.size), written, 1, name)
             runtime().cudacpu_memory_device(ctypes.c_size_t(self.ptr), device_id)
-            weakref.finalize(self, _freed, self.ptr, owner).atexit = False
+            self.block = _Block(self.ptr, owner, view, device_id)
+            weakref.finalize(self, clocks.freed, self.ptr).atexit = False
 
     @property
     def device(self):
@@ -216,7 +236,8 @@ def alloc(size):
 
 
 def written(address, size):
-    """Tell the checks that the host, or a copy, wrote there."""
+    """Tell the checks that the work in hand wrote there."""
+    clocks.used(address, address + size, writes=True)
     runtime().cudacpu_memory_written(ctypes.c_size_t(address), ctypes.c_size_t(size))
 
 
@@ -243,7 +264,7 @@ def _unpinned(rooms, room):
 
 def is_pinned(address):
     """Whether an address is in pinned memory."""
-    return any(start <= address < start + size for start, size in list(pinned.items()))
+    return any(start <= address < start + size for start, size in pinned.copy().items())
 
 
 class _Pool:

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from tests.cudacpu.standin import array, creation, cublas, kernels, memory, streams
+from tests.cudacpu.standin import array, clocks, creation, cublas, kernels, memory, streams
 
 __all__ = ["modules"]
 
@@ -19,8 +19,11 @@ result_type promote_types can_cast inf nan pi e newaxis
 """
 
 
-def _copy(dst, src, size, kind):
+def _copy(dst, src, size, kind, said):
     """Copy bytes when the stream gets there; what is read is what is there then."""
+    if said is not None and ctypes.string_at(src, size) != said:
+        clocks.early(f"{size} bytes")
+    clocks.used(src, src + size, writes=False)
     ctypes.memmove(dst, src, size)
     if kind in (COPIES["memcpyHostToDevice"], COPIES["memcpyDeviceToDevice"]):
         memory.written(dst, size)
@@ -36,7 +39,10 @@ def memcpy_async(dst, src, size, kind, stream):
         memory.note("device-to-host", f"{size} bytes")
     elif kind != COPIES["memcpyDeviceToDevice"]:
         raise memory.CUDARuntimeError("the stand-in wants to be told which way a copy goes")
-    streams.enqueue(lambda: _copy(dst, src, size, kind), streams.by_pointer(stream))
+    stream = streams.by_pointer(stream)
+    pinned = kind == COPIES["memcpyHostToDevice"] and not streams.recording(stream)
+    said = ctypes.string_at(src, size) if pinned else None
+    streams.enqueue(lambda: _copy(dst, src, size, kind, said), stream, what="memcpyAsync")
 
 
 def _empty(shape, dtype=float, order="C"):

@@ -10,20 +10,23 @@ import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 
+from tests.cudacpu.standin import clocks
 from tests.cudacpu.standin.memory import CUDARuntimeError
 
 __all__ = [
     "Queue",
     "Recording",
     "any_order",
-    "busy",
     "capturing",
     "default_queue",
     "forget",
     "go_on",
     "in_any_order",
+    "next_lane",
     "reach",
     "sorted_anyhow",
+    "synchronize",
+    "wait_for",
 ]
 
 turn = threading.RLock()
@@ -32,17 +35,20 @@ turn = threading.RLock()
 _busy = set()  # the queues that have work, which they do though nobody holds their stream
 _defaults = {}  # the queue of each device's default stream
 _recordings = []  # of captures that have not ended
-_numbers = itertools.count()
+_numbers = itertools.count(1)
+_blocking = {}  # of each device, the clock where all its streams that block have come to
+_every = {}  # of each device, that of all its streams
 _choices = []  # of `any_order`: the last are in force
 
 
 class Work:
-    """Something to do, after some other work."""
+    """Something to do, after some other work; `place` is where, `what` is what errors call it."""
 
-    __slots__ = ("after", "do", "done", "queue")
+    __slots__ = ("after", "do", "done", "place", "queue", "uses", "what")
 
-    def __init__(self, queue, do, after):
-        self.queue, self.do, self.after, self.done = queue, do, after, False
+    def __init__(self, queue, do, after, what="", place=None, uses=()):
+        self.queue, self.do, self.after, self.what, self.place, self.done = queue, do, after, what, place, False
+        self.uses = uses
 
 
 class Queue:
@@ -51,11 +57,23 @@ class Queue:
     def __init__(self, device, *, blocking):
         self.device, self.blocking, self.works, self.recording = device, blocking, deque(), None
         self.number = next(_numbers)  # sets have an order that differs from run to run
+        self.clock = {}
 
-    def add(self, do=None, after=()):
-        """Have something done after all that is here, and after other work; None for a place in the order alone."""
+    def __repr__(self):
+        default = "the default stream" if self is _defaults.get(self.device) else f"stream {self.number}"
+        return f"{default} of device {self.device}"
+
+    def add(self, do=None, after=(), what="", place=None):
+        """Have something done after all that is here, and after other work; None for a place in the order alone.
+
+        Whoever gives a place says what it comes after, and moves the queue's clock.
+        """
         with turn:
-            work = Work(self, do, [x for x in (*after, *self._implied()) if not x.done])
+            implied = self._implied()
+            if place is None:
+                place = clocks.later(self.number, f"{what} on {self!r}", [x.place.clock for x in after] + self._known())
+                self.moved(place.clock)
+            work = Work(self, do, [x for x in (*after, *implied) if not x.done], what, place)
             if do is None and not self.works and not work.after:
                 work.done = True
                 return work
@@ -63,6 +81,19 @@ class Queue:
             _busy.add(self)
             go_on()
             return work
+
+    def moved(self, clock):
+        """What comes next comes after all that a clock knows."""
+        self.clock = clock
+        for known in [_every, *([_blocking] if self.blocking else [])]:
+            known[self.device] = clocks.joined([known.get(self.device, {}), clock])
+
+    def _known(self):
+        """The clocks of what comes before anything that is added: as `_implied`, also of what has been done."""
+        default = default_queue(self.device)
+        if self is default:
+            return [self.clock, _blocking.get(self.device, {})]
+        return [self.clock, default.clock] if self.blocking else [self.clock]
 
     def _implied(self):
         """The default stream waits for all streams of its device that block, and they wait for it."""
@@ -82,17 +113,28 @@ class Queue:
         if not self.works:
             _busy.discard(self)
         if work.do is not None:
-            work.do()
+            with clocks.doing(work.place):
+                work.do()
+            work.do = None
 
 
 def default_queue(device):
     """The queue of the default stream of a device."""
-    return _defaults.setdefault(device, Queue(device, blocking=False))
+    if device not in _defaults:
+        _defaults[device] = Queue(device, blocking=False)
+    return _defaults[device]
 
 
-def busy(device):
-    """The queues of a device that have work."""
-    return [x for x in list(_busy) if x.device == device]
+def synchronize(device):
+    """The host waits for all that a device has to do."""
+    for queue in [x for x in list(_busy) if x.device == device]:
+        reach(queue.add())
+    clocks.host_waited(_every.get(device, {}))
+
+
+def next_lane():
+    """A lane of works that are in no stream's order."""
+    return next(_numbers)
 
 
 class Recording:
@@ -103,9 +145,9 @@ class Recording:
         queue.recording = self
         _recordings.append(self)
 
-    def add(self, queue, do):
-        """Record something to do."""
-        self.works.append(Work(None, do, self.last[queue]))
+    def add(self, queue, do, what, uses):
+        """Record something to do, and what memory it uses, by weak references."""
+        self.works.append(Work(None, do, self.last[queue], what, uses=uses))
         self.last[queue] = [self.works[-1]]
 
     def join(self, queue, works):
@@ -140,6 +182,20 @@ def forget():
         for made in [*_recordings]:
             with suppress(CUDARuntimeError):
                 made.end()
+        clocks.forget()
+        _blocking.clear()
+        _every.clear()
+        for queue in _defaults.values():
+            queue.clock = {}
+
+
+def all_done():
+    """Do all work there is, in any order; the host waits for it."""
+    with turn:
+        while _busy:
+            _choices[-1].pick().step()
+        for clock in _every.values():
+            clocks.host_waited(clock)
 
 
 def capturing(device):
@@ -191,6 +247,12 @@ def reach(work):
                 work.queue.step()
 
 
+def wait_for(work):
+    """The host waits for some work: what it gives to do from now on comes after that."""
+    reach(work)
+    clocks.host_waited(work.place.clock)
+
+
 def go_on():
     """In any order, some work may be done now, though nobody waits for it."""
     with turn:
@@ -219,9 +281,7 @@ def any_order(seed):
     _choices.append(_Choices(seed))
     try:
         yield
-        with turn:
-            while _busy:
-                _choices[-1].pick().step()
+        all_done()
     finally:
         _choices.pop()
         forget()

@@ -6,8 +6,18 @@ import warnings
 import weakref
 from contextlib import contextmanager
 
-from tests.cudacpu.standin.memory import CUDARuntimeError, Device, alive, current_device, graphs, note
-from tests.cudacpu.standin.queues import Queue, Recording, default_queue, go_on, reach, sorted_anyhow
+from tests.cudacpu.standin import clocks
+from tests.cudacpu.standin.memory import CUDARuntimeError, Device, current_device, graphs, note, registered
+from tests.cudacpu.standin.queues import (
+    Queue,
+    Recording,
+    default_queue,
+    go_on,
+    next_lane,
+    reach,
+    sorted_anyhow,
+    wait_for,
+)
 
 __all__ = [
     "Event",
@@ -20,6 +30,7 @@ __all__ = [
     "enqueue",
     "external",
     "ordered",
+    "placed",
     "recording",
 ]
 
@@ -49,7 +60,9 @@ class _BaseStream:
     def _queue(self):
         """Where its work is; the default streams have one on each device."""
         if self.ptr == 2:
-            return _thread.defaults.setdefault(current_device(), Queue(current_device(), blocking=True))
+            if current_device() not in _thread.defaults:
+                _thread.defaults[current_device()] = Queue(current_device(), blocking=True)
+            return _thread.defaults[current_device()]
         return self._own or default_queue(current_device())
 
     @property
@@ -91,13 +104,16 @@ class _BaseStream:
     @property
     def done(self):
         go_on()
-        return not self._queue.works
+        queue = self._queue
+        if not queue.works:
+            clocks.host_waited(queue.clock)
+        return not queue.works
 
     def synchronize(self):
         note("sync", "Stream.synchronize")
         if self._recording is not None:
             raise CUDARuntimeError(UNSUPPORTED)
-        reach(self._queue.add())
+        wait_for(self._queue.add())
 
     def record(self, event=None):
         event, queue = event or Event(), self._queue
@@ -205,7 +221,11 @@ class Event:
     def done(self):
         self._checked()
         go_on()
-        return all(work.done for work in self._works)
+        if not all(work.done for work in self._works):
+            return False
+        for work in self._works:
+            clocks.host_waited(work.place.clock)
+        return True
 
     def record(self, stream=None):
         stream = stream or current_stream()
@@ -217,7 +237,7 @@ class Event:
         note("sync", "Event.synchronize")
         self._checked()
         for work in self._works:
-            reach(work)
+            wait_for(work)
 
 
 def elapsed(start_event, end_event):
@@ -234,8 +254,18 @@ class Graph:
         raise NotImplementedError("a graph is made by Stream.end_capture")
 
     def launch(self, stream=None):
+        """Do the works in one stream, in an order that is allowed, each with the place that it has in the graph."""
+        queue = (stream or current_stream())._queue
+        begun, ends, followed = queue.add().place, {}, set()
         for work in sorted_anyhow(self.works):
-            enqueue(work.do, stream)
+            before = [ends[id(x)] for x in work.after] or [begun]
+            lane = next_lane() if id(before[0]) in followed else before[0].lane
+            followed.add(id(before[0]))
+            place = clocks.later(lane, f"{work.what} of a graph on {queue!r}", [x.clock for x in before])
+            ends[id(work)] = place
+            lost = any(memory() is None for memory in work.uses)
+            enqueue(_lost if lost else work.do, stream, what=work.what, place=place)
+        queue.moved(clocks.joined([queue.clock, *(place.clock for place in ends.values())]))
 
     def upload(self, stream=None):
         pass
@@ -260,24 +290,21 @@ def recording(stream=None):
     return (stream or current_stream())._recording is not None
 
 
-def enqueue(work, stream=None, uses=()):
-    """Have work done after what is in the stream, or recorded.
+def enqueue(work, stream=None, uses=(), what="a copy", place=None):
+    """Have work done after what is in the stream, or recorded; see `Queue.add` for its name and its place.
 
     Some memory is used by it, which a graph does not keep alive: work that is to be recorded must not, either.
     """
     queue = (stream or current_stream())._queue
     if queue.recording is not None:
-        held = [weakref.ref(memory) for memory in uses]
-
-        def again():
-            if any(memory() is None for memory in held):
-                raise CUDARuntimeError("cudaErrorIllegalAddress: a graph uses memory that has been freed")
-            return work()
-
-        queue.recording.add(queue, again)
+        queue.recording.add(queue, work, what, [weakref.ref(memory) for memory in uses])
         return
-    kept = alive()  # memory that is freed now is given to nobody before this is done
-    queue.add(lambda: _done(work, queue.device, kept))
+    kept = registered()
+    queue.add(lambda: _done(work, queue.device, kept), what=what, place=place)
+
+
+def _lost():
+    raise CUDARuntimeError("cudaErrorIllegalAddress: a graph uses memory that has been freed")
 
 
 def _done(work, device, _):
@@ -287,10 +314,24 @@ def _done(work, device, _):
 
 
 @contextmanager
-def ordered():
-    """For work that is done at once: all that was to come before it in the current stream has been done."""
-    reach(current_stream()._queue.add())
-    yield
+def ordered(what="an operation", *, waits=False):
+    """For work that is done at once: all that was to come before it in the current stream has been done.
+
+    The host waits for it, or, in truth, does not.
+    """
+    work = current_stream()._queue.add(what=what)
+    reach(work)
+    with clocks.doing(work.place):
+        yield
+    if waits:
+        clocks.host_waited(work.place.clock)
+
+
+@contextmanager
+def placed(what):
+    """For work on new memory that is done at once, and in truth when the current stream comes to it."""
+    with clocks.doing(current_stream()._queue.add(what=what).place):
+        yield
 
 
 Stream.null = Stream(null=True)

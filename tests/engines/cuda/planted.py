@@ -6,8 +6,9 @@
 STRICT, CUPY, STEPS, STANDIN = (f"tests/engines/cuda/test_cupy{x}.py" for x in ("_strict", "", "_steps", "_standin"))
 TABLE, JUDGE, QUEUE, UPLOAD, COUNTS, DEVICE, BETWEEN, CUT, EMIT, LAUNCHES = (
     f"arrayopt/engines/cuda/{x}.py"
-    for x in ("table", "judge", "queue", "upload", "counts", "device", "between", "cut", "emit", "launches")
+    for x in ("table", "judge", "queue", "upload", "counts", "device", "between", "cut", "emit_pass", "launches")
 )
+JOINT = "arrayopt/engines/cuda/joint.py"
 STREAMS = "arrayopt/streams.py"
 REPORTS = "tests/engines/cuda/test_cupy_streams.py::test_reports_leave_no_numbers_of_updates_behind"
 LEFT_OUT = f"{STRICT}::test_tensors_that_are_left_out_stay_as_they_are"
@@ -25,13 +26,15 @@ CALLS = f"{ON_STREAMS}::test_calls_on_any_streams_do_what_calls_on_one_do"
 OF_DEVICES = f"{ON_STREAMS}::test_tensors_of_pytorch_are_worked_on_on_the_current_streams_of_their_devices"
 OF_PYTORCH = f"{ON_STREAMS}::test_a_captured_step_of_pytorch_is_captured_on_one_stream_and_replayed_on_another"
 STAGING = f"{ON_STREAMS}::test_staging_memory_is_not_given_away_before_it_is_read"
+TOTALS = "tests/engines/cuda/test_cupy_totals.py"
+MANY = f"{TOTALS}::test_many_tensors_are_added_up_in_order"
 UNEVEN, BATCHES = (f"{WINDOWS}_anywhere_have_the_sums_of_whole_tensors[{x}]" for x in ("matrices", "batches"))
 
 MISSED = [
     ("the counter of another tensor begun anew", "kernels/prepare.cuh", "done[tensor] = 0;", "done[0] = 0;", LEFT_OUT),
     ("a gradient's alignment ignored", TABLE, "self.even & (column % WORD == 0)", "self.even", ALIGNED),
     ("8-byte alignment taken for 16", TABLE, "WORD = 16\n", "WORD = 8\n", ALIGNED),
-    ("all arrays on device 0", DEVICE, "return made, detached(x).device.id", "return made, 0", DEVICES),
+    ("all arrays on device 0", DEVICE, "return made, detached(array).device.id", "return made, 0", DEVICES),
     ("ties of bfloat16 rounded up", "kernels/storage.cuh", "0x7fffu + (bits >> 16 & 1u)", "0x8000u", ROUNDED),
     ("a 32-bit offset of a piece", "kernels/flat.cuh", "(long long)piece * chunk", "(long long)(piece * (int)chunk)", f"{STRICT}::test_a_row_of_more_elements_than_32_bits_count"),
     ("counts not fetched", COUNTS, "counts[:, self.places] = self.array.get().T", "pass", f"{STRICT}::test_counts_that_a_replay_has_moved_on_are_fetched"),
@@ -64,7 +67,7 @@ MORE = [
     ("sums of columns of another tile", BETWEEN, "({batch}) * t[IN_NR] + k) * C + c", "({batch}) + k) * C + c", TILES),
     ("a step that is to be skipped is made", "kernels/queue.cuh", "if (skip != nullptr && *skip != 0) return;", "(void)skip;", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
     ("a step that is skipped is counted", "kernels/prepare.cuh", " || (skip != nullptr && *skip != 0)", "", f"{STEPS}::test_a_skipped_step_changes_no_bit"),
-    ("a norm of another tensor", TABLE, "values.data.ptr + (row * values.shape[1] + column)", "values.data.ptr + (0 * row + column)", f"{STEPS}::test_clip_norm"),
+    ("a norm of another tensor", TABLE, "np.arange(len(self.tensors)) * there.shape[1] + column\n", "np.arange(len(self.tensors)) * 0 + column\n", f"{STEPS}::test_clip_norm"),
     ("a ticket of the second pass too early", QUEUE, 'queue["wait"] = waits.ravel()[each]', 'queue["wait"] = waits.ravel()[each] // 2', LEFT_OUT),
     ("a 32-bit offset of a row", "kernels/matrix.cuh", "return row * t.C + c;", "return (int)(row * t.C + c);", f"{STRICT}::test_a_matrix_of_more_elements_than_32_bits_count"),
     ("the first column of a part forgotten", "kernels/matrix.cuh", "t.TC + t.c0 + lane * N;", "t.TC + lane * N;", UNEVEN),
@@ -75,7 +78,7 @@ MORE = [
     ("rows of a part as far from each other as the whole's", "kernels/matrix.cuh", "= kWarps * t.stride;", "= kWarps * t.C;", EVEN),
     ("pieces of a part numbered from nought", QUEUE, 'queue["piece"][some] = ', "_ = ", EVEN),
     ("a part's words read by the whole's columns", TABLE, "columns = self.windows[:, STRIDE]", "pass", UNEVEN),
-    ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - element(tile_of(t), row, a * B + b, r, 0)", "origin", DRAWN),
+    ("random numbers of a part by its own positions", EMIT, "origin + row * t[IN_C] - {place}", "origin", DRAWN),
     ("PyTorch's stream not taken", DEVICE, "return there if reached.stream is None else", "return there if True else", OF_DEVICES),
     ("PyTorch's stream asked for before its device is entered", DEVICE, "with there, stream():", "with stream(), there:", OF_DEVICES),
     ("PyTorch's streams do not wait for each other", STREAMS, "now.wait_stream(last)", "pass", OF_PYTORCH),
@@ -92,6 +95,12 @@ MORE = [
     ("a report with the counts of the last one", TABLE, "if self.own_counts is not None and self.follows_t:", "if False:", REPORTS),
     ("tensors beyond the threads of a block left out of the joint norm", "kernels/judge.cuh", "i < count; i += kThreads", "i < count && i < kThreads; i += kThreads", f"{ON_STREAMS}::test_the_joint_norm_of_more_tensors_than_a_block_has_threads"),
     ("gradients after an overflow scaled by the scale before", JUDGE, "self.made[...] = self.verdict", "self.made[:-1] = self.verdict[:-1]", f"{STEPS}::test_accumulation_with_a_loss_scale"),
+    ("no more of a total than a block has threads", "kernels/totals.cuh", "at < end; at += kThreads) {\n        const int mine", "at < begin + 1; at += kThreads) {\n        const int mine", MANY),
+    ("no barrier before a total's numbers are added", "kernels/totals.cuh", "[mine]);\n        __syncthreads();", "[mine]);", MANY),
+    ("no barrier after a total's numbers were added", "kernels/totals.cuh", "number[i]);\n        __syncthreads();", "number[i]);", MANY),
+    ("a graph's table of totals is not kept", JOINT, "if not run.is_captured(self) and len(self.tables) >= 16", "if True", f"{TOTALS}::test_a_captured_step_is_an_eager_one"),
+    ("a phase takes the total of the first tensor", JOINT, "self.wanted_at: Ints = self.totals.array.data.ptr + 8 * cells", "self.wanted_at: Ints = self.totals.array.data.ptr + 0 * cells", TOTALS),
+    ("the largest number of a total forgets NaN", "kernels/totals.cuh", "a != a || a > b", "a > b", f"{TOTALS}::test_the_largest_number_of_none"),
     ("a loss scale that is not kept", JUDGE, "self.made[...] = self.verdict", "pass", SCALED),
 ]  # fmt: skip
 """Others."""

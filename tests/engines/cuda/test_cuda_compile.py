@@ -8,6 +8,7 @@ import pytest
 import arrayopt as ao
 from arrayopt.engines.cuda.emit import emit
 from arrayopt.engines.cuda.emit_judge import emit_judge
+from arrayopt.engines.headers import header
 from arrayopt.fusion.plans import plan_for
 from tests.cudacpu import nvrtc
 from tests.support.cases import CASES, MATRICES, make
@@ -120,6 +121,13 @@ def test_the_judge_compiles(scaling, scale, arch):
         _, _, log = nvrtc.compile(text, arch=arch, options=OPTIONS)
         used = nvrtc.usage(log)["judge"]
         assert used.spill_stores == used.spill_loads == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_totals_compile(arch):
+    _, _, log = nvrtc.compile(header("totals.cuh"), arch=arch, options=OPTIONS)
+    assert all(x.spill_stores == x.spill_loads == 0 for x in nvrtc.usage(log).values())
+    assert set(nvrtc.usage(log)) == {"total_sum", "total_max"}
 
 
 AROUND = {"ema_decay": 0.99, "lookahead_steps": 5, "clip_unit_ratio": 0.1, "clip_tensor_norm": 1.0, "clip_value": 1.0}

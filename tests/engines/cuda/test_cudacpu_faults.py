@@ -1,5 +1,6 @@
 """The harness for CUDA kernels: the faults that it finds."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -106,6 +107,11 @@ extern "C" __global__ void ended_lane(float* x, int n) {
     if (threadIdx.x == 5) return;
     x[threadIdx.x] = __shfl_xor_sync(0xffffffffu, x[threadIdx.x], 1);  // HERE ended_lane
 }
+extern "C" __global__ void stale(float* x, int when) {
+    if (when == 0) x[threadIdx.x] += 1.0f;
+    x[threadIdx.x + 64] = __ldg(x + threadIdx.x);  // HERE stale0
+    if (when == 1) x[threadIdx.x] = 1.0f;  // HERE stale1
+}
 extern "C" __global__ void trap(float* x, int n) { if (x[0] == 0.0f) __trap(); }  // HERE trap
 """
 FAULTS = {
@@ -129,7 +135,7 @@ FAULTS = {
     "ended_lane": "mask ffffffff names lane 5, which has ended",
     "trap": "__trap() in thread",
 }
-OTHERS = ["freed", "unwritten_global", "published", "unfenced_write", "unfenced_read", "unsynchronised"]
+OTHERS = ["stale", "freed", "unwritten_global", "published", "unfenced_write", "unfenced_read", "unsynchronised"]
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +166,18 @@ def test_memory_that_is_not_named_is_out_of_bounds(faulty):
     assert x.all()
     with pytest.raises(KernelError, match=line("freed") + "out of bounds"):
         faulty.get_function("freed")((1,), (64,), (table, np.int32(64)))
+
+
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_what_a_launch_writes_is_not_read_through_the_read_only_cache(faulty, when):
+    """Before or after, by whichever thread: a plain read of its own would be right here."""
+    x = np.ones(128, "f4")
+    expected = contextlib.nullcontext()
+    if when < 2:
+        told = r"read-only cache: argument 0\+\d+ is read through it and written in one launch"
+        expected = pytest.raises(KernelError, match=line(f"stale{when}") + told)
+    with expected:
+        faulty.get_function("stale")((1,), (64,), (x, np.int32(when)))
 
 
 def test_memory_can_be_said_to_be_unwritten(faulty):

@@ -4,15 +4,21 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import arrayopt as ao
 from tests.cudacpu import standin
+from tests.support.slow import marked
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cuda.md").read_text("utf-8")
 EXAMPLES = re.findall(r"^```{code-block} python\n:caption:[^\n]*\n\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def test_the_captured_step_of_the_page_in_any_order(cupy):
+SEEDS = marked([(seed,) for seed in range(50)], lambda seed: seed < 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_captured_step_of_the_page_in_any_order(cupy, seed):
     """It has the numbers of the same steps one by one, whichever work CUDA does first."""
     example, rule = EXAMPLES[1].replace("range(100)", "range(3)"), ao.LAMB(lr=lambda s: 0.1 / (1 + s))
     r = np.random.default_rng(0)
@@ -23,19 +29,35 @@ def test_the_captured_step_of_the_page_in_any_order(cupy):
     opt = ao.Optimizer(host, rule, engine="numpy", clip_norm=1.0)
     for k in (0, 0, 1, 2, 3):
         opt.step(values[k])
-    for seed in range(10):
-        with standin.any_order(seed):
-            params = {name: cupy.asarray(x) for name, x in values[-1].items()}
-            grads, coming = {name: cupy.asarray(g) for name, g in values[0].items()}, iter(values[1:])
+    with standin.any_order(seed):
+        params = {name: cupy.asarray(x) for name, x in values[-1].items()}
+        grads, coming = {name: cupy.asarray(g) for name, g in values[0].items()}, iter(values[1:])
 
-            def compute(grads, coming=coming):
-                for name, g in next(coming).items():
-                    grads[name].set(g)
+        def compute(grads):
+            for name, g in next(coming).items():
+                grads[name].set(g)
 
-            known = {"cp": cupy, "opt": ao.Optimizer(params, rule, clip_norm=1.0), "grads": grads, "compute": compute}
-            exec(example, known)
-            for name, x in host.items():
-                np.testing.assert_allclose(params[name].get(), x, rtol=1e-5, atol=1e-6)
+        known = {"cp": cupy, "opt": ao.Optimizer(params, rule, clip_norm=1.0), "grads": grads, "compute": compute}
+        exec(example, known)
+        for name, x in host.items():
+            np.testing.assert_allclose(params[name].get(), x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["the results are read", "gradients are written"])
+def test_the_captured_step_of_the_page_on_streams_that_nothing_orders_is_a_race(cupy, how):
+    """What is the user's to order."""
+    example, grads = EXAMPLES[1].replace("range(100)", "range(3)"), {"w": cupy.ones((40, 30), "f4")}
+    params = {"w": cupy.ones((40, 30), "f4")}
+
+    def compute(grads):
+        if how == "gradients are written":
+            with cupy.cuda.Stream.null:
+                grads["w"] += cupy.float32(1)
+
+    known = {"cp": cupy, "opt": ao.Optimizer(params, ao.LAMB()), "grads": grads, "compute": compute}
+    read = "opt.params['w'].get(); cp.cuda.Device().synchronize()"
+    with pytest.raises(standin.Race, match=r"kernel run of a graph on stream .* nothing orders the two"):
+        exec(example.replace("stream.synchronize()", read), known)
 
 
 def test_the_examples_of_the_page(cupy):

@@ -1,5 +1,6 @@
 """The stand-in for CuPy has its work done in any order that CUDA allows, and in no other."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -11,15 +12,26 @@ SEEDS = range(12)
 
 
 def outcomes(cupy, work):
-    """What the works leave in an array, over some orders."""
-    found = set()
+    """What works leave in an array, over some orders. Where that differs, each order is an error, unless allowed."""
+
+    def left():
+        x = cupy.zeros(1, "f4")
+        cupy.cuda.Device().synchronize()
+        work(x)
+        cupy.cuda.Device().synchronize()
+        return float(x.get()[0])
+
+    found, raced = set(), set()
     for seed in SEEDS:
-        with standin.any_order(seed):
-            x = cupy.zeros(1, "f4")
-            cupy.cuda.Device().synchronize()
-            work(x)
-            cupy.cuda.Device().synchronize()
-            found.add(float(x.get()[0]))
+        with standin.any_order(seed), standin.racing():
+            found.add(left())
+        try:
+            with standin.any_order(seed):
+                left()
+            raced.add(False)
+        except standin.Race:
+            raced.add(True)
+    assert raced == {len(found) > 1}
     return found
 
 
@@ -67,6 +79,7 @@ def test_one_that_waits_for_an_event_comes_after_what_was_there_when_it_was_reco
 
 def test_an_event_is_done_when_its_place_is_reached(cupy):
     stream, x = cupy.cuda.Stream(non_blocking=True), cupy.zeros(1, "f4")
+    cupy.cuda.Device().synchronize()
     events = [cupy.cuda.Event(disable_timing=True) for _ in range(3)]
     for i, event in enumerate(events):
         event.record(stream)
@@ -91,17 +104,94 @@ def test_copies_and_results_wait_for_their_turn(cupy):
 
 
 def test_pinned_memory_that_nobody_holds_is_given_away(cupy):
+    def left():
+        x, y = cupy.zeros(1, "f4"), cupy.zeros(1, "f4")
+        for to, value in ((x, 1), (y, 2)):
+            host = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.float32, 1)
+            host[:] = value
+            to.set(host)
+            del host  # while the copy may be to come
+        return float(x.get()[0]), float(y.get()[0])
+
     found = set()
     for seed in SEEDS:
-        with standin.any_order(seed):
-            x, y = cupy.zeros(1, "f4"), cupy.zeros(1, "f4")
-            for to, value in ((x, 1), (y, 2)):
-                host = np.frombuffer(cupy.cuda.alloc_pinned_memory(4), np.float32, 1)
-                host[:] = value
-                to.set(host)
-                del host  # while the copy may be to come
-            found.add((float(x.get()[0]), float(y.get()[0])))
+        with standin.any_order(seed), standin.racing():
+            found.add(left())
     assert found == {(1, 2), (2, 2)}
+    with pytest.raises(standin.Race, match=r"pinned memory, array of shape \(1,\): rewritten before the copy"):
+        left()
+
+
+TWICE = 'extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }'
+
+
+def copied(cupy, x, y):
+    """Have memory copied, on the current stream."""
+    runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream()
+    runtime.memcpyAsync(y.data.ptr, x.data.ptr, x.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
+
+
+USES = {
+    "ndarray.__setitem__ on stream": lambda cupy, x, y: x.fill(2),
+    "ndarray.set": lambda cupy, x, y: x.set(np.ones(2, "f4")),
+    "ndarray.get": lambda cupy, x, y: x.get(),
+    "__add__": lambda cupy, x, y: x + x,
+    "memcpyAsync": copied,
+    "concatenate": lambda cupy, x, y: cupy.concat([x, x]),
+    "kernel twice": lambda cupy, x, y: cupy.RawModule(code=TWICE).get_function("twice")((1,), (2,), (x, y)),
+}
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("what", USES)
+def test_a_race_names_both_whatever_the_order_was(cupy, what, ordered):
+    x, y = cupy.zeros(2, "f4"), cupy.zeros(2, "f4")
+    one, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    cupy.cuda.Device().synchronize()
+    put(x, one, 1)
+    if ordered:
+        other.wait_event(one.record())
+    expected = contextlib.nullcontext() if ordered else pytest.raises(standin.Race, match="and nothing orders the two")
+    with expected as raised:
+        with other:
+            USES[what](cupy, x, y)
+        cupy.cuda.Device().synchronize()
+    if not ordered:
+        assert what in str(raised.value)
+        assert f"stream {one._queue.number} of device 0" in str(raised.value)
+        assert f"stream {other._queue.number} of device 0" in str(raised.value)
+
+
+def test_parts_of_one_array_are_apart(cupy):
+    x, streams = cupy.zeros(8, "f4"), [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    for i, stream in enumerate(streams):
+        put(x[4 * i : 4 * i + 4], stream, i)
+    cupy.cuda.Device().synchronize()
+    assert x.get().tolist() == [0] * 4 + [1] * 4
+
+
+def test_works_of_a_graph_that_nothing_orders_race(cupy):
+    def capture(joined):
+        main, side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+        main.begin_capture()
+        side.wait_event(main.record())
+        put(x, side, 1)
+        if joined:
+            main.wait_event(side.record())
+        put(x, main, 2)
+        main.wait_event(side.record())
+        return main.end_capture(), main
+
+    x = cupy.zeros(1, "f4")
+    cupy.cuda.Device().synchronize()
+    for joined in (True, False):
+        graph, main = capture(joined)
+        for _ in range(2):
+            graph.launch(main)
+        expected = contextlib.nullcontext() if joined else pytest.raises(standin.Race, match="of a graph on stream")
+        with expected:
+            main.synchronize()
 
 
 def test_devices_have_streams_of_their_own(cupy):

@@ -252,22 +252,25 @@ def test_launches_that_cuda_refuses(cupy, module):
 def test_work_waits_in_its_stream(cupy, module):
     stream, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     x, y = cupy.ones(8, "f4"), cupy.zeros(8, "f4")
-    with stream:
-        module.get_function("scale")((1,), (8,), (x, pair(4, 8)))
-    assert not stream.done
-    with other:  # nothing orders it after the other stream
-        module.get_function("copy")((1,), (8,), (x, y, 8))
-        assert y.get().tolist() == [1] * 8
-    event = stream.record()
-    other.wait_event(event)
-    with other:
-        module.get_function("copy")((1,), (8,), (x, y, 8))
-        assert y.get().tolist() == [4] * 8
-    assert stream.done
+    cupy.cuda.Device().synchronize()
+    with standin.racing():
+        with stream:
+            module.get_function("scale")((1,), (8,), (x, pair(4, 8)))
+        assert not stream.done
+        with other:  # nothing orders it after the other stream
+            module.get_function("copy")((1,), (8,), (x, y, 8))
+            assert y.get().tolist() == [1] * 8
+        event = stream.record()
+        other.wait_event(event)
+        with other:
+            module.get_function("copy")((1,), (8,), (x, y, 8))
+            assert y.get().tolist() == [4] * 8
+        assert stream.done
 
 
 def test_another_library_s_stream_is_one_stream(cupy, module):
     x, y = cupy.ones(8, "f4"), cupy.zeros(8, "f4")
+    cupy.cuda.Device().synchronize()
 
     def stream(ptr):
         return cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, ptr)))
@@ -306,11 +309,12 @@ def test_pinned_memory_is_read_when_its_turn_comes(cupy):
     with standin.forbidden("sync", "pageable", "allocation", "device-to-host"):
         x.set(host)
         host[:] = 2  # too early
-    assert x.get().tolist() == [2] * 8
+    with pytest.raises(standin.Race, match="rewritten before the copy that reads it was done"):
+        x.get()
     stream, runtime = cupy.cuda.Stream(non_blocking=True), cupy.cuda.runtime
     with standin.forbidden("sync", "pageable"):
+        host[:] = 3
         runtime.memcpyAsync(x.data.ptr, pointer.ptr, 32, runtime.memcpyHostToDevice, stream.ptr)
-    host[:] = 3
     stream.synchronize()
     assert x.get().tolist() == [3] * 8
     with standin.forbidden("pageable"), pytest.raises(standin.Forbidden, match="pageable"):
@@ -343,6 +347,7 @@ def test_a_graph_does_its_work_again(cupy, module):
     x, y, factor = cupy.ones(8, "f4"), cupy.zeros(8, "f4"), cupy.ones(8, "f4")
     pointer = cupy.cuda.alloc_pinned_memory(32)
     host = np.frombuffer(pointer, np.float32, 8)
+    cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
         assert stream.is_capturing()
@@ -414,6 +419,9 @@ def test_arrays_belong_to_devices(cupy, module):
         module.get_function("follow")((1,), (8,), (table, np.int32(8)))
         with pytest.raises(KernelError, match="wrong device: read of array of 32 bytes on device 0 by device 1"):
             y.get()
+        with pytest.raises(standin.Race, match="asarray on the default stream of device 1 reads 32 bytes"):
+            cupy.asarray(x)  # on this device's stream, and nothing orders it after the other's
+        cupy.cuda.Device(0).synchronize()
         moved = cupy.asarray(x)
         module.get_function("copy")((1,), (8,), (moved, y, 8))
         assert y.get().tolist() == [0] * 8

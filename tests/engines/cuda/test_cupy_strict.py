@@ -1,6 +1,7 @@
 """The CuPy engine where faults went unseen: who is left out, addresses, rounding, offsets, and what graphs hold."""
 
 import mmap
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -60,13 +61,38 @@ def test_words_are_read_only_where_all_is_aligned(cupy, rule, which, by):
 
 @pytest.mark.parametrize("name", marked([("CAME",), ("Adafactor",)], lambda name: name == "CAME"))
 def test_several_matrices_of_several_tiles(cupy, name):
-    """Tiles along rows and columns, in each of six matrices: each partial sum has a place of its own."""
-    shapes = {"w": (3, 2, 300, 140)}
+    """Tiles along rows and columns, in each of six matrices: each partial sum has a place of its own.
+
+    And small matrices, a thread's each. Some have sums that are put together one after the other by a whole block.
+    """
+    shapes = {"w": (3, 2, 70, 140), "kernels": (5, 4, 3, 3), "narrow": (2, 1, 40, 9)}
     rule = ao.CAME(lr=0.01) if name == "CAME" else ao.Adafactor()
-    with standin.checking(check=False):
+    with standin.checking(random=True, seed=1, workers=3):
         opts = pair(cupy, rule, shapes)
         for k in range(2):
             step(cupy, opts, shapes, seed=k)
+        compare(opts, loose=10)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OfMatrices(ao.Rule):
+    """Divides by a norm of each matrix."""
+
+    lr: float = ao.real("[0, inf)", 0.1)
+
+    def slots(self, xp, p):
+        return {}
+
+    def update(self, xp, p, g, s, h):
+        return p - h.lr * g / xp.sqrt(xp.mean(g * g, axis=(-2, -1), keepdims=True)), {}
+
+
+def test_each_of_several_matrices_of_a_piece_has_a_sum(cupy):
+    """By warps, by threads, and of several tiles."""
+    shapes = {"three": (5, 4, 20, 30), "small": (70, 5, 3, 3), "tiles": (2, 3, 70, 140)}
+    with standin.checking(check=False):
+        opts = pair(cupy, OfMatrices(lr=0.1), shapes)
+        step(cupy, opts, shapes)
         compare(opts)
 
 

@@ -46,6 +46,13 @@ def test_a_rule_of_one_pass_has_no_fence_and_others_have_two(name, arch):
 
 
 @each
+def test_nothing_is_read_through_the_read_only_cache(name, arch):
+    """It keeps what it has until a launch ends, and compilers choose it where they think that nobody writes."""
+    kernel = look(name, arch)[0]
+    assert [i.opcode for i in kernel.code if "CONSTANT" in i.opcode] == []
+
+
+@each
 def test_passes_convert_nothing_from_double_precision(name, arch):
     assert [x.facts.doubles for x in look(name, arch)[1]] == [0] * len(look(name, arch)[1])
 

@@ -7,7 +7,11 @@
 #define __isGlobal(address) true // what a program says of its pointers; addresses are checked where they are used
 #define __builtin_assume(known) ((void)0)
 
-template <class T> __forceinline__ T __ldg(const T* from) { return *from; }
+// Through the read-only cache: what the launch writes there, whoever does it, may not be seen.
+template <class T> __forceinline__ T __ldg(const T* from) {
+    cudacpu_constant(from, sizeof(T));
+    return *from;
+}
 template <class T> __forceinline__ T __ldcs(const T* from) { return *from; }
 template <class T> __forceinline__ T __ldcg(const T* from) {
     cudacpu_poll(0);

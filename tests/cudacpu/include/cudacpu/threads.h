@@ -19,6 +19,7 @@ void cudacpu_gridsync(int line);
 void cudacpu_fence();
 void cudacpu_before_atomic(const volatile void* address, size_t size, void* caller);
 void cudacpu_after_atomic(int changed);
+void cudacpu_constant(const volatile void* address, size_t size); // is read through the read-only cache
 void cudacpu_poll(int certainly); // a place where a thread may be waiting for another
 void cudacpu_trap(int line);
 }

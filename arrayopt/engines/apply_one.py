@@ -1,0 +1,186 @@
+"""One update of one tensor as its rule is written; or of all its layers, abreast."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from arrayopt.arrays import (
+    NARROW,
+    Array,
+    array_namespace,
+    copied,
+    dtype_name,
+    holder,
+    is_array,
+    place,
+    size,
+    working_dtype,
+)
+from arrayopt.codecs import PAIR
+from arrayopt.engines.abreast import Abreast, DrawnAbreast, abreast, of_layers
+from arrayopt.engines.base import Report
+from arrayopt.hyper import is_number
+from arrayopt.rules.base import Rule
+from arrayopt.rules.draws import DRAWS, Drawn
+from arrayopt.rules.names import VALUE, Values
+from arrayopt.rules.namespace import current, is_split, low_bits, rule_namespace
+from arrayopt.rules.returned import ReturnedError, check_value, form_of
+from arrayopt.rules.totals import PREFIX, TOTALS, Heard
+from arrayopt.state.quantized import dequantized, narrowed, quantized, scale_of
+
+__all__ = ["Done", "apply_one"]
+
+Done = tuple[Array, dict[str, Array], Report]
+"""A new parameter, its new slots, and what is reported."""
+
+
+def apply_one(
+    rule: Rule,
+    p: Array,
+    g: Array,
+    slots: dict[str, Array],
+    t: Any,
+    hypers: dict[str, Any],
+    *,
+    origin: tuple[str, Any],
+    clip: Any = None,
+    stats: bool = False,
+    together: bool = False,
+) -> Done:
+    """As `arrayopt.engines.apply.apply`, of a tensor that is not stacked, or of one layer; or all
+    layers `together`. See `Tensor.origin`.
+    """
+    if size(p) == 0:
+        return p, slots, {}
+    xp, who = array_namespace(p), type(rule).__name__
+    work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
+    totals = {name: x for name, x in hypers.items() if name.startswith(PREFIX)}
+    numbers = {name: x for name, x in {**hypers, "t": t}.items() if name not in totals}
+    values = Values(**{name: _scalar(xp, x, scalar) for name, x in numbers.items()})
+    heard = Heard(totals, partial(_total, p, scalar, together))
+    setattr(values, TOTALS, heard)
+    drawn = Drawn(p, dtype_name(p), rule.seed, origin[0], t, origin[1])
+    if together and getattr(hypers.get(VALUE), "ndim", 0) == 1:
+        setattr(values, VALUE, Abreast(getattr(values, VALUE)))
+    setattr(values, DRAWS, DrawnAbreast(drawn) if together else drawn)
+    space = rule_namespace(abreast(xp) if together else xp)
+
+    def telling(*args: Any) -> tuple[Array, dict[str, Array]]:
+        new_p, out = rule(*args)
+        return new_p, {**out, **heard.told} if heard.told else out
+
+    run: Callable[..., Any] = partial(of_layers, telling) if together else telling
+    norms: Callable[..., Any] = partial(of_layers, rule.norms) if together else rule.norms
+    wide_p, wide_g = xp.astype(p, work, copy=False), xp.astype(g, work, copy=False)
+    if clip is not None:
+        wide_g = wide_g * _scalar(xp, clip, scalar)
+    store = _Store(p, g, slots)
+    with np.errstate(all="ignore"):  # infinity and NaN are data, and no warning
+        new_p, out = run(space, wide_p, wide_g, store.wide, values)
+    check_value(who, "the parameter", p, new_p, form_of)
+    for name, wide in store.wide.items():
+        check_value(who, f"slot {name!r}", wide, out[name], form_of)
+    new_slots = store.taken(new_p, out)
+    report = {name: x for name, x in out.items() if name not in store.wide}
+    _check_report(who, report, p.shape[0] if together else 1)
+    if stats:
+        report |= norms(space, store.wide.get("master", wide_p), wide_g, new_p)
+    return store.kept(new_p, wide_p, p), new_slots, report
+
+
+class _Store:
+    """What is stored of a tensor, each in its dtype, and what goes in its place.
+
+    Attributes
+    ----------
+    wide : dict of str to array
+        The slots as the rule sees them, in the dtype of arithmetic.
+    """
+
+    def __init__(self, p: Array, g: Array, slots: dict[str, Array]) -> None:
+        xp = array_namespace(p)
+        work, scalar = working_dtype(xp, p), working_dtype(xp, p, real=True)
+        self._p, self._stored, self._codes = p, slots, narrowed(slots)
+        self._held = {None, *map(holder, (p, g, *slots.values()))}
+        scales = set(map(scale_of, self._codes))
+        self.wide: dict[str, Array] = {}
+        for name, stored in slots.items():
+            if name in self._codes:
+                dtype = work if dtype_name(stored) == PAIR else scalar
+                self.wide[name] = dequantized(stored, slots[scale_of(name)], dtype)
+            elif name not in scales:
+                is_narrow = dtype_name(stored) in NARROW
+                self.wide[name] = xp.astype(stored, scalar) if is_narrow else stored
+        if "master" in self.wide:
+            with np.errstate(all="ignore"):
+                self.wide["master"] = current(p, self.wide["master"])
+
+    def taken(self, new_p: Array, out: dict[str, Any]) -> dict[str, Array]:
+        """The new slots, of what the rule returned."""
+        made: dict[str, Array] = {}
+        for name, wide in self.wide.items():
+            old = self._stored[name]
+            if name in self._codes:
+                made |= self._quantized(name, out[name])
+            elif name == "master" and is_split(old):
+                made[name] = self.kept(low_bits(self._p, new_p, out[name]), None, old)
+            else:
+                made[name] = self.kept(out[name], wide, old)
+        return {name: made[name] for name in self._stored}
+
+    def _quantized(self, name: str, new: Any) -> dict[str, Array]:
+        """What the rule returned of a slot that is stored as codes, with its scales."""
+        codes, scale = self._stored[name], self._stored[scale_of(name)]
+        if new is self.wide[name]:
+            return {name: codes, scale_of(name): scale}
+        if is_number(new):
+            new = array_namespace(codes).full_like(self.wide[name], new)
+        made = quantized(new, dtype_name(codes), scale.ndim - 1)
+        return {name: made[0], scale_of(name): made[1]}
+
+    def kept(self, new: Any, wide_old: Array | None, old: Array) -> Array:
+        """What the rule returned in the dtype of what it takes the place of: a copy where something
+        else has it.
+        """
+        if new is wide_old:
+            return old
+        if is_number(new):
+            return array_namespace(old).full_like(old, new)
+        made = array_namespace(old).astype(new, old.dtype, copy=False)
+        made = copied(made) if holder(made) in self._held else made
+        self._held.add(holder(made))
+        return made
+
+
+def _check_report(who: str, report: Report, values: int) -> None:
+    """Raise where something is reported that is not one value per tensor, or layer."""
+    many = []
+    for name, x in report.items():
+        if not is_number(x) and not (is_array(x) and size(x) == values):
+            many.append(name)
+    if many:
+        raise ReturnedError(
+            f"{who}.update: only values per tensor can be reported; got {', '.join(many)}"
+        )
+
+
+def _total(like: Array, dtype: Any, together: bool, total: Any) -> Any:
+    """A total as the rule sees it: a 0-d array of the tensor's own library, or of all layers."""
+    xp, device = place(like)
+    if is_array(total) and array_namespace(total) is xp:
+        total = xp.astype(total, dtype)
+    else:
+        where = {} if array_api_compat.is_jax_array(like) else {"device": device}
+        total = total if getattr(total, "ndim", 0) else float(total)
+        total = xp.asarray(total, dtype=dtype, **where)
+    return Abreast(xp.broadcast_to(total, (like.shape[0],))) if together else total
+
+
+def _scalar(xp: Any, x: Any, dtype: Any) -> Any:
+    """A hyper-parameter as the rule sees it: a number, or a 0-d array of the tensor's library."""
+    if not is_array(x):
+        return x
+    return xp.astype(x, dtype) if array_namespace(x) is xp else float(x)

@@ -1,0 +1,124 @@
+"""Batches of plans with totals on a device, where the totals are made, too."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from arrayopt.arrays import Array, Ints, place
+from arrayopt.engines.batch import Rows
+from arrayopt.engines.compiling import compiling
+from arrayopt.engines.cuda.device import on_device
+from arrayopt.engines.cuda.launches import THREADS
+from arrayopt.engines.cuda.upload import Upload
+from arrayopt.engines.headers import header
+from arrayopt.engines.joint import Joint
+from arrayopt.engines.meeting import Meeting
+from arrayopt.rules.totals import of_total
+
+__all__ = ["JointThere"]
+
+
+@lru_cache(maxsize=16)
+def _kernel(how: str, device: int) -> Any:
+    """The compiled kernel, on the current device."""
+    module = cupy.RawModule(code=header("totals.cuh"), options=("-std=c++17",))
+    with compiling(["the kernel for totals"], "CuPy's cache"):
+        return module.get_function(f"total_{how}")
+
+
+class JointThere(Joint):
+    """See `Joint`. No number passes through the host, unless ranks or devices meet.
+
+    Attributes
+    ----------
+    place : object
+        The array library and the device.
+    totals : Upload
+        What each total (row) is for each tensor (column).
+    """
+
+    def __init__(self, *args: Any) -> None:
+        self.bucket, kind = args[2], args[1]
+        xp, device = place(self.bucket.tensors[0].array)
+        self.place = xp, str(device)
+        super().__init__(*args)
+        first, count = self.phases[0], len(self.members)
+        self.access, self.device = first.access, first.device
+        with on_device(self.access, self.device):
+            self.totals = Upload((len(kind.plan.totals), count), np.float64)
+            for total in kind.plan.totals:
+                _kernel(total.how, self.device)
+        self.values = np.ones(self.totals.array.shape)
+        cells = np.arange(self.values.size).reshape(self.values.shape)
+        self.wanted_at: Ints = self.totals.array.data.ptr + 8 * cells
+        self.tables: dict[bytes, list[Any]] = {}
+        known = {of_total(which): at for which, at in enumerate(self.wanted_at)}
+        for phase in self.phases:
+            for name, column in phase.given.items():
+                phase.host[:, column] = known[name]
+            for name, node in phase.plan.reports.items():
+                known.setdefault(name, phase.places_of(node))
+
+    @property
+    def there(self) -> "JointThere":
+        """See `Joint.there`."""
+        return self
+
+    def vector(self, size: int, dtype: Any) -> Array:
+        """See `Joint.vector`."""
+        first = self.phases[0]
+        with on_device(first.access, first.device):
+            return first.access.own(cupy.empty(size, dtype))
+
+    def advance(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """See `arrayopt.engines.cuda.table.Table.advance`."""
+        for phase in self.phases:
+            phase.advance(hypers)
+
+    def tell(self, meeting: Meeting, phase: Any, totals: list[int], here: Ints) -> None:
+        """See `Joint.tell`."""
+        for which in totals:
+            node = phase.plan.reports[of_total(which)]
+            if meeting.there is None:
+                meeting.tell(which, self.numbers[here], phase.values_of(node)[here])
+                continue
+            at = np.column_stack([phase.places_of(node), self.wanted_at[which]])
+            meeting.tell_there(which, self.numbers[here], at[here])
+
+    def take(self, meeting: Meeting, totals: list[int], here: Ints) -> None:
+        """See `Joint.take`."""
+        if meeting.there is not None:
+            return
+        for which in totals:
+            self.values[which, here] = meeting.total(which, self.numbers[here])
+        with on_device(self.access, self.device):
+            self.totals.send(self.values)
+
+    def enter(self, phase: Any, rows: Rows, threads: int) -> None:
+        """See `Joint.enter`: the device finds all that is known where it is."""
+
+    def add(self, how: str, first: Ints, at: Ints) -> None:
+        """See `arrayopt.engines.meeting.There.add`."""
+        if len(at):
+            with on_device(self.access, self.device):
+                given = [x.array for x in self._tables(first, at)]
+                kernel, skip = _kernel(how, self.device), self.phases[0].skip
+                kernel((len(first) - 1,), (THREADS,), (*given, skip))
+
+    def _tables(self, first: Ints, at: Ints) -> list[Any]:
+        """What the kernel looks up; kept for the next step, and for good if captured."""
+        key = first.tobytes() + at.tobytes()
+        run = self.bucket.run
+        if key not in self.tables:
+            if not run.is_captured(self) and len(self.tables) >= 16:
+                self.tables.clear()
+            from_there, to_there = (Upload((len(at),), np.int64) for _ in range(2))
+            self.tables[key] = [Upload(first.shape, np.int32), from_there, to_there]
+            for there, values in zip(self.tables[key], (first, *at.T), strict=True):
+                there.put(values)
+        if cupy.cuda.get_current_stream().is_capturing():
+            run.record(self)
+        return self.tables[key]

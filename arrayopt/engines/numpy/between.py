@@ -1,0 +1,149 @@
+"""What is computed between passes: values over fewer axes than the elements."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Ints
+from arrayopt.engines.numpy.blocks import DIMS, dims, reduced
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.ops import OPS
+from arrayopt.fusion.passes import Between
+from arrayopt.fusion.plan import Plan
+from arrayopt.fusion.scalars import straight
+
+__all__ = ["Runs", "Small"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Runs:
+    """What all stacks of a batch have in common.
+
+    Attributes
+    ----------
+    plan : Plan
+        What is to be done.
+    storage : tuple of (str, str)
+        Stored arrays, and their dtypes.
+    real : dtype
+        The dtype of arithmetic.
+    chunk : int
+        About how many elements a block has.
+    scratch : threading.local
+        Where each thread keeps the memory of spilled values.
+    """
+
+    plan: Plan
+    storage: tuple[tuple[str, str], ...]
+    real: Any
+    chunk: int
+    scratch: threading.local
+
+
+class Small:
+    """Values of some tensors of one shape, over fewer axes than their elements.
+
+    Parameters
+    ----------
+    of : Runs
+        What is to be done.
+    extents : sequence of int
+        How many tensors there are, and the lengths of A, B, R and C.
+    firsts : array of int64
+        The position of each tensor's first element.
+    threads : int
+        How many threads share each pass.
+    """
+
+    def __init__(self, of: Runs, extents: Sequence[int], firsts: Ints, threads: int = 1) -> None:
+        self.of, self.extents, self.firsts, self.threads = of, tuple(extents), firsts, threads
+        self.most = of.chunk
+
+    def shape(self, axes: str) -> tuple[int, ...]:
+        """The shape of values over some axes."""
+        out = [self.extents[0], 1, 1, 1, 1]
+        for axis, i in zip(axes, dims(axes), strict=True):
+            out[i] = self.extents[DIMS[axis.upper()]]
+        return tuple(out)
+
+    def column(self, values: Any) -> Any:
+        """A value of each tensor, in the shape in which these are known; one number where all have
+        the same.
+        """
+        same = (values == values[0]).all()
+        return values[0].item() if same else values.reshape(-1, 1, 1, 1, 1)
+
+    def _between(
+        self,
+        between: Between,
+        partials: dict[Node, Any],
+        arrays: dict[str, Any],
+        known: dict[Node, Any],
+    ) -> None:
+        """What is computed and stored between passes; sums that these have made come first."""
+        for reduction in between.combine:
+            known[reduction] = partials[reduction]
+        for loop in between.after:
+            alone = not loop.axes and not loop.reduces and self.extents[0] == 1
+            if not (alone and self._scalars(loop.nodes, arrays, known)):
+                for node in loop.nodes:
+                    known[node] = self._computed(node, arrays, known)
+        for name, node in between.stores.items():
+            arrays[name][...] = self._value(node, arrays, known)
+
+    def _scalars(
+        self, nodes: tuple[Node, ...], arrays: dict[str, Any], known: dict[Node, Any]
+    ) -> bool:
+        """Compute one tensor's values per tensor in Python's numbers; whether that was possible."""
+        outer, function = straight(nodes)
+        given = []
+        for node in outer:
+            value = self._value(node, arrays, known)
+            given.append(value.item() if np.size(value) == 1 and np.ndim(value) else value)
+        if not all(isinstance(value, float | bool) for value in given):
+            return False
+        try:
+            made = function(*given)
+        except (ZeroDivisionError, OverflowError):
+            return False
+        for node, value in zip(nodes, made, strict=True):
+            known[node] = value.item() if isinstance(value, np.generic) else value
+        return True
+
+    def _value(self, node: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
+        if node.op == "const":
+            return node.data
+        return known[node] if node in known else arrays[node.data]
+
+    def _computed(self, node: Node, arrays: dict[str, Any], known: dict[Node, Any]) -> Any:
+        """A value over fewer axes than the elements; those per tensor are in float64."""
+        args = [self._value(arg, arrays, known) for arg in node.args]
+        if node.reduces:
+            (made,) = args
+            gone = "".join(axis for axis in node.args[0].axes if axis not in node.axes)
+            for axis in dims(gone):
+                made = reduced(node, made, axis)
+        else:
+            # Values per tensor are arrays in double precision then. One tensor's are, too, so
+            # that what is taken together changes no bit.
+            fit = self._narrowed if node.axes else _wide
+            made = OPS[node.op].numpy(*map(fit, args))
+        if node.axes:
+            return made.astype(self.of.real, copy=False) if node.dtype == "real" else made
+        return made if np.ndim(made) else made.item()
+
+    def _narrowed(self, value: Any) -> Any:
+        """An array in double precision in the dtype of arithmetic; others as they are."""
+        double = isinstance(value, np.ndarray) and value.dtype == np.float64
+        return np.asarray(value, self.of.real) if double else value
+
+
+def _wide(value: Any) -> Any:
+    """A value per tensor in double precision, as those are that several tensors do not have in
+    common.
+    """
+    number = isinstance(value, np.ndarray) and value.dtype.kind in "fc"
+    return value.astype(np.result_type(value, np.float64)) if number else value

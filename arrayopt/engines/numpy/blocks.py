@@ -1,0 +1,78 @@
+"""Arrays of rank 5 in blocks, and reductions of these: tensors, then their axes A, B, R and C."""
+
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from arrayopt.fusion.graph import Node
+from arrayopt.fusion.ops import REDUCTIONS
+
+__all__ = ["DIMS", "blocks", "dims", "part", "reduced", "totals"]
+
+DIMS = {axis: i + 1 for i, axis in enumerate("ABRC")} | {"r": 4, "c": 4}
+"""Which dimension an axis is; of a product of a matrix with itself, the second axis is the last
+dimension.
+"""
+
+SHORT = 16
+"""Axes of up to so many values are short."""
+
+DOT = 256
+"""So many products are added up by BLAS in the dtype of arithmetic; sums of these are in double
+precision.
+"""
+
+
+def dims(axes: str) -> list[int]:
+    """The dimensions that axes are; columns are those of rows where there are no rows."""
+    return [3 if axis == "C" and "c" in axes else DIMS[axis] for axis in axes]
+
+
+def blocks(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
+    """An array in blocks of up to so many elements, as even as can be, in their order."""
+    cuts: list[list[slice]] = []
+    for length in reversed(shape):
+        count = -(-length // max(1, most))
+        ends = [length * i // count for i in range(count + 1)]
+        cuts.append([slice(first, end) for first, end in pairwise(ends)])
+        most = most // length if count == 1 else 1
+    return list(product(*reversed(cuts)))
+
+
+def part(values: Any, cuts: tuple[slice, ...]) -> Any:
+    """A block of a value, whole along axes on which it does not vary."""
+    if np.ndim(values) == 0:
+        return values
+    lengths = zip(values.shape, cuts, strict=True)
+    return values[tuple(cut if length > 1 else slice(None) for length, cut in lengths)]
+
+
+def totals(reduction: Node, left: Any, right: Any) -> Any:
+    """What each row of values is reduced to, in double precision; with `y`, the sum of its products
+    with these.
+    """
+    if right is None:
+        return REDUCTIONS[reduction.op].ufunc.reduce(left, axis=1).astype(np.float64)
+    whole = left.shape[1] // DOT * DOT
+    made = np.vecdot(left[:, whole:], right[:, whole:]).astype(np.float64)
+    if whole:
+        parts = np.vecdot(*(v[:, :whole].reshape(len(v), -1, DOT) for v in (left, right)))
+        made += parts.sum(axis=1, dtype=np.float64)
+    return made
+
+
+def reduced(reduction: Node, values: Any, axis: int) -> Any:
+    """A reduction over one axis; over a short one by slices, for NumPy's own calls are as short as
+    the axis.
+    """
+    ufunc, length = REDUCTIONS[reduction.op].ufunc, values.shape[axis]
+    if length > SHORT:
+        return ufunc.reduce(values, axis=axis, keepdims=True)
+    if length == 1:
+        return values
+    before = (slice(None),) * axis
+    made = ufunc(values[(*before, slice(0, 1))], values[(*before, slice(1, 2))])
+    for i in range(2, length):
+        ufunc(made, values[(*before, slice(i, i + 1))], out=made)
+    return made
