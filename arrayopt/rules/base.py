@@ -152,7 +152,7 @@ class Rule(ABC):
             object.__setattr__(self, f.name, read(f, f"{type(self).__name__}: `{f.name}`", getattr(self, f.name)))
         if is_number(self.lookahead_steps) and self.lookahead_steps % 1:  # type: ignore[operator]
             who = type(self).__name__
-            raise ValueError(f"{who}: `lookahead_steps` must be a whole number; got {self.lookahead_steps}")
+            raise ValueError(f"{who}: `lookahead_steps` must be an integer; got {self.lookahead_steps}")
         if self.rounding == "stochastic" and self.master_weights is True:
             who = type(self).__name__
             raise ValueError(f"{who}: rounding='stochastic' is for parameters without masters; got master_weights=True")

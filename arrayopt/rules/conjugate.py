@@ -62,8 +62,18 @@ class CG(Searching):
 
     curvature: Hyper = real("(0, 1)", 0.1)
 
-    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
-        old, square = dot(xp, s["grad"], s["grad"]), dot(xp, g, g)
+    def turn(
+        self,
+        xp: Any,
+        g: Array,
+        s: dict[str, Array],
+        h: Any,
+        *,
+        square: Array,
+        taken: Array,
+        since: Array,
+    ) -> Turn:
+        old, change = dot(xp, s["grad"], s["grad"]), g - s["grad"]
         beta = xp.where(since > 0, dot(xp, g, change) / nonzero(xp, old), 0.0)
         beta = xp.where((beta > 0) & (beta < np.inf), beta, 0.0)
         slope = beta * dot(xp, g, s["d"]) - square

@@ -63,7 +63,7 @@ def random(h: Any, stream: int = 0) -> Array:
     if draws is None:
         raise TypeError(f"random: `h` must be what a rule's update, or a projection, was given; got {h!r}")
     if not isinstance(stream, int) or isinstance(stream, bool):
-        raise TypeError(f"random: `stream` must be a whole number; got {stream!r}")
+        raise TypeError(f"random: `stream` must be an integer; got {stream!r}")
     if stream < 0:
         raise ValueError(f"random: `stream` must be at least 0; got {stream}")
     made: Array = draws(stream)

@@ -36,7 +36,7 @@ def function(where: str, value: Any) -> Any:
     try:
         hash(value)
     except TypeError as error:  # as of a dataclass with an array in a field, which is compared by its fields
-        raise TypeError(f"{where} must be hashable, for rules are compared by it; got {value!r}") from error
+        raise TypeError(f"{where} must be hashable, because rules are compared by it; got {value!r}") from error
     return value
 
 

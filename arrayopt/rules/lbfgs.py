@@ -1,17 +1,21 @@
 """L-BFGS: steps by what the last gradients have told of the curvature."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
 from arrayopt.arrays import Array
 from arrayopt.hyper import choice, structural, whole
 from arrayopt.rules.line_search import Searching, Turn
-from arrayopt.rules.pairs import begun, direction, remembered
-from arrayopt.rules.words import dot, nonzero, number, real_name
+from arrayopt.rules.pairs import RINGS, begun, direction, forgotten
+from arrayopt.rules.rings import put
+from arrayopt.rules.words import dot, nonzero, real_name
 
-__all__ = ["LBFGS"]
+__all__ = ["LBFGS", "MOST_FUSED"]
+
+MOST_FUSED = 20
+"""With more pairs, what is computed between the passes is too much to compile."""
 
 
 def _memory(where: str, value: Any) -> int:
@@ -38,7 +42,8 @@ class LBFGS(Searching):
         The length that is tried first in each direction, in (0, inf). Without a line search, that of each step; the
         first one is times min(1, 1 / the sum of magnitudes of the gradient).
     memory : int, default 10
-        How many pairs are kept, from 1 to 100.
+        How many pairs are kept, from 1 to 100; with more than 20, `engine` must be ``"array_api"``. The work between
+        the passes grows with the square: with 30 pairs it takes some 20 ms.
     line_search : {"strong_wolfe", None}
         How lengths are found. None takes `lr` as it is; this rule is ``torch.optim.LBFGS`` then.
     curvature : number, schedule or sequence, default 0.9
@@ -62,8 +67,11 @@ class LBFGS(Searching):
     one tensor of several. Values and slopes that are not finite make the length shorter.
 
     The slot ``x`` is the last point taken; ``accepted`` counts these, and ``ended`` is 1 where no
-    length makes the value less. A pair takes the place of the oldest in each step; where a length
-    is not taken, zeros do. Pairs whose product is not positive are left out.
+    length makes the value less. The slots ``s`` and ``y`` are rings of steps and of changes of the
+    gradient. Where a length is taken, a pair is added, in the place of the oldest, unless its
+    product is not positive. A step is two passes over the memory: the first makes all inner
+    products with the newest pair and the gradient, the second the direction. Products of older
+    pairs are kept, in the rings of numbers ``sy`` and ``yy``.
 
     References
     ----------
@@ -76,7 +84,7 @@ class LBFGS(Searching):
     --------
     >>> import numpy as np, arrayopt as ao
     >>> x = np.array([3.0, 4.0])
-    >>> opt = ao.Optimizer(x, ao.LBFGS(), engine="array_api")
+    >>> opt = ao.Optimizer(x, ao.LBFGS(), engine="numpy")
     >>> for _ in range(8):
     ...     x = opt.step(x * [1.0, 9.0], value=(x * x * [0.5, 4.5]).sum())
     >>> bool(abs(x).max() < 1e-6)
@@ -86,37 +94,51 @@ class LBFGS(Searching):
     memory: int = structural(10, _memory)
     line_search: str | None = choice("strong_wolfe", None)
 
+    rings: ClassVar[tuple[str, ...]] = RINGS
+    wide: ClassVar[tuple[str, ...]] = (*Searching.wide, "place", "sy", "yy")
+
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         memory = begun(xp, p, self.memory)
         if self.line_search is not None:
             return {**super().slots(xp, p), **memory}
-        return {"x": p, "grad": xp.zeros_like(p), "since": number(xp, p), **memory}
+        return {"grad": xp.zeros_like(p), **memory}
 
-    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Array], h: Any) -> tuple[Array, dict[str, Array]]:
+    def update(self, xp: Any, p: Array, g: Array, s: dict[str, Any], h: Any) -> tuple[Array, dict[str, Any]]:
+        if self.memory > MOST_FUSED and hasattr(g, "lean"):
+            raise TypeError(f"LBFGS: a memory of more than {MOST_FUSED} pairs is not fused: engine='array_api' runs it")
         if self.line_search is not None:
-            return super().update(xp, p, g, s, h)
-        turned = self.turn(xp, g, s, h, step=p - s["x"], change=g - s["grad"], since=s["since"] + 1.0)
-        step = h.lr * xp.where(h.t == 1, 1.0 / xp.maximum(xp.sum(xp.abs(g)), 1.0), 1.0)
-        return p + step * turned.d, {"x": p, "grad": g, "since": turned.since, **turned.slots}
+            new, slots = super().update(xp, p, g, s, h)
+            step = new - slots["x"]
+        else:
+            # as PyTorch's rule
+            found = direction(xp, s, g, dot(xp, g, g), stored=h.t > 1, least=(1e-10, 0.0))
+            far = h.lr * xp.where(h.t == 1, 1.0 / xp.maximum(xp.sum(xp.abs(g)), 1.0), 1.0)
+            new, slots = p - far * found.array, {"grad": g, **found.slots}
+            step = new - p
+        return new, {**slots, "s": put(s["s"], slots["place"], step)}
 
-    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
-        if not isinstance(h.t, int):
-            raise TypeError("LBFGS: the place of the newest pair must be known: engine='array_api' runs it, untraced")
-        newest = (h.t - 1) % self.memory
-        slots, sg, yg = remembered(s, newest, step, change, g)
-        # as PyTorch's rule, or Fortran's
-        least = (1e-10, 0.0) if self.line_search is None else (0.0, float(np.finfo(real_name(g)).eps))
-        order = [(newest + 1 + i) % self.memory for i in range(self.memory)]
-        square = dot(xp, g, g)
-        found = direction(slots, sg, yg, g, square, order=order, since=since, least=least)
-        if self.line_search is None:
-            return Turn(-found.array, -found.slope, 1.0, since, slots)
+    def turn(
+        self,
+        xp: Any,
+        g: Array,
+        s: dict[str, Any],
+        h: Any,
+        *,
+        square: Array,
+        taken: Array,
+        since: Array,
+    ) -> Turn:
+        # as Fortran's
+        least = (0.0, float(np.finfo(real_name(g)).eps))
+        found = direction(xp, s, g, square, stored=taken & (h.t > 1), least=least)
         falls = (found.slope > 0) & (found.slope < np.inf)
-        first = xp.where(found.known & falls, 1.0, h.first_step / xp.sqrt(nonzero(xp, square)))
         return Turn(
             d=-xp.where(falls, found.array, g),
             slope=-xp.where(falls, found.slope, square),
-            step=h.lr * first,
+            step=h.lr * xp.where(found.known & falls, 1.0, h.first_step / xp.sqrt(nonzero(xp, square))),
             since=xp.where(falls, since, 0.0),
-            slots=slots,
+            slots=found.slots,
         )
+
+    def restarted(self, xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
+        return forgotten(xp, where, slots)

@@ -72,14 +72,28 @@ class Searching(Rule):
     def check(self) -> None:
         if self.project is not None:
             who = type(self).__name__
-            raise ValueError(f"{who}: `project` would leave the line that is searched; SPG projects, as does SGD")
+            raise ValueError(f"{who}: `project` does not work with a line search; use SPG or SGD")
 
     @abstractmethod
-    def turn(self, xp: Any, g: Array, s: dict[str, Array], h: Any, *, step: Array, change: Array, since: Array) -> Turn:
-        """A direction of descent from where the gradient is g.
+    def turn(
+        self,
+        xp: Any,
+        g: Array,
+        s: dict[str, Array],
+        h: Any,
+        *,
+        square: Array,
+        taken: Array,
+        since: Array,
+    ) -> Turn:
+        """A direction of descent from the point that was evaluated, where the gradient is g.
 
-        `step` and `change` are how far the last point taken, and the gradient, lie from those before, or zeros.
+        `square` is that of its norm. Where the point is not taken, the direction counts for nothing.
         """
+
+    def restarted(self, xp: Any, where: Array, slots: dict[str, Array]) -> dict[str, Array]:
+        """What the rule keeps where it goes along the gradient for want of something better."""
+        return slots
 
     def slots(self, xp: Any, p: Array) -> dict[str, Array]:
         arrays = {"x": p, "grad": xp.zeros_like(p), "d": xp.zeros_like(p)}
@@ -93,18 +107,22 @@ class Searching(Rule):
         # by steepest descent, where the direction was another
         again = failed & (s["since"] > s["trials"])
         ended = xp.where(failed & ~again, 1.0, s["ended"])
-        x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
-        step, change = xp.where(taken, p - s["x"], 0.0), xp.where(taken, g - s["grad"], 0.0)
-        since = xp.where(again | (h.t == 1), 0.0, s["since"] + 1.0)
-        turned = self.turn(xp, grad, s, h, step=step, change=change, since=since)
-        begins = taken | again
+        turned = self.turn(
+            xp, g, s, h, square=dot(xp, g, g), taken=taken, since=xp.where(h.t == 1, 0.0, s["since"] + 1.0)
+        )
+        old = dot(xp, s["grad"], s["grad"])
+        short = h.lr * (h.first_step / xp.sqrt(nonzero(xp, old)))
+        slope, length = xp.where(taken, turned.slope, -old), xp.where(taken, turned.step, short)
+        begins, since = taken | again, xp.where(taken, turned.since, 0.0)
         value = xp.where(taken, h.value, s["value"])
-        numbers = started(xp, begins, found.numbers, value, turned.slope, turned.step)
+        numbers = started(xp, begins, found.numbers, value, slope, length)
         numbers["step"] = xp.where(ended > 0, 0.0, numbers["step"])
-        numbers["since"] = xp.where(begins, turned.since, s["since"] + 1.0)
+        numbers["since"] = xp.where(begins, since, s["since"] + 1.0)
         numbers["accepted"] = xp.where(taken & (h.t > 1), s["accepted"] + 1.0, s["accepted"])
-        d = xp.where(begins, turned.d, s["d"])
-        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **turned.slots}
+        x, grad = xp.where(taken, p, s["x"]), xp.where(taken, g, s["grad"])
+        d = xp.where(taken, turned.d, xp.where(again, -s["grad"], s["d"]))
+        slots = self.restarted(xp, begins & (since == 0), turned.slots)
+        new = {"x": x, "grad": grad, "d": d, "ended": ended, **numbers, **slots}
         return x + numbers["step"] * d, new
 
 

@@ -1,17 +1,20 @@
 """The memory of L-BFGS: the last steps and changes of the gradient, and their inner products.
 
-Arrays here are those of one problem, or, where a rule is run on all layers at once, of all of them.
+Two rings hold the pairs. One place in each is open: the step that is made goes there, and then the change that follows
+from it. So all inner products of a step are sums of one pass, and the direction is made in the next. The products of
+older pairs are kept, by age, so that their places matter to the rings alone.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, array_namespace, kind
+from arrayopt.arrays import Array
+from arrayopt.rules.rings import Ring, combined, dots, put, ring
 from arrayopt.rules.words import number
 
-__all__ = ["Direction", "begun", "direction", "remembered"]
+__all__ = ["RINGS", "Direction", "begun", "direction", "forgotten"]
 
-Slots = dict[str, Array]
+RINGS = ("s", "y", "sy", "yy")
 
 
 class Direction(NamedTuple):
@@ -25,125 +28,120 @@ class Direction(NamedTuple):
         The product.
     slope : array, 0-d
         The inner product of both.
+    slots : dict of str to array or Ring
+        The memory with the newest pair, if that can be used; ``place`` is where the next step goes.
     """
 
     known: Array
     array: Array
     slope: Array
+    slots: dict[str, Any]
 
 
-def begun(xp: Any, p: Array, k: int) -> Slots:
-    """Room for k pairs: steps, changes, and the products of each change with the steps and changes of older pairs."""
-    ring = xp.stack([xp.zeros_like(p)] * k)
-    products = xp.stack([xp.stack([number(xp, p)] * k)] * k)
-    return {"s": ring, "y": ring, "sy": products, "yy": products}
-
-
-def remembered(s: Slots, i: int, step: Array, change: Array, g: Array) -> tuple[Slots, Array, Array]:
-    """The memory with a pair in place i, and the products of all steps, and of all changes, with g."""
-    steps, made = _layers(s["s"])
-    changes, _ = _layers(s["y"])
-    new, before = _layers(step)[0], _layers(change)[0]
-    steps, changes = _put(steps, i, new), _put(changes, i, before)
-    by_s, by_y = _dots(steps, before, _layers(g)[0]), _dots(changes, before, _layers(g)[0])
-    found = {"s": steps, "y": changes}
-    for name, products in (("sy", by_s), ("yy", by_y)):
-        old = _layers(s[name])[0]
-        # what the place held before is no older than what stays
-        column = array_namespace(old).zeros_like(old[:, :, :1])
-        left = array_namespace(old).concat([old[:, :, :i], column, old[:, :, i + 1 :]], axis=2)
-        found[name] = _put(left, i, products[:, :, 0])
-    return {name: made(x) for name, x in found.items()}, made(by_s[:, :, 1]), made(by_y[:, :, 1])
+def begun(xp: Any, p: Array, k: int) -> dict[str, Any]:
+    """Room for k pairs, and for the products of all but one."""
+    slots: dict[str, Any] = {"s": ring(xp, p, k), "y": ring(xp, p, k), "place": number(xp, p)}
+    if k > 1:
+        slots |= {name: ring(xp, number(xp, p), k * (k - 1) // 2) for name in ("sy", "yy")}
+    return slots
 
 
 def direction(
-    s: Slots,
-    sg: Array,
-    yg: Array,
-    g: Array,
-    square: Array,
-    *,
-    order: list[int],
-    since: Array,
-    least: tuple[float, float],
+    xp: Any, s: dict[str, Any], g: Array, square: Array, *, stored: Any, least: tuple[float, float]
 ) -> Direction:
     """The two loops on coefficients (Nocedal and Wright, algorithm 7.4).
 
     Parameters
     ----------
-    s, sg, yg
-        As `remembered` returned them.
+    xp : namespace
+        The namespace.
+    s : dict of str to array or Ring
+        The memory; the newest step is in the open place. And ``grad``, the gradient before.
     g : array
         The gradient.
     square : array, 0-d
         The square of its norm.
-    order : list of int
-        The places of pairs, the oldest first.
-    since : array, 0-d
-        So many of the newest pairs count.
+    stored : bool or array of bool, 0-d
+        Whether the newest pair is to be kept.
     least : tuple of float
-        A pair counts whose product is larger than the first, and than the second times the square of its change.
+        It is used if its product is larger than the first, and than the second times the square of its change.
     """
-    steps, made = _layers(s["s"])
-    changes, sy, yy = (_layers(s[name])[0] for name in ("y", "sy", "yy"))
-    left, later, age = _layers(sg)[0], _layers(yg)[0], _layers(since)[0][:, None]
-    xp = array_namespace(steps)
-    mine, squares = xp.linalg.diagonal(sy), xp.linalg.diagonal(yy)
-    counts = (mine > least[0]) & (mine > least[1] * squares)
-    rho, scale, known = {}, xp.ones_like(age), age < 0
-    for back, i in zip(range(len(order) - 1, -1, -1), order, strict=True):
-        one = counts[:, i : i + 1] & (age > back)
-        product = mine[:, i : i + 1]
-        rho[i] = xp.where(one, 1.0 / xp.where(one, product, 1.0), 0.0)
-        scale = xp.where(one, product / xp.where(one, squares[:, i : i + 1], 1.0), scale)
-        known = known | one
-    a: dict[int, Array] = {}
-    for i in reversed(order):
-        a[i] = rho[i] * left[:, i : i + 1]
-        left = left - a[i] * sy[:, i, :]
-        later = later - a[i] * yy[:, i, :]
-    places = range(len(order))
-    column = xp.stack([a[i] for i in places], axis=1)
-    # the rows have the products with older changes alone; these are those with newer ones
-    later = later - (xp.matmul(yy, column) - xp.expand_dims(squares, axis=2) * column)[:, :, 0]
-    later = scale * later
-    by_s: dict[int, Array] = {}
-    for i in order:
-        by_s[i] = a[i] - rho[i] * later[:, i : i + 1]
-        later = later + by_s[i] * sy[:, :, i]
-    by_steps = xp.concat([by_s[i] for i in places], axis=1)
-    by_changes = -scale * column[:, :, 0]
-    slope = scale[:, 0] * _layers(square)[0]
-    slope = slope + xp.sum(by_steps * _layers(sg)[0] + by_changes * _layers(yg)[0], axis=1)
-    d = made(scale[:, 0]) * g + made(_combined(steps, by_steps) + _combined(changes, by_changes))
-    return Direction(made(known[:, 0]), d, made(slope))
+    steps, place, k = s["s"], s["place"], len(s["s"])
+    change = g - s["grad"]
+    changes = put(s["y"], place, change)
+    by_age = partial(_by_age, xp, turns=_turns(xp, place, k))
+    by_step, by_change = by_age(dots(steps, g)), by_age(dots(changes, g))
+    sy = _bordered(by_age(dots(steps, change)), s.get("sy", ()))
+    yy = _bordered(by_age(dots(changes, change)), s.get("yy", ()))
+
+    good = stored & (sy[0][0] > least[0]) & (sy[0][0] > least[1] * yy[0][0])
+    scale, known, rho = 1.0, good & False, {}
+    for i in reversed(range(k)):
+        counts = sy[i][i] > 0 if i else good
+        rho[i] = xp.where(counts, 1.0 / xp.where(counts, sy[i][i], 1.0), 0.0)
+        scale = xp.where(counts, sy[i][i] / xp.where(counts, yy[i][i], 1.0), scale)
+        known = known | counts
+
+    left, later, of_steps, of_changes = list(by_step), list(by_change), {}, {}
+    for i in range(k):
+        factor = rho[i] * left[i]
+        of_steps[i], of_changes[i] = factor, -scale * factor
+        for j in range(i + 1, k):
+            left[j] = left[j] - factor * sy[j][i]
+        for j in range(k):
+            later[j] = later[j] - factor * yy[max(i, j)][min(i, j)]
+    later = [scale * x for x in later]
+    for i in reversed(range(k)):
+        of_steps[i] = of_steps[i] - rho[i] * later[i]
+        for j in range(i):
+            later[j] = later[j] + of_steps[i] * sy[i][j]
+
+    slope = scale * square
+    for i in range(k):
+        slope = slope + of_steps[i] * by_step[i] + of_changes[i] * by_change[i]
+    along = combined(steps, by_age([of_steps[i] for i in range(k)]))
+    across = combined(changes, by_age([of_changes[i] for i in range(k)]))
+    following = xp.where(place >= k - 1.0, 0.0, place + 1.0)
+    slots = {"y": changes, "place": xp.where(good, following, place)}
+    for name, products in (("sy", sy), ("yy", yy)):
+        if k > 1:
+            slots[name] = _kept(xp, good, products, s[name])
+    return Direction(known, scale * g + along + across, slope, slots)
 
 
-def _layers(x: Any) -> tuple[Array, Callable[[Array], Any]]:
-    """An array with an axis of layers, and what makes the like of it from another."""
-    if hasattr(x, "x"):
-        return x.x, type(x)
-    return x[None, ...], lambda y: y[0, ...]
+def forgotten(xp: Any, where: Array, slots: dict[str, Any]) -> dict[str, Any]:
+    """The memory, empty under a condition: a pair whose own product is zero counts for none."""
+    if "sy" not in slots:
+        return slots
+    own = {i * (i + 3) // 2 for i in range(len(slots["sy"]))}
+    left = (xp.where(where, 0.0, x) if i in own else x for i, x in enumerate(slots["sy"]))
+    return {**slots, "sy": Ring(tuple(left))}
 
 
-def _put(ring: Array, i: int, x: Array) -> Array:
-    """A ring with x as its member i."""
-    return array_namespace(ring).concat([ring[:, :i, ...], x[:, None, ...], ring[:, i + 1 :, ...]], axis=1)
+def _turns(xp: Any, place: Array, k: int) -> list[tuple[int, Array]]:
+    """By how far to turn a list of k, and under which conditions: the digits of a place."""
+    bits = [1 << i for i in range((k - 1).bit_length())]
+    return [(bit, xp.floor(place / bit) % 2.0 == 1.0) for bit in bits]
 
 
-def _dots(ring: Array, *others: Array) -> Array:
-    """The inner products of the members of a ring with some arrays."""
-    xp = array_namespace(ring)
-    flat = xp.reshape(ring, (*ring.shape[:2], -1))
-    both = xp.reshape(xp.stack(others, axis=1), (ring.shape[0], len(others), -1))
-    if kind(flat) == "complex":
-        flat, both = (xp.concat([xp.real(x), xp.imag(x)], axis=2) for x in (flat, both))
-    return xp.matmul(flat, xp.matrix_transpose(both))
+def _by_age(xp: Any, numbers: list[Any], turns: list[tuple[int, Array]]) -> list[Any]:
+    """What is in order of places, in order of ages, the youngest is in that place; or the other way."""
+    turned = [numbers[-i % len(numbers)] for i in range(len(numbers))]
+    for far, due in turns:
+        turned = [xp.where(due, turned[i - far], x) for i, x in enumerate(turned)]
+    return turned
 
 
-def _combined(ring: Array, factors: Array) -> Array:
-    """The sum of a ring's members, each times a number."""
-    xp, count = array_namespace(ring), ring.shape[0]
-    flat = xp.reshape(ring, (*ring.shape[:2], -1))
-    made = xp.matmul(xp.astype(factors[:, None, :], flat.dtype), flat)
-    return xp.reshape(made, (count, *ring.shape[2:]))
+def _bordered(first: list[Any], older: Any) -> list[list[Any]]:
+    """The lower triangle of products, by age: those with the newest change, then what is kept of older ones."""
+    rows = [[first[0]]]
+    for i in range(1, len(first)):
+        begin = i * (i - 1) // 2
+        rows.append([first[i], *(older[begin + j] for j in range(i))])
+    return rows
+
+
+def _kept(xp: Any, good: Array, products: list[list[Any]], old: Ring) -> Ring:
+    """The products to keep: without the oldest pair's if the newest is good, else as they were."""
+    new = [x for row in products[:-1] for x in row]
+    return Ring(tuple(xp.where(good, x, y) for x, y in zip(new, old, strict=True)))

@@ -53,7 +53,7 @@ def ring(xp: Any, p: Array, k: int) -> Ring:
         If `k` is no whole number, or below 1.
     """
     if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"arrayopt.ring: `k` must be a whole number; got {k!r}")
+        raise TypeError(f"arrayopt.ring: `k` must be an integer; got {k!r}")
     if k < 1:
         raise ValueError(f"arrayopt.ring: `k` must be at least 1; got {k}")
     return Ring(tuple(xp.zeros_like(p) for _ in range(k)))

@@ -3,16 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, copied, library, place, size
+from arrayopt.arrays import Array, copied, size
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
 from arrayopt.rules import SGD, Rule
 from arrayopt.rules.conjugate import SPG
 from arrayopt.rules.lbfgs import LBFGS
-from arrayopt.solving.problem import Problem
+from arrayopt.solving.check import check_gradient as look_at_gradient
+from arrayopt.solving.problem import Problem, engine_for
+from arrayopt.solving.progress import progress as bar
 from arrayopt.solving.result import Result
 
 __all__ = ["minimize"]
@@ -46,6 +49,8 @@ def minimize(
     engine: str = "auto",
     callback: Callable[[Result], Any] | None = None,
     check_every: int = 1,
+    check_gradient: bool = False,
+    progress: bool = False,
 ) -> Result:
     """Find a local minimum of a function, or those of many functions side by side.
 
@@ -80,6 +85,13 @@ def minimize(
     check_every : int, default 1
         After how many evaluations the host looks whether all problems have ended, and calls back.
         On a GPU only this waits for the device.
+    check_gradient : bool, default False
+        Compare the gradients at the start with differences of values first, along three ways
+        for each array; that takes nine evaluations for each, and one more. Where they do not agree, a
+        ValueError names the array, and the problem where there are several. A gradient that is
+        wrong elsewhere only, or in a few of many elements, may pass.
+    progress : bool, default False
+        Show a progress bar, on a terminal or in a notebook. It needs the package rich.
 
     Returns
     -------
@@ -115,25 +127,38 @@ def minimize(
     check_every = whole("minimize: `check_every`", check_every, first=1)
     if not isinstance(stacked, bool):
         raise TypeError(f"minimize: `stacked` must be True or False; got {stacked!r}")
+    if not isinstance(check_gradient, bool):
+        raise TypeError(f"minimize: `check_gradient` must be True or False; got {check_gradient!r}")
+    if not isinstance(progress, bool):
+        raise TypeError(f"minimize: `progress` must be True or False; got {progress!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"minimize: `callback` must be a function of a Result; got {callback!r}")
     rule = _rule(rule, project, stacked=stacked)
     problem = Problem(f, params, stacked=rule.stacked, joint=getattr(rule, "joint", False))
     if problem.packed and getattr(rule.project, "arrays", None):
         raise ValueError(
-            "minimize: `project` has arrays, and params are several, which are one unknown under"
-            f" {type(rule).__name__}; give params as one array"
+            f"minimize: {type(rule).__name__} takes all params as one unknown, and `project` has"
+            " arrays; give params as one array"
         )
     probe = SGD(lr=1.0, project=rule.project, stacked=rule.stacked)
     if rule.project is not None:
         none = [problem.xp.zeros_like(x) for x in problem.arrays]
         problem.arrays, _ = update(probe, problem.arrays, none, init(probe, problem.arrays))
-    elsewhere = library(problem.arrays[0]) == "cupy" or "cuda" in str(place(problem.arrays[0])[1])
-    # not fused yet: L-BFGS; and on a GPU a value for each problem
-    if engine == "auto" and (isinstance(rule, LBFGS) or (rule.stacked and elsewhere)):
-        engine = "array_api"
+    if check_gradient:
+        look_at_gradient(problem, probe)
+    engine = engine_for(rule, problem) if engine == "auto" else engine
     opt = Optimizer(problem.arrays, rule, engine=engine)
-    return _Run(problem, opt, probe, tol, max_steps, check_every, callback).result()
+    run = partial(_Run, problem, opt, probe, tol, max_steps, check_every)
+    if not progress:
+        return run(callback).result()
+    with bar(max_steps) as show:
+
+        def both(result: Result) -> None:
+            show(result)
+            if callback is not None:
+                callback(result)
+
+        return run(both).result()
 
 
 def _rule(rule: Any, project: Any, *, stacked: bool) -> Rule:

@@ -14,6 +14,7 @@ from arrayopt.arrays import (
     kind,
     library,
     place,
+    size,
     to_host,
     working_dtype,
 )
@@ -21,8 +22,13 @@ from arrayopt.hyper import is_number
 from arrayopt.params.given import named_params
 from arrayopt.params.grads import match_grads
 from arrayopt.params.trees import rebuild
+from arrayopt.rules import Rule
+from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
 
-__all__ = ["Problem"]
+__all__ = ["Problem", "engine_for"]
+
+WORTH_COMPILING = 1 << 16
+"""For fewer unknowns L-BFGS is not compiled: what it does between its passes takes seconds."""
 
 
 class Problem:
@@ -41,6 +47,8 @@ class Problem:
 
     Attributes
     ----------
+    named : list of (str, array)
+        The leaves of the tree, with their names.
     arrays : list of array
         Copies of the start.
     packed : bool
@@ -56,26 +64,26 @@ class Problem:
             raise TypeError(
                 f"minimize: `f` must be a function f(params) -> (value, grads); got {f!r:.60}"
             )
-        self._f, self._tree, self._named = f, params, named_params(params, "minimize")
-        first = self._named[0][1]
+        self._f, self._tree, self.named = f, params, named_params(params, "minimize")
+        first = self.named[0][1]
         self.xp, self._device = place(first)
         self.real = working_dtype(self.xp, first, real=True)
         self.count: int | None = None
         if stacked:
             self.count = self._counted()
-        self.packed = joint and len(self._named) > 1
-        leaves = [copied(detached(x)) for _, x in self._named]
-        self.arrays = [self._packed(leaves)] if self.packed else leaves
+        self.packed = joint and len(self.named) > 1
+        leaves = [copied(detached(x)) for _, x in self.named]
+        self.arrays = self.listed(leaves)
 
     def _counted(self) -> int:
         """The number of problems; ValueError where arrays differ in it."""
-        counts = {name: tuple(x.shape)[:1] for name, x in self._named}
+        counts = {name: tuple(x.shape)[:1] for name, x in self.named}
         if len(set(counts.values())) != 1 or () in counts.values():
-            listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self._named)
+            listed = ", ".join(f"{name!r} {tuple(x.shape)}" for name, x in self.named)
             raise ValueError(
                 f"minimize: with `stacked` the first axis of all params counts problems; got {listed}"
             )
-        return int(self._named[0][1].shape[0])
+        return int(self.named[0][1].shape[0])
 
     def _packed(self, leaves: list[Array]) -> Array:
         """All elements of several arrays in one array, for each problem."""
@@ -94,7 +102,7 @@ class Problem:
         if self.packed:
             arrays, packed, start = [], arrays[0], 0
             lead = 0 if self.count is None else 1
-            for _, x in self._named:
+            for _, x in self.named:
                 shape = tuple(x.shape)
                 end = start + math.prod(shape[lead:])
                 arrays.append(self.xp.reshape(packed[..., start:end], shape))
@@ -109,12 +117,16 @@ class Problem:
             raise TypeError(
                 f"minimize: `f` must return a value and gradients, as in return value, grads; got {_said(found)}"
             )
-        matched = match_grads("minimize: what `f` returns as gradients", self._named, found[1])
+        matched = match_grads("minimize: what `f` returns as gradients", self.named, found[1])
         missing = [name for name, g in matched.items() if g is None]
         if missing:
             raise ValueError(f"minimize: `f` must return a gradient of {missing[0]!r}; got None")
         grads = [detached(g) for g in matched.values()]
-        return self._value(found[0]), [self._packed(grads)] if self.packed else grads
+        return self._value(found[0]), self.listed(grads)
+
+    def listed(self, leaves: list[Array]) -> list[Array]:
+        """Arrays like the leaves of the tree, as those that rules are given."""
+        return [self._packed(leaves)] if self.packed else leaves
 
     def _value(self, value: Any) -> Array:
         """What the function returned as its value, as an array of the library of the parameters."""
@@ -139,3 +151,19 @@ def _said(x: Any) -> str:
     if is_array(x):
         return f"a {library(x)} array of shape {tuple(x.shape)} and dtype {dtype_name(x)}"
     return f"a {type(x).__name__}" if not isinstance(x, tuple | list) else f"{len(x)} values"
+
+
+def engine_for(rule: Rule, problem: Problem) -> str:
+    """The engine that is taken if the user names none; it depends on the size of one problem."""
+    first = problem.arrays[0]
+    owner = library(first)
+    if owner == "cupy" or "cuda" in str(place(first)[1]):
+        # not fused yet: a value for each problem
+        return "array_api" if rule.stacked else "auto"
+    if not isinstance(rule, LBFGS):
+        return "auto"
+    unknowns = sum(size(x) for x in problem.arrays) // max(problem.count or 1, 1)
+    small = unknowns < WORTH_COMPILING
+    if rule.memory > MOST_FUSED or (small and owner != "numpy"):
+        return "array_api"
+    return "numpy" if small else "auto"

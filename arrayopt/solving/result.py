@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arrayopt.arrays import size, to_host
+from arrayopt.html import table
 from arrayopt.params.trees import flatten
 
 __all__ = ["Result"]
@@ -46,6 +47,12 @@ class Result:
         lines += [f"{name}: {_shown(getattr(self, name))}" for name in shown]
         lines += [f"params {name}: {_array(x)}" for name, x in flatten(self.params)]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        shown = ("converged", "value", "grad_norm", "steps", "evaluations")
+        rows = [(name, _shown(getattr(self, name))) for name in shown]
+        rows += [(f"params {name}", _array(x)) for name, x in flatten(self.params)]
+        return table(self.message, ("", ""), rows)
 
 
 def _array(x: Any) -> str:

@@ -81,9 +81,9 @@ def test_they_are_uniform_and_independent():
     ("h", "stream", "error", "words"),
     [
         ({}, 0, TypeError, "random: `h` must be what a rule's update, or a projection, was given"),
-        (None, "1", TypeError, "random: `stream` must be a whole number; got '1'"),
-        (None, True, TypeError, "random: `stream` must be a whole number; got True"),
-        (None, 1.0, TypeError, "random: `stream` must be a whole number; got 1.0"),
+        (None, "1", TypeError, "random: `stream` must be an integer; got '1'"),
+        (None, True, TypeError, "random: `stream` must be an integer; got True"),
+        (None, 1.0, TypeError, "random: `stream` must be an integer; got 1.0"),
         (None, -1, ValueError, "random: `stream` must be at least 0; got -1"),
     ],
 )
@@ -111,9 +111,9 @@ def test_what_random_refuses(engine, h, stream, error, words):
 @pytest.mark.parametrize(
     ("seed", "error", "words"),
     [
-        (1.0, TypeError, "Draws: `seed` must be a whole number; got 1.0"),
-        (True, TypeError, "Draws: `seed` must be a whole number; got True"),
-        ("1", TypeError, "Draws: `seed` must be a whole number; got '1'"),
+        (1.0, TypeError, "Draws: `seed` must be an integer; got 1.0"),
+        (True, TypeError, "Draws: `seed` must be an integer; got True"),
+        ("1", TypeError, "Draws: `seed` must be an integer; got '1'"),
         (-1, ValueError, r"Draws: `seed` must be in \[0, 2\*\*64\); got -1"),
         (1 << 64, ValueError, r"Draws: `seed` must be in \[0, 2\*\*64\); got 18446744073709551616"),
     ],

@@ -126,7 +126,7 @@ def test_masters_may_differ_by_group():
     opt = ao.Optimizer(params, ao.SGD(lr=0.1), groups={"b": {"master_weights": False}})
     opt.step({name: np.ones(2, "float16") for name in params})
     assert [list(opt.state[name]) for name in params] == [["t", "master"], ["t"]]
-    with pytest.raises(ValueError, match="master_weights cannot change so while training"):
+    with pytest.raises(ValueError, match="master_weights cannot change like this while training"):
         opt.groups[0].master_weights = True
 
 

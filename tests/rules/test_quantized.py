@@ -213,7 +213,7 @@ def test_each_slot_may_have_its_own_storage():
     ("value", "error", "words"),
     [
         ("int4", ValueError, "AdamW: `state_dtype` must be None, 'float16', 'bfloat16' or 'int8'; got 'int4'"),
-        (8, TypeError, "'int8'; got 8; a mapping says it of each slot"),
+        (8, TypeError, "'int8'; got 8; to set it per slot, give a mapping"),
         ({"m": 8}, TypeError, "AdamW: `state_dtype` of slot 'm' must be None"),
         ({"m": "int9"}, ValueError, "AdamW: `state_dtype` of slot 'm' must be None"),
         ({1: "int8"}, TypeError, "AdamW: `state_dtype` must map names of slots; got 1"),
@@ -227,7 +227,7 @@ def test_what_cannot_be_a_storage_is_refused(value, error, words):
 def test_slots_that_a_rule_does_not_have_are_refused():
     with pytest.raises(ValueError, match="AdamW: `state_dtype` names 'w'; the rule's slots are m, v"):
         ao.Optimizer(np.zeros(3, "float32"), ao.AdamW(state_dtype={"w": "int8"}))
-    with pytest.raises(ValueError, match="slot 'z' cannot be narrow, for small steps are added to it; got 'int8'"):
+    with pytest.raises(ValueError, match="slot 'z' cannot be narrow, because small steps are added to it; got 'int8'"):
         ao.Optimizer(np.zeros(3, "float32"), ao.ScheduleFreeAdamW(state_dtype={"z": "int8"}))
 
 
@@ -337,7 +337,7 @@ def test_what_is_widened_before_a_step_cannot_be_captured(cupy):
     with stream:
         opt.advance()
         stream.begin_capture()
-        with pytest.raises(RuntimeError, match="engine 'cupy': what a captured step needs must be in device memory"):
+        with pytest.raises(RuntimeError, match="engine 'cupy': a captured step cannot allocate, compile or wait"):
             opt.launch(g)
         stream.end_capture()
         opt.launch(g)

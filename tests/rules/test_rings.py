@@ -187,7 +187,7 @@ def test_what_cannot_be_is_told():
     ring = Ring((p, p))
     for call, error, said in [
         (lambda: ao.ring(np, p, 0), ValueError, "at least 1"),
-        (lambda: ao.ring(np, p, 2.0), TypeError, "whole number"),
+        (lambda: ao.ring(np, p, 2.0), TypeError, "an integer"),
         (lambda: ao.dots(p, p), TypeError, "must be a ring"),
         (lambda: ao.combined(ring, [1.0]), ValueError, "as many coefficients"),
         (lambda: ao.combined(p, [1.0]), TypeError, "of a ring"),

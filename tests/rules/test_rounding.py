@@ -226,7 +226,7 @@ def test_parts_of_several_pieces_are_refused(engine):
 
     def rank(comm):
         with pytest.raises(
-            ValueError, match="'w' is a part of a tensor, which SGD cannot take with these fields: random"
+            ValueError, match="'w' is a part of a tensor, which SGD does not support with these fields: random"
         ):
             ao.Optimizer({"w": halves(comm, p, 1)}, ao.SGD(lr=0.1, rounding="stochastic"), comm=comm, engine=engine)
         opt = ao.Optimizer({"w": halves(comm, p, 1)}, ao.SGD(lr=0.1, master_weights=False), comm=comm, engine=engine)
@@ -311,7 +311,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="LAMB: `rounding` must be 'nearest' or 'stochastic'; got 'up'"):
         ao.LAMB(rounding="up")
     opt = ao.Optimizer(np.ones(9, BFLOAT16), ao.SGD(lr=0.1), engine="numpy")
-    with pytest.raises(ValueError, match="rounding cannot change so while training: the state of 'param'"):
+    with pytest.raises(ValueError, match="rounding cannot change like this while training: the state of 'param'"):
         opt.groups[0].rounding = "stochastic"
 
 

@@ -6,7 +6,7 @@ import pytest
 import arrayopt as ao
 from tests.support.slow import marked
 
-RULES = {"LBFGS": ao.LBFGS(), "CG": ao.CG(), "SPG": ao.SPG()}
+RULES = {"LBFGS": ao.LBFGS(memory=2), "CG": ao.CG(), "SPG": ao.SPG()}
 
 
 @pytest.mark.parametrize("rule", marked([(name,) for name in RULES], lambda name: name != "CG"))

@@ -28,3 +28,32 @@ def test_peaks_are_fitted_in_three_ways(backend, tmp_path):
         pytest.importorskip("matplotlib", reason="matplotlib draws")
         peaks.draw(counts, found, tmp_path / "peaks.png")
         assert (tmp_path / "peaks.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_phases_are_found_in_three_ways(backend, tmp_path):
+    phase = example("phase")
+    truth, found = phase.run(backend, 16, 3)
+    np.testing.assert_allclose(found["ao.Adam"].misfit, found["Adam by hand"].misfit, rtol=1e-4)
+    assert found["ao.minimize"].misfit.min() < 1.01 * found["ao.Adam"].misfit.min()
+    for x in found.values():
+        assert not x.field[truth == 0].any()
+    if backend == "numpy":
+        pytest.importorskip("matplotlib", reason="matplotlib draws")
+        phase.draw(truth, found, tmp_path / "phase.png")
+        assert (tmp_path / "phase.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_brightness_is_found_in_four_ways(backend, tmp_path):
+    filaments = example("filaments")
+    truth, recorded, found = filaments.run(backend, 40)
+    np.testing.assert_allclose(found["ao.Adam"].picture, found["Adam by hand"].picture, rtol=1e-5, atol=1e-5)
+    for x in found.values():
+        assert x.picture.min() >= 0
+        assert x.deviance[-1] < 0
+        assert filaments.error(x.picture, truth) < filaments.error(recorded, truth)
+    if backend == "numpy":
+        pytest.importorskip("matplotlib", reason="matplotlib draws")
+        filaments.draw(truth, recorded, found, tmp_path / "filaments.png")
+        assert (tmp_path / "filaments.png").stat().st_size > 1000

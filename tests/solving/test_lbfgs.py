@@ -1,19 +1,28 @@
 """L-BFGS beside PyTorch's, and its line search beside the conditions that it is for."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from scipy import optimize
 
 import arrayopt as ao
+from tests.support.engines import EVERY
+from tests.support.slow import marked
 
 H = 10.0 ** np.random.default_rng(0).uniform(-2, 1, 30)
 
 
-@pytest.mark.parametrize("memory", [1, 3, 10])
-def test_without_a_line_search_it_is_pytorchs(memory):
+ENGINES = [(engine, memory) for engine in EVERY for memory in (1, 3, 10)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "memory"), marked(ENGINES, lambda e, k: e == "array_api" or (k < 10 and e in ("numpy", "cpp")))
+)
+def test_without_a_line_search_it_is_pytorchs(engine, memory):
     x, w = np.ones(30), torch.nn.Parameter(torch.ones(30, dtype=torch.float64))
-    ours = ao.Optimizer(x, ao.LBFGS(line_search=None, memory=memory, lr=0.9), engine="array_api")
+    ours = ao.Optimizer(x, ao.LBFGS(line_search=None, memory=memory, lr=0.9), engine=engine)
     options = {"lr": 0.9, "max_iter": 1, "history_size": memory, "tolerance_grad": 0, "tolerance_change": 0}
     theirs = torch.optim.LBFGS([w], **options)
 
@@ -27,6 +36,48 @@ def test_without_a_line_search_it_is_pytorchs(memory):
         theirs.step(closure)
         ours.step(2 * H * x - np.sin(x))
         np.testing.assert_allclose(x, w.detach().numpy(), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("line_search", ["strong_wolfe", None])
+def test_it_is_two_passes_over_its_memory(line_search):
+    opt = ao.Optimizer(np.ones(3, np.float32), ao.LBFGS(memory=5, line_search=line_search), engine="cpp")
+    opt.step(np.ones(3, np.float32), value=1.0)
+    said = opt.explain()
+    assert "pass 1:" in said
+    assert "pass 2:" not in said
+    moved = int(re.search(r"(\d+) bytes per float32 parameter", said)[1])
+    assert moved <= (116 if line_search is None else 136)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpp", pytest.param("numba", marks=pytest.mark.slow)])
+def test_threads_change_no_bit(engine, monkeypatch):
+    start = np.linspace(-1, 2, 70_001).astype(np.float32)
+
+    def run(threads):
+        monkeypatch.setenv("ARRAYOPT_NUM_THREADS", threads)
+        opt = ao.Optimizer(start.copy(), ao.LBFGS(memory=3), engine=engine)
+        for _ in range(6):
+            p = opt.params
+            opt.step(2 * p - np.sin(p), value=float((p * p + np.cos(p)).sum()))
+        return opt.params
+
+    np.testing.assert_array_equal(run("1"), run("3"))
+
+
+def test_a_pair_that_is_no_use_is_not_kept():
+    opt = ao.Optimizer(np.array([1.0, 2.0]), ao.LBFGS(line_search=None, memory=2), engine="numpy")
+    places = []
+    for grad in ([1.0, 1.0], [0.5, 0.5], [2.0, 2.0], [1.5, 1.5]):
+        opt.step(np.array(grad))
+        places.append(float(opt.state["param"]["place"]))
+    assert places == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_long_memory_runs_as_written():
+    x = np.array([1.0, 2.0])
+    assert ao.minimize(lambda x: (x @ x, 2 * x), x, ao.LBFGS(memory=21)).converged
+    with pytest.raises(ValueError, match="more than 20 pairs is not fused"):
+        ao.Optimizer(x, ao.LBFGS(memory=21), engine="numpy").step(x, value=1.0)
 
 
 def test_layers_have_histories_of_their_own():

@@ -143,7 +143,7 @@ def test_bounds():
         theirs = optimize.lsq_linear(a, b, (-0.05, 0.1), tol=1e-12)
         np.testing.assert_allclose(found.params, theirs.x, atol=1e-4)
     assert ao.minimize(lambda x: (x @ x, 2 * x), np.ones(2), project=ao.projections.box(2, 3)).params.tolist() == [2, 2]
-    with pytest.raises(ValueError, match="`project` would leave the line"):
+    with pytest.raises(ValueError, match="`project` does not work with a line search"):
         ao.minimize(f, np.zeros(20), ao.LBFGS(), project=ao.projections.nonnegative)
 
 
@@ -151,7 +151,6 @@ def test_bounds():
 
 
 PAIRS = [(rule, engine) for rule in RULES for engine in ("array_api", "numpy", "cpp", "numba")]
-PAIRS = [pair for pair in PAIRS if pair[0] != "LBFGS" or pair[1] == "array_api"]
 
 
 @pytest.mark.parametrize(("rule", "engine"), marked(PAIRS, lambda rule, engine: engine in ("array_api", "cpp")))
@@ -159,7 +158,12 @@ def test_each_problem_of_a_batch_goes_as_it_goes_alone(rule, engine):
     starts = np.random.default_rng(0).uniform(-2, 2, (10, 2))
     rule = RULES[rule]
     found = ao.minimize(rosen_of_many, starts, rule, stacked=True, max_steps=100, engine=engine)
-    alone = [ao.minimize(rosen, x, rule, max_steps=100, engine=engine) for x in starts]
+
+    def one_of_many(x):  # NumPy squares arrays in another way than numbers
+        values, gradients = rosen_of_many(np.tile(x, (10, 1)))
+        return values[0], gradients[0]
+
+    alone = [ao.minimize(one_of_many, x, rule, max_steps=100, engine=engine) for x in starts]
     assert len({one.evaluations for one in alone}) > 3
     assert found.evaluations.tolist() == [one.evaluations for one in alone]
     assert found.steps.tolist() == [one.steps for one in alone]
@@ -346,7 +350,7 @@ def test_what_the_function_returns_is_checked(f, error, match):
 
 REFUSED = [
     ({"tol": -1.0}, ValueError, r"`tol` must be in \[0, inf\)"),
-    ({"max_steps": 1.5}, TypeError, "`max_steps` must be a whole number"),
+    ({"max_steps": 1.5}, TypeError, "`max_steps` must be an integer"),
     ({"check_every": 0}, ValueError, "`check_every` must be in"),
     ({"stacked": 1}, TypeError, "`stacked` must be True or False"),
     ({"callback": 1}, TypeError, "`callback` must be a function"),

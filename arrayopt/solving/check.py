@@ -1,0 +1,110 @@
+"""Whether gradients are those of the values: a look along some directions, before a run."""
+
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import Array, array_namespace, kind, place, to_host
+from arrayopt.functional import init, update
+from arrayopt.rules import Rule
+from arrayopt.solving.problem import Problem
+
+__all__ = ["check_gradient"]
+
+LENGTHS = (1 / 4, 1 / 3, 1 / 2)
+"""How far a look goes: powers of the spacing of numbers near 1, times the size of the unknowns."""
+
+DIRECTIONS = 3
+"""Of each array."""
+
+WRONG = 0.02
+"""A gradient that differs by less, relative to what it says, may be right: lengths are not zero."""
+
+
+def check_gradient(problem: Problem, probe: Rule) -> None:
+    """Raise ValueError where gradients at the start are not those of the values.
+
+    Between two points, the value changes by the mean of the two gradients along the way, but for
+    the third power of the distance. So no point lies outside a set that `probe` projects to.
+
+    Parameters
+    ----------
+    problem : Problem
+        The function, and where it begins.
+    probe : Rule
+        A step of it is the gradient's, projected.
+    """
+    xp, start = problem.xp, problem.arrays
+    value, grads = problem(start)
+    eps = float(xp.finfo(problem.real).eps)
+    for at, (name, leaf) in enumerate(problem.named):
+        for direction in range(DIRECTIONS):
+            looks = []
+            for power in LENGTHS:
+                size = eps**power * max(1.0, _size(leaf))
+                leaves = [xp.zeros_like(x) for _, x in problem.named]
+                leaves[at] = _signs(leaf, direction, -size)
+                away, _ = update(probe, start, problem.listed(leaves), init(probe, start))
+                there, more = problem(away)
+                said = xp.zeros_like(value)
+                for p, q, g, h in zip(start, away, grads, more, strict=True):
+                    said = said + 0.5 * _along(problem, g + h, q - p)
+                looks.append((there - value, said, abs(there) + abs(value)))
+            _judge(problem, name, looks, eps)
+
+
+def _size(x: Array) -> float:
+    """The root of the mean of squares."""
+    there = np.abs(to_host(x))
+    return float(np.sqrt(np.mean(np.square(there)))) if there.size else 0.0
+
+
+def _signs(x: Array, seed: int, size: float) -> Array:
+    """An array like another of numbers of about one size and of random sign, or phase."""
+    shape, rng = tuple(x.shape), np.random.default_rng(seed)
+    signs: Any = rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
+    if kind(x) == "complex":
+        signs = signs * np.exp(2j * np.pi * rng.random(shape))
+    library, device = place(x)
+    return library.asarray(size * signs, dtype=x.dtype, device=device)
+
+
+def _along(problem: Problem, grad: Array, way: Array) -> Array:
+    """What a gradient says of a way, for each problem."""
+    xp = array_namespace(grad)
+    product = xp.conj(grad) * way if kind(grad) == "complex" else grad * way
+    real = xp.real(product) if kind(grad) == "complex" else product
+    axes = None if problem.count is None else tuple(range(1, real.ndim))
+    total = real if axes == () else xp.sum(real, axis=axes)
+    return xp.astype(total, problem.real, copy=False)
+
+
+def _judge(problem: Problem, name: str, looks: list[Any], eps: float) -> None:
+    """Raise where no length of a look makes values and gradients agree."""
+    with np.errstate(all="ignore"):
+        several = [[np.atleast_1d(to_host(x)) for x in look] for look in looks]
+        wrong = []
+        for found, said, rounding in several:
+            wrong.append(
+                abs(found - said) / (abs(found) + abs(said) + 16 * eps * rounding + 1e-300)
+            )
+    # where a value is not finite, nothing is known
+    least = np.nanmin(
+        np.where(np.isfinite(wrong), wrong, np.nan if np.isfinite(wrong).any() else 0), axis=0
+    )
+    bad = np.flatnonzero(least > WRONG)
+    if not len(bad):
+        return
+    worst = int(bad[0])
+    which = "" if problem.count is None else f" of problem {worst}"
+    found, said, _ = (x[worst] for x in several[1])
+    raise ValueError(
+        f"minimize: the gradient{which} with respect to {name!r} is not that of the value: along a"
+        f" short way the value changes by {found:.6g}, and the gradient says {said:.6g}"
+        f" ({_ratio(found, said)}); see `check_gradient`"
+    )
+
+
+def _ratio(found: float, said: float) -> str:
+    """How far a gradient is off."""
+    return f"{said / found:.4g} times as much" if found else "which is not zero"
