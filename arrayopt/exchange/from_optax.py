@@ -155,8 +155,8 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
     if rules == {SGD}:
         if chain[:1] != ["TraceState"] or len(chain) == 1:
             raise ValueError(
-                "load_optax: the state does not tell whether the learning rate comes before `trace` or after it, as in"
-                f" optax.sgd; where after it, give the state of the chain from the trace on; got a chain of"
+                "load_optax: the state does not tell whether the learning rate is applied before `trace` or after it;"
+                " if after it, as in optax.sgd, pass the part of the chain from the trace on; got a chain of"
                 f" {', '.join(chain) or 'TraceState'}"
             )
         return {}
@@ -172,21 +172,21 @@ def _divisors(opt: Optimizer, saved: dict[str, Any], state: Any, parts: list[Any
         raise ValueError("load_optax: `lr_in_momentum` must be the same in all groups, as in optax.lars")
     if chain[2] != "EmptyState":
         raise ValueError(
-            "load_optax: the trace of optax.lars has the learning rate in it, which was a schedule: what each gradient"
-            " was multiplied by is no longer known"
+            "load_optax: the trace of optax.lars contains the learning rate, which was a schedule: the factor of each"
+            " gradient is lost"
         )
     if any("learning_rate" in part.hyperparams for part in parts if "hyperparams" in part._fields):
         raise ValueError(
-            "load_optax: the trace of optax.lars has the learning rate in it, which was injected, so it may have"
-            " changed; if it was the same in all updates, give the rule that lr, and the state's inner_state"
+            "load_optax: the trace of optax.lars contains the learning rate, which was injected and may have changed;"
+            " if it never changed, give the rule that lr, and pass the state's inner_state"
         )
     numbers = [group["hypers"]["lr"] for group in saved["groups"]]
     lr = numbers[0]
     if not isinstance(lr, int | float) or lr == 0 or any(x != lr for x in numbers):
         had = "; ".join(f"{x!r} in group {group.label!r}" for group, x in zip(opt.groups, numbers, strict=True))
         raise ValueError(
-            "load_optax: the trace of optax.lars has the learning rate in it, by which it is divided: `lr` must be that"
-            f" number here, in all groups, and not 0; got {had}"
+            "load_optax: the trace of optax.lars contains the learning rate and is divided by it: `lr` must be that"
+            f" number in all groups, and not 0; got {had}"
         )
     return {name: -float(lr) for name in saved["tensors"]}
 

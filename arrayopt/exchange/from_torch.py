@@ -208,7 +208,7 @@ def _check_upward(groups: Any, home: dict[str, tuple[int, Any]], upward: dict[st
     theirs = {name: bool(groups[i].get("maximize")) for name, (i, _) in home.items()}
     if upward is None and any(theirs.values()):
         raise ValueError(
-            "load_torch: there is no counterpart for maximize=True: an Optimizer goes down. Load into one of"
+            "load_torch: there is no counterpart for maximize=True: an Optimizer minimizes. Load into one of"
             " arrayopt.torch with maximize=True; or set it to False in the state's groups, and negate the gradients"
         )
     wrong = (
@@ -242,8 +242,8 @@ def _homes(groups: Any, here: list[str], names: Sequence[str] | None) -> dict[st
         given = [name for group in groups for name in group.get("param_names", ())]
         if given and sorted(given) != sorted(here):
             raise ValueError(
-                f"load_torch: the state is of parameters {given}, the optimizer has {here}; if they are the same under"
-                " other names, give these as `names`, in the order of the state's"
+                f"load_torch: the state is of parameters {given}, the optimizer has {here}; if only the names differ,"
+                " pass yours as `names`, in the order of the state"
             )
         if len(places) != len(here):
             raise ValueError(

@@ -57,7 +57,7 @@ def function(
     def values(args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
         places = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(places):
-            raise TypeError(f"{who} takes at most {len(places)} values without names; got {len(args)}")
+            raise TypeError(f"{who} takes at most {len(places)} positional arguments; got {len(args)}")
         found, said = dict(zip(places, args, strict=False)), dict.fromkeys(places, "by its place")
         for name, value in given.items():
             key = name if name in names else (known_as or {}).get(name, name)

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks as _of_all_after
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_before
 
 from arrayopt.hyper import Hyper, is_number
 from arrayopt.optimizer import Optimizer as Inner
@@ -113,16 +115,23 @@ class Optimizer(torch.optim.Optimizer):
             What `closure` returned, or None.
         """
         own = type(self).step is Optimizer.step  # else PyTorch has put the hooks around that of the class on top
-        return (_hooked if own else _step)(*((self,) if closure is None else (self, closure)))
+        step = _hooked if own and self._watched() else _step
+        return step(self) if closure is None else step(self, closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # or compiled code would see the hooks, and warn
+
+    def _watched(self) -> bool:
+        """Whether a hook or a profiler wants to know of steps: PyTorch's wrapper takes its time."""
+        own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        return bool(own or _of_all_before or _of_all_after or torch._C._autograd._profiler_enabled())
 
     def _gradients(self, params: list[Tensor]) -> list[Tensor | None]:
         """The gradients, negated where the aim is to maximize."""
         grads = [p.grad for p in params]
         if any(group.get("maximize") for group in self.param_groups):
             up = [group.get("maximize") for group in self.param_groups for _ in distinct(group)]
-            grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
+            with torch.no_grad():
+                grads = [-g if negated and g is not None else g for g, negated in zip(grads, up, strict=True)]
         return grads
 
     def negated(self, p: Tensor) -> bool:
@@ -292,12 +301,11 @@ def _step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
-    with torch.no_grad():
-        inner, below = self.inner, self._below
-        released = self._release is not None and inner is not None and self._release.end(inner)
-        if inner is not None and below is not None and not released:
-            inner.step(self._gradients(below.params), loss_scale=self._verdict(), value=_value(loss))
-            self._step_again(inner, below)
+    inner, below = self.inner, self._below
+    released = self._release is not None and inner is not None and self._release.end(inner)
+    if inner is not None and below is not None and not released:
+        inner.step(self._gradients(below.params), loss_scale=self._verdict(), value=_value(loss))
+        self._step_again(inner, below)
     return loss
 
 

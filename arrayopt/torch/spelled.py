@@ -72,7 +72,10 @@ _PLACES: Mapping[type[Rule], tuple[str, ...]] = {
     SGD: ("momentum", "dampening", "weight_decay", "nesterov"),
     Adam: _ADAM,
     AdamW: _ADAM,
-    RMSprop: ("alpha", "eps", "weight_decay", "momentum", "centered", "capturable", "foreach", "maximize"),
+    RMSprop: (
+        *("alpha", "eps", "weight_decay", "momentum", "centered"),
+        *("capturable", "foreach", "maximize", "differentiable"),
+    ),
     NAdam: ("betas", "eps", "weight_decay", "momentum_decay", "decoupled_weight_decay"),
     RAdam: ("betas", "eps", "weight_decay", "decoupled_weight_decay"),
     Adafactor: ("beta2_decay", "eps", "d", "weight_decay"),

@@ -70,7 +70,7 @@ def split(
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unused = [pattern for pattern in exclude if not any(_fits(name, pattern) for name, _ in named)]
     if unused:
-        raise ValueError(f"split: `exclude` has {unused}, which fit none of {[name for name, _ in named]}")
+        raise ValueError(f"split: `exclude` has {unused}, which match none of {[name for name, _ in named]}")
     tables = {module.weight for module in model.modules() if isinstance(module, Embedding | EmbeddingBag)}
     of_matrices, others = list[tuple[str, Tensor]](), list[tuple[str, Tensor]]()
     for name, p in named:

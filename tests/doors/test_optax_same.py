@@ -266,7 +266,9 @@ WRONG = [
     refusals.row("missing", lambda: door.adamw(), TypeError, "adamw: `learning_rate` must be given"),
     refusals.row("twice", lambda: door.adamw(0.1, lr=0.2), TypeError, "`learning_rate` is given twice, by its place"),
     refusals.row("two names", lambda: door.lion(0.1, b1=0.5, beta1=0.5), TypeError, "`b1` is given twice"),
-    refusals.row("many", lambda: door.sgd(0.1, 0.9, True, None, 3), TypeError, "sgd takes at most 4 values"),
+    refusals.row(
+        "many", lambda: door.sgd(0.1, 0.9, True, None, 3), TypeError, "sgd takes at most 4 positional arguments"
+    ),
     refusals.row("unknown", lambda: door.rmsprop(0.1, decoy=0.9), TypeError, "has no `decoy`; did you mean `decay`?"),
     refusals.row("range", lambda: door.adamw(0.1, b2=1.0), ValueError, "adamw: `b2` must be in [0, 1); got 1.0"),
     refusals.row("dtype", lambda: door.adam(0.1, mu_dtype="int8"), ValueError, "adam: `mu_dtype` must be float16"),

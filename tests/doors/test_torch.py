@@ -358,7 +358,7 @@ def test_switches_change_until_there_is_state_that_would_be_lost():
     opt.step()
     before = state_of(opt)
     opt.param_groups[0]["momentum"] = 0.0
-    words = "momentum cannot change so while training", "momentum=lambda step: 0.0 in place of 0 has this state"
+    words = "momentum cannot change like this while training", "momentum=lambda step: 0.0 in place of 0 has this state"
     refusals.raises(opt.step, ValueError, "SGD: group '0': ", *words)
     opt.param_groups[0].update(momentum=0.9, nesterov=True)
     assert opt.inner.rule.nesterov
@@ -526,7 +526,7 @@ def test_what_fails_changes_nothing():
         ({"state": {0: {"step": 1}}}, "parameter 0: expected step, m, v; got step"),
         ({"state": {0: {**saved["state"][0], "m": torch.ones(7)}}}, "parameter 0: m is torch.float32 (7,)"),
         ({"state": {0: {**saved["state"][0], "m": 3}}}, "parameter 0: m must be a tensor; got int"),
-        ({"state": {0: {**saved["state"][0], "step": 0.5}}}, "parameter 0: step must be a whole number"),
+        ({"state": {0: {**saved["state"][0], "step": 0.5}}}, "parameter 0: step must be an integer"),
         ({"state": {0: 3}}, "parameter 0: expected step, m, v; got int"),
         ({"state": {9: saved["state"][0]}}, "there is state of [9]"),
         ({"param_groups": []}, "the state is of groups of [] parameters; here they are of [4]"),

@@ -284,7 +284,7 @@ def own_chain(*parts):
 TRACES = {
     "a schedule there": (lambda: optax.lars(lambda step: 0.1).init, lars(0.1), "which was a schedule"),
     "injected": (lambda: optax.inject_hyperparams(optax.lars)(0.1).init, lars(0.1), "which was injected"),
-    "a schedule here": (lambda: optax.lars(0.1).init, lars(Linear(0.1, 0.01, 10)), "must be that number here"),
+    "a schedule here": (lambda: optax.lars(0.1).init, lars(Linear(0.1, 0.01, 10)), "must be that number in all groups"),
     "zero": (lambda: optax.lars(0.1).init, lars(0.0), "and not 0; got 0.0 in group 'all'"),
     "sgd's": (lambda: optax.sgd(0.1, momentum=0.9).init, lars(0.1), "must be that of optax.lars alone"),
     "lars's": (lambda: optax.lars(0.1).init, ao.SGD(lr=0.1, momentum=0.9), "the state does not tell whether"),

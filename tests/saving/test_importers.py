@@ -241,7 +241,7 @@ REFUSED = {
     "maximize": (
         changed(lambda s, g, w: g.update(maximize=True)),
         ValueError,
-        "no counterpart for maximize=True: an Optimizer goes down",
+        "no counterpart for maximize=True: an Optimizer minimizes",
     ),
     "Adam": (
         changed(lambda s, g, w: g.update(decoupled_weight_decay=False)),
@@ -278,7 +278,7 @@ REFUSED = {
     "a count": (
         changed(lambda s, g, w: w.update(step=-1)),
         ValueError,
-        "t of 'w' must be a whole number from 0, below 2**53; got -1",
+        "t of 'w' must be an integer from 0, below 2**53; got -1",
     ),
     "Adagrad's": (
         lambda: stepped(torch.optim.Adagrad),
@@ -446,10 +446,10 @@ def test_eight_bits_with_one_scale_or_of_no_blocks_are_refused():
     params, saved = adam_state()
     given = as_bitsandbytes(saved)
     given["state"][0] |= {"qmap1": torch.zeros(256)}
-    with pytest.raises(ValueError, match="load_torch: the state has 8 bits with one scale for each tensor"):
+    with pytest.raises(ValueError, match="load_torch: cannot read an 8-bit state with one scale per tensor"):
         ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
     given["state"][0] |= {"absmax1": torch.zeros(77)}
-    with pytest.raises(ValueError, match="codes have 77 scales, which are those of no blocks"):
+    with pytest.raises(ValueError, match="codes have 77 scales, which fits no block size"):
         ao.load_torch(ao.Optimizer(dict(params), ao.AdamW()), given)
 
 
