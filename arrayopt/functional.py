@@ -7,7 +7,7 @@ import numpy as np
 from array_api_compat import is_jax_array
 
 from arrayopt.arrays import array_namespace, detached, dtype_name, is_array, place, size, working_dtype
-from arrayopt.engines.array_api import apply
+from arrayopt.engines.apply import apply
 from arrayopt.engines.layers import unless
 from arrayopt.engines.totals import Work, together
 from arrayopt.hyper import concrete, data, scalar

@@ -93,7 +93,7 @@ def real(interval: str, default: Any = MISSING, *, optional: bool = False, zero_
         If `interval` is not an interval.
     """
     if not isinstance(interval, str) or not re.fullmatch(r"[\[(]\S+, \S+[\])]", interval):
-        raise ValueError(f"real: `interval` must be such as '[0, 1)'; got {interval!r}")
+        raise ValueError(f"real: `interval` must be a string such as '[0, 1)'; got {interval!r}")
     _contains(interval, 0.0)  # a malformed interval shows at import
     said = {"interval": interval, "optional": optional or default is None, "zero_is_off": zero_is_off}
     made: Any = field(default=default, metadata=said)
@@ -139,7 +139,7 @@ def whole(where: str, value: Any, *, first: int = 0, last: int | None = None) ->
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{where} must be a whole number; got {value!r}")
+        raise TypeError(f"{where} must be an integer; got {value!r}")
     if not first <= number <= ((1 << 64) - 1 if last is None else last):
         raise ValueError(f"{where} must be in [{first}, {'2**64)' if last is None else f'{last}]'}; got {number}")
     return number

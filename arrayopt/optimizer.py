@@ -8,6 +8,7 @@ from typing import Any
 from arrayopt.arrays import size
 from arrayopt.engines.base import Report
 from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.html import Text
 from arrayopt.hyper import Hyper, data, evaluate
 from arrayopt.params.given import as_params
 from arrayopt.params.groups import Group, Groups
@@ -199,7 +200,7 @@ class Optimizer(Settings):
         if grads is NOT_GIVEN:
             if value is not None:
                 raise ValueError(
-                    "Optimizer.step: `value` goes with gradients; tensors that were given have been updated"
+                    "Optimizer.step: `value` needs gradients; tensors passed to `give` are already updated"
                 )
             return self._end_release(incomplete=incomplete)
         with self._guard("Optimizer.step"):
@@ -419,4 +420,4 @@ class Optimizer(Settings):
         lines = [*self._team.explain(every), steps]
         if any(size(x.array) for x in every):
             lines.append(f"state: {state_bytes(every):.4g} bytes per parameter")
-        return "\n".join(lines)
+        return Text("\n".join(lines))

@@ -130,7 +130,7 @@ class box(_OfArrays):  # noqa: N801 - it is called like a function, as all of th
                 raise TypeError(f"box: `{name}` must be a number, an array of floats or None; got {_shown(x)}")
         ends = [x for x in (self.low, self.high) if x is not None]
         if any(bool((x != x).any()) if is_array(x) else x != x for x in ends):
-            raise ValueError("box: an end must not be NaN")
+            raise ValueError("box: a bound must not be NaN")
         for part in ("real", "imag") if len(ends) == 2 else ():
             above = _part(ends[0], part) > _part(ends[1], part)
             if bool(above.any()) if is_array(above) else above:

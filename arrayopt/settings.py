@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from arrayopt.arrays import Ints, array_namespace, detached, on_its_device, place, size, working_dtype
 from arrayopt.engines.interrupts import uninterrupted
 from arrayopt.foreign import OPTIMIZER, check_options, unknown
+from arrayopt.html import table
 from arrayopt.hyper import coerce
 from arrayopt.params.groups import Group, fields_of, unknown_key
 from arrayopt.rules.base import Rule
@@ -33,7 +34,7 @@ class Settings(Saved):
 
     _stats: Stats
 
-    def __new__(cls, *args: Any, **given: Any) -> "Settings":
+    def __new__(cls, *args: Any, **given: Any) -> Self:
         rule = args[1] if len(args) > 1 else given.get("rule")
         kind = rule if isinstance(rule, type) else type(rule)
         check_options(cls, given, kind.__name__, fields_of(kind) if issubclass(kind, Rule) else ())
@@ -225,3 +226,11 @@ class Settings(Saved):
         total = sum(size(x.array) for x in every)
         head = f"Optimizer({self._rule!r}, {len(every)} tensors, {total} parameters, step {self.step_count})"
         return "\n".join([head, *(f"  {group!r}" for group in groups if len(groups) > 1 or group.overridden)])
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for group in self._parameters.groups:
+            total = sum(size(tensor.array) for tensor in group.tensors)
+            rows.append((group.label, len(group.tensors), f"{total:,}", repr(group.rule)))
+        caption = f"Optimizer, step {self.step_count}"
+        return table(caption, ("group", "tensors", "parameters", "rule"), rows)

@@ -1,5 +1,8 @@
 """The benchmark on a GPU: ``python benchmarks/gpu.py --help``. It needs CuPy; PyTorch and apex take part if installed.
 
+In float32 apex's form of AdamW and LAMB takes part without apex: `benchmarks.apex_form`. Results are written as they
+come.
+
 All contestants of a rule take turns, and a copy within the device's memory with them, on one stream. The device's time
 is between two events; the host's is until it has handed its work over.
 """
@@ -23,8 +26,12 @@ ROOT = Path(__file__).parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this folder
 
+import tests.support.bundled  # noqa: E402, F401
+
+# isort: split
 import arrayopt as ao  # noqa: E402
 from arrayopt.fusion.plans import plan_for  # noqa: E402
+from benchmarks import apex_form  # noqa: E402
 from benchmarks.ours import RULES  # noqa: E402
 
 COPY, EAGER, CAPTURED = "copy", "arrayopt eager", "arrayopt captured"
@@ -151,7 +158,7 @@ ADAMW = {"lr": 1e-3, "weight_decay": 0.01}
 
 
 def peers(rule: str, case: Case, dtype: str) -> dict[str, Callable[[], Step]]:
-    """Who else takes part: PyTorch's AdamW for every rule, as the yardstick; apex for its own."""
+    """Who else takes part: PyTorch's AdamW for every rule, as the yardstick; apex for its own, and in its form."""
 
     def adamw(**how: bool) -> Callable[[], Step]:
         return lambda: _peer(lambda p: _torch().optim.AdamW(p, **ADAMW, **how), case, dtype)
@@ -164,7 +171,15 @@ def peers(rule: str, case: Case, dtype: str) -> dict[str, Callable[[], Step]]:
 
         return make
 
+    def form(make: Callable[..., Step], **more: float) -> Callable[[], Step]:
+        known = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "decay": 0.01} | more
+        return lambda: make(_arrays(case, dtype, 3e-2, 1), _arrays(case, dtype, 1e-2, 2), **known)
+
     made = {"torch fused AdamW": adamw(fused=True), "torch foreach AdamW": adamw(foreach=True)}
+    if rule == "AdamW" and dtype == "float32":
+        made["apex's form in CuPy"] = form(apex_form.adamw, eps=1e-8)
+    if rule == "LAMB" and dtype == "float32":
+        made["apex's form in CuPy"] = form(apex_form.lamb, eps=1e-6, most=1.0)
     if name := {"AdamW": "FusedAdam", "LAMB": "FusedLAMB"}.get(rule):
         made[f"apex {name}"] = apex(name)
     return made
@@ -188,7 +203,7 @@ def race(rule: str, case: Case, dtype: str, seconds: float) -> dict[str, Any]:
         for name, build in peers(rule, case, dtype).items():
             module = name.split()[0]
             try:
-                if find_spec(module) is None:
+                if module in ("torch", "apex") and find_spec(module) is None:
                     raise ModuleNotFoundError(f"{module} is not installed")
                 running[name] = build()
             except Exception as error:  # what cannot be built is left out, whatever it says
@@ -276,6 +291,15 @@ def about() -> dict[str, Any]:
     }
 
 
+def write(folder: Path, made: dict[str, Any], lines: list[str]) -> str:
+    """Write what there is, and return it as text."""
+    head = [f"# On {made['device']}", "", f"CuPy {made['cupy']}, PyTorch {made['torch']}, {made['date']}; medians.", ""]
+    text = "\n".join([*head, *lines, *made["left_out"]]) + "\n"
+    (folder / "gpu.json").write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    (folder / "gpu.md").write_text(text, "utf-8")
+    return text
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit status is 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -302,21 +326,23 @@ def main(arguments: list[str] | None = None) -> int:
     names = given.cases.split(",") if given.cases else chosen(0.8 * cupy.cuda.Device().mem_info[0])
     runs = [(r, c, d) for c in names for d in given.dtypes.split(",") for r in given.rules.split(",")]
     made, lines = about() | {"results": [], "left_out": []}, []
+    given.output.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
     for i, (rule, name, dtype) in enumerate(runs):
+        if time.perf_counter() - began > 2 * given.seconds and not given.standin:
+            made["left_out"].append(f"{rule}, {CASES[name].title}, {dtype}: time was over")
+            continue
         if dtype != "float32" and find_spec("torch") is None:
             made["left_out"].append(f"{rule}, {CASES[name].title}, {dtype}: PyTorch is not installed")
             continue
         sys.stderr.write(f"{i + 1}/{len(runs)} {rule}, {CASES[name].title}, {dtype}\n")
         made["results"].append(race(rule, CASES[name], dtype, given.seconds / len(runs)))
         lines += table(made["results"][-1])
+        write(given.output, made, lines)
         cupy.get_default_memory_pool().free_all_blocks()
         if find_spec("torch"):
             _torch().cuda.empty_cache()
-    head = [f"# On {made['device']}", "", f"CuPy {made['cupy']}, PyTorch {made['torch']}, {made['date']}; medians.", ""]
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "gpu.json").write_text(json.dumps(made, indent=1) + "\n", "utf-8")
-    (given.output / "gpu.md").write_text("\n".join([*head, *lines, *made["left_out"]]) + "\n", "utf-8")
-    sys.stdout.write("\n".join([*head, *lines, *made["left_out"]]) + "\n")
+    sys.stdout.write(write(given.output, made, lines))
     return 0
 
 

@@ -61,7 +61,7 @@ def bytes_table() -> None:
             {"master_weights": "split", "state_dtype": "int8"},
         ),
         (
-            "bfloat16, rounding by chance, state in int8",
+            "bfloat16, stochastic rounding, state in int8",
             ml_dtypes.bfloat16,
             {"rounding": "stochastic", "state_dtype": "int8"},
         ),
@@ -114,7 +114,7 @@ def _contender(name: str, after: Any = None, **options: Any) -> Iterator[None]:
         opt.after_step(after)
         return opt
 
-    digits.CONTENDERS[name] = digits.Contender(partial(old.rule, **options), old.lr, old.weight_decay)
+    digits.CONTENDERS[name] = digits.Contender(partial(old.rule, **options), {512: 0.01}, weight_decay=1.0)
     if after is not None:
         ao.Optimizer = hooked  # type: ignore[assignment,misc]
     try:
@@ -136,7 +136,7 @@ def accuracy_table(steps: int) -> None:
                 for seed in SEEDS:
                     (run,) = digits.compare([name], data=data, backend=numpy, steps=steps, batch=512, seed=seed)
                     losses.append(run.final_loss)
-                    accuracies.append(100 * run.accuracies[-1])
+                    accuracies.append(100 * run.accuracy)
             loss = f"{np.mean(losses):.2e} ({min(losses):.1e} to {max(losses):.1e})"
             score = f"{np.mean(accuracies):.2f} ({min(accuracies):.2f} to {max(accuracies):.2f})"
             CONSOLE.print(f"| {name} | {title} | {loss} | {score} |")

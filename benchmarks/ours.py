@@ -41,12 +41,14 @@ MORE: dict[str, ao.Rule] = {
     "ScheduleFreeAdamW": ao.ScheduleFreeAdamW(lr=2.5e-3, weight_decay=0.01),
     "AdamH": ao.AdamH(lr=0.01),
     "FISTA": ao.FISTA(lr=0.01),
+    "Prodigy": ao.Prodigy(lr=1.0),
+    "LBFGS": ao.LBFGS(memory=5, line_search=None),
 }
 """Rules that have one contest only, over one model's shapes. Those for matrices are in `benchmarks.products`."""
 
 STATE = {"LAMB": 2, "LANS": 2, "CAME": 1, "LARS": 1, "AdamW": 2, "SGD": 1}
 STATE |= {"Lion": 1, "RMSprop": 1, "NAdam": 2, "RAdam": 2, "Adan": 4, "AdEMAMix": 3, "ScheduleFreeAdamW": 2}
-STATE |= {"AdamH": 2, "FISTA": 2}
+STATE |= {"AdamH": 2, "FISTA": 2, "Prodigy": 4, "LBFGS": 11}
 """Arrays of state for each parameter array; CAME's rows and columns are few beside its one."""
 
 

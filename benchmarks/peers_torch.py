@@ -38,6 +38,8 @@ class Peer:
         Arrays that a step makes, each as large as all parameters together, about.
     spoils_grads : bool
         Whether it writes into the gradients, so that they must be put right before each step.
+    curved : bool
+        Whether it makes less work of gradients that do not change: each step gets those of a quadratic function.
     """
 
     rule: str
@@ -46,6 +48,7 @@ class Peer:
     make: Make
     extra: float = 1.0
     spoils_grads: bool = False
+    curved: bool = False
 
 
 def _of(module: str, name: str, **options: Any) -> Make:
@@ -83,6 +86,7 @@ LARS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 ADAMW = {"lr": 1e-3, "weight_decay": 0.01}
 SGD = {"lr": 0.01, "momentum": 0.9}
 LION = {"lr": 1e-4, "weight_decay": 0.01}
+LBFGS = {"lr": 1.0, "history_size": 5, "max_iter": 1, "tolerance_grad": 0.0, "tolerance_change": 0.0}
 FREE = {"lr": 2.5e-3, "weight_decay": 0.01}
 
 PEERS = [
@@ -120,6 +124,8 @@ PEERS = [
         2,
         True,
     ),
+    Peer("Prodigy", "prodigyopt", "prodigyopt", _of("prodigyopt", "Prodigy", lr=1.0), 2),
+    Peer("LBFGS", "torch", "torch", _of("torch.optim", "LBFGS", **LBFGS), 6, curved=True),
 ]
 
 
@@ -153,8 +159,11 @@ def _running(peer: Peer, problem: Problem) -> Running:
     opt = peer.make(params)
 
     def restore() -> None:
-        if peer.spoils_grads:
-            for p, g in zip(params, grads, strict=True):
+        for p, g in zip(params, grads, strict=True):
+            if peer.spoils_grads:
                 p.grad.copy_(g)
+            elif peer.curved:
+                p.grad = p.detach() * g.abs()
 
-    return Running(opt.step, lambda: [p.detach().numpy() for p in params], restore)
+    step = (lambda: opt.step(lambda: 0.0)) if peer.curved else opt.step
+    return Running(step, lambda: [p.detach().numpy() for p in params], restore)

@@ -129,12 +129,12 @@ LOADING = [
         TypeError,
         "group 'all': LAMB: `lr` must be a number",
     ),
-    row("a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be a whole number from 0"),
+    row("a step that is none", damaged(lambda d: d.update(step=-1)), ValueError, "step must be an integer from 0"),
     row(
         "a count that is none",
         damaged(lambda d: d["tensors"]["w"].update(t=0.5)),
         ValueError,
-        "t of 'w' must be a whole number from 0, below 2**53; got 0.5",
+        "t of 'w' must be an integer from 0, below 2**53; got 0.5",
     ),
     row(
         "a field that is none",

@@ -248,14 +248,14 @@ MAKING = [
         "order_params: with keys",
         lambda: optimizer(made=[{"params": A}, {"order_params": [A], "lr": 1}]),
         ValueError,
-        "`order_params` must stand once, alone in its dict",
+        "`order_params` must appear once, alone in its dict",
         "'lr'",
     ),
     row(
         "order_params: two",
         lambda: optimizer(made=[{"params": A}, {"order_params": [A]}, {"order_params": [A]}]),
         ValueError,
-        "`order_params` must stand once",
+        "`order_params` must appear once",
     ),
     row(
         "order_params: no list", lambda: optimizer(made=[{"params": A}, {"order_params": 3}]), TypeError, "order_params"

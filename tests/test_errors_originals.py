@@ -84,7 +84,7 @@ ANSWERS = {
         "group order with other key": Refused(
             lambda: optimizer(made=[*LAMB_GROUPS, {"order_params": [A, B], "lr": 0.1}]),
             ValueError,
-            "`order_params` must stand once, alone in its dict; got keys ['order_params', 'lr']",
+            "`order_params` must appear once, alone in its dict; got keys ['order_params', 'lr']",
         ),
         "lr 2-D": Refused(
             lambda: ao.LAMB(lr=ones(2, 2)),

@@ -79,7 +79,7 @@ def test_options_must_be_among_the_few(rule, field, options):
 
 
 def test_lookahead_steps_must_be_whole():
-    raises(lambda: ao.LAMB(lookahead_steps=2.5), ValueError, "LAMB: `lookahead_steps` must be a whole number; got 2.5")
+    raises(lambda: ao.LAMB(lookahead_steps=2.5), ValueError, "LAMB: `lookahead_steps` must be an integer; got 2.5")
 
 
 @pytest.mark.parametrize(("rule", "field"), SWITCHES, ids=[f"{rule} {field}" for rule, field in SWITCHES])

@@ -52,7 +52,7 @@ def test_whole_numbers_are_kept_as_integers(name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_no_whole_number_is_refused(name):
     for wrong in (True, np.True_, 2.5, 2.0, np.float64(2.0), "2", None, np.asarray([2])):
-        with pytest.raises(TypeError, match=f"`{name}` must be a whole number; got "):
+        with pytest.raises(TypeError, match=f"`{name}` must be an integer; got "):
             with_whole(name, wrong)
     last, end = (100, r"100\]") if name == "ns_steps" else (2**64 - 1, r"2\*\*64\)")
     assert getattr(with_whole(name, last), name) == last

@@ -110,7 +110,7 @@ def test_fields_are_hyper_parameters_of_the_optimizer():
     opt.plain = 0.25
     opt.step({"a": np.ones(2), "b": np.ones(2)})
     assert [x.tolist() for x in opt.params.values()] == [[0.75, 0.75]] * 2
-    with pytest.raises(ValueError, match=r"plain_switch cannot change so while training"):
+    with pytest.raises(ValueError, match=r"plain_switch cannot change like this while training"):
         opt.plain_switch = False
 
 

@@ -86,8 +86,8 @@ def test_one(project, before, after):
         (lambda: P.box(np.array([1, 2])), TypeError, r"box: `low` must be .*; got <ndarray \(2,\)>"),
         (lambda: P.box(1, 0), ValueError, "box: `low` must not be above `high`; got 1.0 and 0.0"),
         (lambda: P.box(np.ones(2), 0.5), ValueError, "box: `low` must not be above `high`"),
-        (lambda: P.box(float("nan")), ValueError, "box: an end must not be NaN"),
-        (lambda: P.box(complex(0, np.nan)), ValueError, "box: an end must not be NaN"),
+        (lambda: P.box(float("nan")), ValueError, "box: a bound must not be NaN"),
+        (lambda: P.box(complex(0, np.nan)), ValueError, "box: a bound must not be NaN"),
         (lambda: P.box(3j, 2), ValueError, r"box: `low` must not be above `high`; got 3j and 2.0"),
         (
             lambda: P.support(np.ones(2)),
@@ -95,7 +95,7 @@ def test_one(project, before, after):
             r"support: `mask` must be an array of booleans; got <ndarray \(2,\)>",
         ),
         (lambda: P.support(True), TypeError, "support: `mask` must be an array of booleans; got True"),
-        (lambda: P.box(high=np.array([np.nan])), ValueError, "box: an end must not be NaN"),
+        (lambda: P.box(high=np.array([np.nan])), ValueError, "box: a bound must not be NaN"),
         (lambda: P.ball(0), ValueError, r"ball: `radius` must be in \(0, inf\); got 0.0"),
         (lambda: P.ball(1, axis=0.5), TypeError, "ball: `axis` must be None, an integer or a tuple of them; got 0.5"),
         (lambda: P.sphere("a"), TypeError, "sphere: `radius` must be a number"),
@@ -108,7 +108,11 @@ def test_one(project, before, after):
             r"SGD: `project` must be a function f\(xp, p, h\) -> p, or None",
         ),
         (lambda: ao.SGD(lr=1, project=0.5), TypeError, "SGD: `project` must be a function"),
-        (lambda: ao.SGD(lr=1, project=Below(np.ones(2))), TypeError, "SGD: `project` must be hashable, for rules are"),
+        (
+            lambda: ao.SGD(lr=1, project=Below(np.ones(2))),
+            TypeError,
+            "SGD: `project` must be hashable, because rules are",
+        ),
         (lambda: ao.SGD(lr=1, project=P.compose(Below([1.0]))), TypeError, "SGD: `project` must be hashable"),
     ],
 )

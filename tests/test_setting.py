@@ -144,7 +144,7 @@ def test_rules_given_are_not_changed():
 
 
 REFUSED = {
-    "momentum from 0": (HALF, "momentum", 0.9, r"momentum cannot change so while training: .*\[\] to \['buf'\]"),
+    "momentum from 0": (HALF, "momentum", 0.9, r"momentum cannot change like this while training: .*\[\] to \['buf'\]"),
     "momentum to 0": (ao.SGD(lr=1, momentum=0.9), "momentum", 0, r"from \['buf'\] to \[\]"),
     "momentum from 0 to a schedule": (HALF, "momentum", lambda s: 0.0, r"\[\] to \['buf'\]"),
     "amsgrad on": (

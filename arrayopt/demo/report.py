@@ -3,8 +3,10 @@
 Imports rich and matplotlib; nothing else of `arrayopt` imports this module before the demo is asked for.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from arrayopt.demo.digits import Digits, Run, compare
+from arrayopt.demo.digits import BATCHES, Digits, Run, compare, steps_of
 from arrayopt.libraries import Library
 
 __all__ = ["figure", "progress", "show", "table"]
@@ -26,7 +28,6 @@ __all__ = ["figure", "progress", "show", "table"]
 # Okabe and Ito's colours, which remain apart for colour-blind eyes.
 RULE_COLOURS = {"LAMB": "#0072B2", "LANS": "#E69F00", "CAME": "#009E73", "AdamW": "#D55E00", "SGD": "#7F7F7F"}
 RULE_COLOURS["Muon"] = "#CC79A7"
-ROUNDING = 1e-7  # a float32 cross-entropy below this is rounding; LANS, whose step never fades, gets there
 LAYER_COLOURS = ("#440154", "#31688E", "#35B779", "#B8A800")
 STYLE: Any = {
     "font.size": 9.0,
@@ -48,33 +49,56 @@ def show(
     rules: Sequence[str],
     data: Digits,
     backend: Library,
-    steps: int,
-    batch: int,
-    seed: int,
+    epochs: int,
+    seeds: Sequence[int],
     output: Path,
     *,
     dtype: str = "float32",
-) -> list[Run]:
-    """Run the comparison (see `arrayopt.demo.digits.compare`) before the user's eyes, and draw it to `output`."""
+) -> list[list[Run]]:
+    """Train with each rule and batch before the user's eyes, and draw the results to `output`; the runs by rule."""
     console = Console(highlight=False)
     plain = console.options.ascii_only
     console.print(
-        f"{len(data.train_x)} training and {len(data.test_x)} test images; "
-        f"{steps} steps of {batch} images, {backend.name}, {dtype}, seed {seed}"
-    )
-    run: Any = {"data": data, "backend": backend, "steps": steps, "batch": batch, "seed": seed, "dtype": dtype}
-    with progress(console, rules, steps) as on_step:
-        runs = compare(rules, **run, on_step=on_step)
-    console.print(table(runs, plain=plain))
-    console.print(
-        f"This is no ranking: one test image is {1 / len(data.test_x):.2%}, and another seed gives another order."
-        " Learning rate and weight decay were chosen by validation accuracy. A large weight decay keeps the training"
-        " loss up.",
+        f"{len(data.train_x)} training and {len(data.test_x)} test images of digits; {epochs} epochs with batches of"
+        f" {', '.join(map(str, BATCHES))}; {backend.name}, {dtype}, seeds {', '.join(map(str, seeds))}",
         soft_wrap=True,
     )
-    figure(runs, output)
+    planned = [(batch, seed) for batch in BATCHES for seed in seeds]
+    total = sum(steps_of(data, batch, epochs) for batch, _ in planned)
+    found = []
+    with progress(console, rules, total) as on_step:
+        for rule in rules:
+            counted, runs = itertools.count(1), []
+            for batch, seed in planned:
+                runs += compare(
+                    [rule],
+                    data=data,
+                    backend=backend,
+                    steps=steps_of(data, batch, epochs),
+                    batch=batch,
+                    seed=seed,
+                    dtype=dtype,
+                    on_step=partial(_counted, on_step, counted),
+                )
+            found.append(runs)
+    console.print(table(found, plain=plain))
+    engines = {run.engine for runs in found for run in runs}
+    for engine in sorted(engines):
+        console.print(engine, soft_wrap=True, markup=False)
+    console.print(
+        f"Accuracies are means over the seeds; one test image is {1 / len(data.test_x):.2%}. Each rule has its own"
+        " learning rate for each batch, chosen on validation images. One small network: it shows what a large batch"
+        " costs, and does not rank the rules elsewhere.",
+        soft_wrap=True,
+    )
+    figure(found, output)
     console.print(f"figure: {output}", soft_wrap=True, markup=False)
-    return runs
+    return found
+
+
+def _counted(on_step: Callable[[str, int], object], counted: Iterator[int], rule: str, _: int) -> None:
+    """Count the steps of a rule over all of its runs."""
+    on_step(rule, next(counted))
 
 
 @contextmanager
@@ -98,38 +122,41 @@ def progress(console: Console, rules: Sequence[str], steps: int) -> Iterator[Cal
         yield advance
 
 
-def table(runs: Sequence[Run], *, plain: bool = False) -> Table:
+def table(found: Sequence[Sequence[Run]], *, plain: bool = False) -> Table:
     """One line for each rule, in the order given; with `plain`, ASCII only."""
-    made = Table(header_style="bold")
+    made = Table(header_style="bold", title="test accuracy after the same number of epochs", title_justify="left")
     made.add_column("rule")
-    update = "us/update" if plain else "µs/update"
-    for heading in ("peak lr", "decay", "test accuracy", "train loss", "seconds", update):
+    for batch in BATCHES:
+        made.add_column(f"batch {batch}", justify="right")
+    for heading in ("state, B/param", "us/step" if plain else "µs/step"):
         made.add_column(heading, justify="right")
-    best = max(run.accuracies[-1] for run in runs)
-    for run in runs:
-        accuracy = f"{run.accuracies[-1]:.2%}"
-        made.add_row(
-            run.rule,
-            f"{run.lr:g}",
-            f"{run.weight_decay:g}",
-            f"[bold]{accuracy}[/bold]" if run.accuracies[-1] == best else accuracy,
-            f"{run.final_loss:.1e}" if run.final_loss >= ROUNDING else f"< {ROUNDING:.0e}",
-            f"{run.seconds:.2f}",
-            f"{1e6 * run.step_seconds:,.0f}",
-        )
+    best = {batch: max(accuracy(runs, batch) for runs in found) for batch in BATCHES}
+    for runs in found:
+        cells = []
+        for batch in BATCHES:
+            mean = accuracy(runs, batch)
+            cells.append(f"[bold]{mean:.1%}[/bold]" if mean == best[batch] else f"{mean:.1%}")
+        step = float(np.median([run.step_seconds for run in runs]))
+        made.add_row(runs[0].rule, *cells, f"{runs[0].state_bytes:.1f}", f"{1e6 * step:,.0f}")
     return made
 
 
-def figure(runs: Sequence[Run], path: Path) -> None:
-    """Draw loss, accuracy and trust ratios, and write them to `path`, whose suffix says in which format."""
-    adaptive = [run for run in runs if run.trust_ratios]
+def accuracy(runs: Sequence[Run], batch: int) -> float:
+    """Mean over the seeds."""
+    return float(np.mean([run.accuracy for run in runs if run.batch == batch]))
+
+
+def figure(found: Sequence[Sequence[Run]], path: Path) -> None:
+    """Draw accuracy, loss and trust ratios, and write them to `path`, whose suffix says in which format."""
+    largest = [[run for run in runs if run.batch == BATCHES[-1]] for runs in found]
+    adaptive = [runs[0] for runs in largest if runs[0].trust_ratios]
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
         made = Figure(figsize=(10.0, 7.2 if adaptive else 3.8), dpi=150, layout=layout)
         rows = made.subfigures(2 if adaptive else 1, 1, squeeze=False)[:, 0]
         left, right = rows[0].subplots(1, 2)
-        _losses(left, runs)
-        _accuracies(right, runs)
+        _accuracies(left, found)
+        _losses(right, largest)
         if adaptive:
             axes = rows[1].subplots(1, len(adaptive), sharey=True, squeeze=False)[0]
             for axis, run in zip(axes, adaptive, strict=True):
@@ -138,50 +165,45 @@ def figure(runs: Sequence[Run], path: Path) -> None:
         made.savefig(path)
 
 
-def _losses(axis: Axes, runs: Sequence[Run]) -> None:
-    axis.set_title("Training loss")
-    axis.set_yscale("log")
-    axis.set_ylabel("cross-entropy of the batch")
-    axis.set_xlabel("step")
+def _accuracies(axis: Axes, found: Sequence[Sequence[Run]]) -> None:
+    axis.set_title("Test accuracy by batch, same epochs")
+    axis.set_xlabel("batch")
+    axis.set_xscale("log")
+    axis.set_xticks(BATCHES, [f"{batch:,}" for batch in BATCHES])
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     curves = {}
-    for run in runs:
-        smooth = np.maximum(_running_mean(run.losses), ROUNDING)
-        axis.plot(np.arange(1, len(smooth) + 1), smooth, color=RULE_COLOURS[run.rule])
-        curves[run.rule] = (smooth[-1], RULE_COLOURS[run.rule])
+    for runs in found:
+        means = [accuracy(runs, batch) for batch in BATCHES]
+        colour = RULE_COLOURS[runs[0].rule]
+        axis.plot(BATCHES, means, color=colour, marker="o", markersize=3.5)
+        curves[f"{runs[0].rule}  {means[-1]:.1%}"] = (means[-1], colour)
     _label_ends(axis, curves)
 
 
-def _accuracies(axis: Axes, runs: Sequence[Run]) -> None:
-    axis.set_title("Test accuracy")
+def _losses(axis: Axes, largest: Sequence[Sequence[Run]]) -> None:
+    axis.set_title(f"Training loss, batch {BATCHES[-1]:,}")
+    axis.set_yscale("log")
+    axis.set_ylabel("cross-entropy")
     axis.set_xlabel("step")
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     curves = {}
-    for run in runs:
-        axis.plot(run.evaluated, run.accuracies, color=RULE_COLOURS[run.rule])
-        curves[f"{run.rule}  {run.accuracies[-1]:.1%}"] = (run.accuracies[-1], RULE_COLOURS[run.rule])
-    axis.set_ylim(max(0.0, min(0.9, *(run.accuracies[-1] - 0.02 for run in runs))), 1.0)
+    for runs in largest:
+        means = np.mean([run.losses for run in runs], axis=0)
+        axis.plot(np.arange(1, len(means) + 1), means, color=RULE_COLOURS[runs[0].rule])
+        curves[runs[0].rule] = (float(means[-1]), RULE_COLOURS[runs[0].rule])
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label_ends(axis, curves)
 
 
 def _trust_ratios(axis: Axes, run: Run) -> None:
-    axis.set_title(f"{run.rule}: trust ratio by weight, decay λ = {run.weight_decay:g}")
-    axis.set_yscale("log")
+    axis.set_title(f"{run.rule}: trust ratio of each weight, batch {run.batch:,}")
+    axis.set_ylim(bottom=0.0)
     axis.set_xlabel("step")
     curves = {}
-    for (tensor, ratios), colour in zip(run.trust_ratios.items(), LAYER_COLOURS, strict=True):
-        axis.plot(run.evaluated, ratios, color=colour)
+    for (tensor, (steps, ratios)), colour in zip(run.trust_ratios.items(), LAYER_COLOURS, strict=True):
+        axis.plot(np.asarray(steps) + 1, ratios, color=colour)
         curves[tensor.removesuffix(".weight")] = (ratios[-1], colour)
-    if run.weight_decay:  # where the gradient is spent, u is λp alone and the ratio 1/λ
-        axis.axhline(1.0 / run.weight_decay, color="#666666", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-        axis.annotate(
-            "1/λ",
-            (0.02, 1.0 / run.weight_decay),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            color="#666666",
-            fontsize=8,
-        )
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label_ends(axis, curves)
 
 
@@ -213,11 +235,3 @@ def _bottom(cluster: list[float], gap: float) -> float:
     """Height of the lowest of a cluster's labels, kept within the axes where the cluster fits."""
     span = (len(cluster) - 1) * gap
     return max(0.0, min(1.0 - span, sum(cluster) / len(cluster) - span / 2))
-
-
-def _running_mean(values: Sequence[float], width: int = 5) -> np.ndarray:
-    """Mean of each value and up to `width - 1` before it: batches differ, and their noise would hide the curves."""
-    sums = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - width, 0)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,22 @@ def heat_maps(quantities: Mapping[str, Series]) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Monitor.plot: Matplotlib is needed; `pip install arrayopt[demo]` brings it") from error
+        raise ImportError("Monitor.plot: needs Matplotlib; pip install 'arrayopt[demo]'") from error
+
+    class Shown(Figure):
+        """A figure that a notebook shows where pyplot is not in use."""
+
+        def _repr_png_(self) -> bytes:
+            written = BytesIO()
+            self.savefig(written, format="png")
+            return written.getvalue()
+
     names = list(dict.fromkeys(name for series in quantities.values() for name in series))
     across = min(ABREAST, len(quantities))
     down = math.ceil(len(quantities) / across)
     width = across * MAP + NAME * max(map(len, names))
     height = down * (min(max(4, len(names)), NAMES) * ROW + FRAME)
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    figure = Shown(figsize=(width, height), dpi=130, layout="constrained")
     axes = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
     for axis, (quantity, series) in zip(axes, quantities.items(), strict=False):
         _draw(axis, quantity, series, names)

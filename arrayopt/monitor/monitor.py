@@ -256,7 +256,7 @@ class Monitor:
         else:
             chosen = [quantities] if isinstance(quantities, str) else listed("Monitor.plot: `quantities`", quantities)
         if not chosen:
-            raise ValueError("Monitor: nothing has been kept yet that could be drawn")
+            raise ValueError("Monitor: there is nothing to draw yet")
         figure = heat_maps({name: self.series(name) for name in chosen})
         if path is not None:
             figure.savefig(path)

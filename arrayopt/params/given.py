@@ -181,7 +181,7 @@ def parse_group_list(
         if "order_params" in entry:
             if len(entry) > 1 or order is not None:
                 raise ValueError(
-                    "Optimizer: `order_params` must stand once, alone in its dict; got keys"
+                    "Optimizer: `order_params` must appear once, alone in its dict; got keys"
                     f" {list(entry)}"
                 )
             order = entry["order_params"]

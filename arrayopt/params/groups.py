@@ -118,8 +118,8 @@ class Group:
                 if list(now) != list(then):
                     before, after = list(now), list(then)
                 raise ValueError(
-                    f"{who}: {', '.join(changes)} cannot change so while training: the state of"
-                    f" {tensor.name!r} would have to change from {before} to {after};"
+                    f"{who}: {', '.join(changes)} cannot change like this while training: the state"
+                    f" of {tensor.name!r} would have to change from {before} to {after};"
                     f" make a new Optimizer{_scheduled(old, rule, changes)}"
                 )
         return rule

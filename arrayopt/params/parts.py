@@ -85,8 +85,7 @@ def local(leaf: Any) -> Any:
         return leaf
     if any(placement.is_partial() for placement in leaf.placements):
         raise ValueError(
-            "a DTensor whose ranks have terms of a sum (Partial) is not reduced yet; call"
-            " x.redistribute()"
+            "a DTensor with a Partial placement must be reduced first; call x.redistribute()"
         )
     return leaf._local_tensor
 

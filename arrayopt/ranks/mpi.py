@@ -86,8 +86,8 @@ class MPIComm(Comm):
         """The communicator that sends messages."""
         if self._duplicate.broken:
             raise RankError(
-                "a call of an Optimizer over the same communicator was broken off; its messages may"
-                " be on their way"
+                "an earlier call over this communicator was interrupted; its messages may still"
+                " arrive"
             )
         return self._duplicate.comm
 

@@ -178,21 +178,23 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     rule = type(bucket.rule).__name__
     if bucket.rule.several:
         what, each = ("stacked=True", "layers") if bucket.rule.stacked else ("`blocks`", "blocks")
-        raise ValueError(f"{who} cannot be under a rule with {what}; give the {each} one by one")
+        raise ValueError(
+            f"{who} cannot have a rule with {what}; give the {each} as tensors of their own"
+        )
     if "int8" in str(bucket.rule.state_dtype):
         raise ValueError(
-            f"{who} cannot have state_dtype='int8', for its blocks are those of whole tensors; give"
+            f"{who} cannot have state_dtype='int8', because blocks belong to whole tensors; give"
             " 'bfloat16', or whole tensors and `comm`"
         )
     chosen, why = select(engine, bucket)
     if not isinstance(chosen, Fused) or not chosen.parts:
         raise ValueError(
-            f"{who} engines 'numba', 'cpp' and 'cupy' take; got {chosen.name!r} ({why})"
+            f"{who} only engines 'numba', 'cpp' and 'cupy' support; got {chosen.name!r} ({why})"
         )
     if bucket.rule.branches:
         raise ValueError(
-            f"{who} {rule} cannot take: it makes some updates as they are written, on"
-            " whole tensors; give these, and `comm`"
+            f"{who} {rule} does not support: some of its updates need whole tensors;"
+            " give these, and `comm`"
         )
     shape, dtype = tensor.shape, dtype_name(tensor.array)
     plans = []
@@ -202,14 +204,13 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     update, report = plans
     if update.multiplies or report.multiplies:
         raise ValueError(
-            f"{who} {rule} cannot take: it multiplies whole matrices; give these, and `comm`"
+            f"{who} {rule} does not support: it multiplies whole matrices; give these, and `comm`"
         )
     draws_by_element = any(plan.draws and plan.element == "C" for plan in plans)
     if draws_by_element and tensor.block.first(tuple(tensor.array.shape)) is None:
         raise ValueError(
-            f"{who} {rule} cannot take with these fields: random numbers go by elements'"
-            " positions, and those of the part are not one stretch of the tensor; cut the"
-            " first axis only"
+            f"{who} {rule} does not support with these fields: random numbers follow"
+            " the positions of elements, so a part must be contiguous; divide the first axis only"
         )
     letters = axes_of(shape, update.element)
     spans: dict[str, tuple[int, ...]] = {}

@@ -77,8 +77,7 @@ class Ranks:
         if not isinstance(check, int) or check < 0:
             wrong = ValueError if isinstance(check, int) else TypeError
             raise wrong(
-                "Ranks: `check` must be a whole number from 0, True, False or None; got"
-                f" {self.check!r}"
+                f"Ranks: `check` must be an integer from 0, True, False or None; got {self.check!r}"
             )
         object.__setattr__(self, "check", int(check))
         _kind(self.comm)

@@ -43,7 +43,7 @@ class ThreadComm(Comm):
             self._meeting.barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
             raise RankError(
-                f"another rank has failed, or did not come within {self.timeout:g} s"
+                f"another rank has failed, or did not answer within {self.timeout:g} s"
             ) from None
 
     def _swap(self, mine: Any) -> list[Any]:
@@ -82,7 +82,7 @@ class ThreadComm(Comm):
             self._meeting.again.wait(self.timeout)
         except threading.BrokenBarrierError:
             self._meeting.again.reset()
-            raise RankError(f"another rank did not come within {self.timeout:g} s") from None
+            raise RankError(f"another rank did not answer within {self.timeout:g} s") from None
 
     def give_up(self) -> None:
         self._meeting.barrier.abort()

@@ -88,7 +88,7 @@ class Saved:
         if own and self._step.accumulator.done:
             raise RuntimeError(
                 f"{what}: each rank has gradients of its own, of {self._step.accumulator.done} micro-steps; save after"
-                " the last one, when the step is made"
+                " the last one"
             )
 
     def _no_sums(self, saved: dict[str, Any], what: str) -> None:
@@ -96,7 +96,7 @@ class Saved:
         if self._team.sums and saved["extra"]["micro_steps"]:
             raise ValueError(
                 f"{what}: was saved after {saved['extra']['micro_steps']} micro-steps, and here each rank adds up"
-                " gradients of its own; save after the last one, when the step is made"
+                " gradients of its own; save after the last one"
             )
 
     def _restore(self, saved: dict[str, Any], what: str = "Optimizer.load_state_dict", **options: Any) -> None:

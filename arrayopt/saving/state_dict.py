@@ -202,7 +202,9 @@ def _changed(rule: Rule, hypers: dict[str, Any], who: str) -> Rule:
     """The rule with the saved hyper-parameters, which must leave its structure, and so the state kept, as it is."""
     new = override(rule, hypers, who)
     if new.structure != rule.structure:
-        raise ValueError(f"{who}: what is off must stay off, and what is on, on; had {new!r}, here {rule!r}")
+        raise ValueError(
+            f"{who}: the rule must have the same switches, and the same numbers off; saved {new!r}, here {rule!r}"
+        )
     return new
 
 
@@ -229,7 +231,7 @@ def _differences(saved: dict[str, Any], rule: Rule, groups: list[Group], *, whol
 
 def _count_differences(who: str, n: Any) -> list[str]:
     """What is wrong with a number of steps or updates."""
-    return [] if is_count(n) else [f"{who} must be a whole number from 0, below 2**53; got {n!r}"]
+    return [] if is_count(n) else [f"{who} must be an integer from 0, below 2**53; got {n!r}"]
 
 
 def describe(rule: Rule) -> dict[str, Any]:

@@ -74,5 +74,5 @@ def _new_axes() -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
-        raise ImportError("plot: Matplotlib is needed; `pip install arrayopt[demo]` brings it") from error
+        raise ImportError("plot: needs Matplotlib; pip install 'arrayopt[demo]'") from error
     return pyplot.subplots(layout="constrained")[1]

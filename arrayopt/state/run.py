@@ -62,7 +62,7 @@ class Run:
         if min(self._room, LIMIT - 1 - self.steps) < 1:
             raise ValueError(
                 f"{who}: numbers of steps and updates must stay below 2**53, and one of them is 2**53 - 1;"
-                " begin with smaller ones, as by a smaller `step_count`"
+                " set a smaller `step_count`"
             )
         self._room -= 1
 
@@ -178,5 +178,5 @@ def checked_count(where: str, x: Any) -> int:
     """x, if `is_count`; else TypeError or ValueError."""
     if not is_count(x):
         wrong = ValueError if isinstance(x, int) and not isinstance(x, bool) else TypeError
-        raise wrong(f"{where} must be a whole number from 0{', below 2**53' if wrong is ValueError else ''}; got {x!r}")
+        raise wrong(f"{where} must be an integer from 0{', below 2**53' if wrong is ValueError else ''}; got {x!r}")
     return int(x)

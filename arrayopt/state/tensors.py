@@ -112,8 +112,8 @@ class Tensor:
                     mine = made[slot]
                     if not bool(xp.all(mine == first)):
                         raise ValueError(
-                            f"{type(rule).__name__}: slot {slot!r} begins as values of the whole tensor {self.name!r},"
-                            " of which this rank has a part; let it begin as a number that is the same for all tensors"
+                            f"{type(rule).__name__}: slot {slot!r} is made from the values of {self.name!r}, of"
+                            " which this rank has only a part; start it with a constant"
                         )
                     self.whole[slot] = self.share.whole(slot, mine, self.shape)
                     found[slot] = self.share.held(xp.broadcast_to(xp.reshape(first, ()), self.whole[slot]))
@@ -293,7 +293,9 @@ def _check_named(rule: Rule, array: Array) -> None:
         if slot not in known:
             raise ValueError(f"{who}: `state_dtype` names {slot!r}; the rule's slots are {', '.join(sorted(known))}")
         if dtype is not None and slot in rule.wide:
-            raise ValueError(f"{who}: slot {slot!r} cannot be narrow, for small steps are added to it; got {dtype!r}")
+            raise ValueError(
+                f"{who}: slot {slot!r} cannot be narrow, because small steps are added to it; got {dtype!r}"
+            )
 
 
 def _stored(slots: dict[str, Array], narrow: dict[str, str], dtypes: dict[str, Any], layers: int) -> dict[str, Array]:

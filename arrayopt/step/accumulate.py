@@ -20,13 +20,13 @@ from arrayopt.step.ready import Ready
 __all__ = ["Accumulator", "Adding", "room_for"]
 
 
-def room_for(p: Array) -> Array:
+def room_for(param: Array) -> Array:
     """An array for the sum of a parameter's gradients: in rows, as engines take gradients, however
     p lies.
     """
-    xp, device = place(p)
-    with on_its_device(p):
-        return xp.zeros(tuple(p.shape), dtype=working_dtype(xp, p), device=device)
+    xp, device = place(param)
+    with on_its_device(param):
+        return xp.zeros(tuple(param.shape), dtype=working_dtype(xp, param), device=device)
 
 
 @dataclass(slots=True)

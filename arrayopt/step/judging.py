@@ -196,7 +196,8 @@ class Judging:
         """See `Optimizer.nonfinite`."""
         if self._norms is None:
             raise RuntimeError(
-                "Optimizer: the step did not look; give skip_nonfinite, loss_scale or clip_norm"
+                "Optimizer: the last step did not check its gradients; set skip_nonfinite,"
+                " loss_scale or clip_norm"
             )
         return [name for name, norm in self._norms().items() if not math.isfinite(float(norm))]
 
@@ -207,6 +208,6 @@ class Judging:
 def _overwritten() -> dict[str, Any]:
     """The norms of the last step, if a later one has failed since."""
     raise RuntimeError(
-        "Optimizer: a later step failed after it had measured its gradients, so the norms of the"
-        " last step are gone"
+        "Optimizer: a later step failed after it had measured its gradients; the norms of the last"
+        " step are lost"
     )

@@ -51,11 +51,10 @@ class Ready:
         self._launches: list[Callable[[], dict[str, Report]]] = []
         self._cut: list[Iterator[list[Partials]]] = []
         work = [(select(engine, bucket)[0], bucket, wanted) for bucket, wanted in asked]
-        begins = [
-            (chosen, x, wanted)
-            for chosen, x, wanted in work
-            if not x.batches and isinstance(chosen, Fused)
-        ]
+        begins = []
+        for chosen, x, wanted in work:
+            if not x.batches and isinstance(chosen, Fused):
+                begins.append((chosen, x, wanted))
         for kind, one in {type(chosen): chosen for chosen, _, _ in begins}.items():
             one.foresee((x, wanted) for chosen, x, wanted in begins if type(chosen) is kind)
         meetings = _meetings([(bucket, wanted) for _, bucket, wanted in work], team)

@@ -35,7 +35,9 @@ class Release:
             )
         if name not in names:
             known = ", ".join(names[:10])
-            raise ValueError(f"Optimizer.give: no tensor is called {name!r}; there are {known}")
+            raise ValueError(
+                f"Optimizer.give: there is no tensor {name!r}; the tensors are {known}"
+            )
         if name in self.given:
             first = "call step() before the next gradients"
             raise ValueError(f"Optimizer.give: {name!r} has been updated in this step; {first}")

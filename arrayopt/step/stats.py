@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from arrayopt.arrays import Array
+from arrayopt.html import number, table
 
 __all__ = ["Stats"]
 
@@ -110,6 +111,16 @@ class Stats(Mapping[str, Mapping[str, Array]]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+    def _repr_html_(self) -> str:
+        found = self.read() if self.enabled else {}
+        names: dict[str, None] = {}
+        for report in found.values():
+            names |= dict.fromkeys(report)
+        rows = []
+        for tensor, report in found.items():
+            rows.append([tensor, *(number(report.get(name)) for name in names)])
+        return table(repr(self), ("tensor", *names), rows)
 
     def __repr__(self) -> str:
         return (

@@ -225,8 +225,8 @@ class Step:
             return False
         if not self._team.captured:
             raise RuntimeError(
-                "Optimizer.launch: a step over ranks can be captured where they meet over NCCL,"
-                " with reduced gradients"
+                "Optimizer.launch: a step over ranks can be captured only over NCCL, and with"
+                " reduced gradients"
             )
         return True
 
@@ -306,10 +306,8 @@ class Step:
         coming = self.coming(loss_scale, limit, value)
         if self._run.captured and coming.form not in self._forms:
             raise RuntimeError(
-                "Optimizer.advance: the structure of groups has changed since a step was captured,"
-                " or whether gradients"
-                " are clipped or scaled; a replay would make the old step, so make one by `step`,"
-                " and capture another"
+                "Optimizer.advance: the structure of groups, clipping or loss scaling has changed"
+                " since the step was captured; call `step`, then capture again"
             )
         self._team.agree("Optimizer.advance", partial(self._said, coming, []))
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
@@ -325,7 +323,7 @@ class Step:
         self._buckets.now()
         if self._coming is None or self._coming.version != self._buckets.version:
             raise RuntimeError(
-                "Optimizer.launch: call `advance` first, and again where groups have changed"
+                "Optimizer.launch: call `advance` first, and again after groups have changed"
             )
         begun = self.begin(self._coming, grads, stats=False)
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)

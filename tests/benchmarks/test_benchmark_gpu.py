@@ -3,7 +3,12 @@
 import json
 import sys
 
-from benchmarks import gpu
+import numpy as np
+import pytest
+
+import arrayopt as ao
+from benchmarks import apex_form, gpu
+from tests.support.slow import marked
 
 
 def test_it_says_that_there_is_no_device(capsys, monkeypatch):
@@ -25,6 +30,38 @@ def test_every_table_is_written_and_who_cannot_run_is_left_out(cupy, tmp_path, m
     assert set(made["times"]) >= {gpu.COPY, gpu.EAGER, gpu.CAPTURED}
     assert all(x["ms"] >= 0 and x["host_ms"] > 0 for x in made["times"].values())
     assert made["left_out"].keys() >= {"apex FusedLAMB"}
+    assert "apex's form in CuPy" in made["times"]
     text = (tmp_path / "gpu.md").read_text("utf-8")
     assert "### LAMB, tiny, float32" in text
     assert f"| {gpu.CAPTURED} |" in text
+
+
+def test_what_there_is_is_written_as_it_comes(tmp_path, monkeypatch, cupy):
+    def race(rule, *args):
+        if rule == "AdamW":
+            raise KeyboardInterrupt
+        return {"rule": rule}
+
+    monkeypatch.setattr(gpu, "race", race)
+    monkeypatch.setattr(gpu, "table", lambda result: [result["rule"]])
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(["--cases", "tiny", "--rules", "LAMB,AdamW", "--dtypes", "float32", "--output", str(tmp_path)])
+    assert json.loads((tmp_path / "gpu.json").read_text("utf-8"))["results"] == [{"rule": "LAMB"}]
+    assert (tmp_path / "gpu.md").read_text("utf-8").endswith("LAMB\n")
+
+
+@pytest.mark.parametrize("name", marked([("AdamW",), ("LAMB",)], lambda name: name == "LAMB"))
+def test_apexs_form_computes_what_the_rule_does(cupy, name):
+    shapes, r = [(5,), (70, 30), (1024,), (3,)], np.random.default_rng(0)
+    params, grads = ([r.standard_normal(s).astype("f4") * x for s in shapes] for x in (0.3, 1.0))
+    known = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "decay": 0.1}
+    rule = {"AdamW": ao.AdamW(lr=0.01, weight_decay=0.1), "LAMB": ao.LAMB(lr=0.01, weight_decay=0.1)}[name]
+    known |= {"eps": 1e-8} if name == "AdamW" else {"eps": 1e-6, "most": 1.0}
+    there = [[cupy.asarray(x) for x in values] for values in (params, grads)]
+    step = (apex_form.adamw if name == "AdamW" else apex_form.lamb)(*there, chunk=1024, **known)
+    opt = ao.Optimizer(params, rule, engine="numpy", clip_norm=None if name == "AdamW" else 1.0)
+    for _ in range(3):
+        opt.step(grads)
+        step()
+    for x, y in zip(params, there[0], strict=True):
+        np.testing.assert_allclose(y.get(), x, rtol=1e-4, atol=1e-5)

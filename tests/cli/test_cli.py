@@ -35,7 +35,7 @@ def test_help_names_commands_and_options(capsys, monkeypatch):
         (["info", "--help"], ["threads"]),
         (
             ["demo", "--help"],
-            ["--backend", "cupy", "--rules", "LAMB", "--steps", "--batch", "--seed", "--output", "default"],
+            ["--backend", "cupy", "--rules", "LAMB", "--epochs", "--seed", "--output", "default"],
         ),
     ):
         with pytest.raises(SystemExit) as stopped:
@@ -63,8 +63,7 @@ def test_version(capsys):
         (["demo", "--backend", "abacus"], "abacus"),
         (["demo", "--rules", "lamb,lamp"], "got lamp"),
         (["demo", "--rules", ","], "must be of LAMB"),
-        (["demo", "--steps", "0"], "'0'"),
-        (["demo", "--batch", "many"], "'many'"),
+        (["demo", "--epochs", "0"], "'0'"),
         (["demo", "--seed", "-1"], "'-1'"),
         (["demo", "--output", "figure.doc"], "must end in .png"),
         (["demo", "--output", "no/such/directory/figure.png"], "does not exist"),
@@ -72,12 +71,6 @@ def test_version(capsys):
 )
 def test_wrong_arguments_are_one_line_and_status_2(arguments, said, capsys):
     assert said in fails(arguments, capsys)
-
-
-def test_a_batch_larger_than_the_data_is_refused(capsys):
-    for library in ("sklearn", "matplotlib", "rich"):
-        pytest.importorskip(library, reason="needed to come as far as the data")
-    assert "at most 1347" in fails(["demo", "--batch", "2000"], capsys)
 
 
 @pytest.mark.parametrize("missing", ["sklearn", "matplotlib", "rich"])

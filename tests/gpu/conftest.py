@@ -1,16 +1,27 @@
 """Tests for a machine with a GPU: ``python -m pytest tests/gpu``, and with ``-m ''`` for all of them.
 
-They need CuPy, pytest, Hypothesis and ml_dtypes beside what the library needs; PyTorch is tested where it is. With
+They need CuPy and pytest beside what the library needs, of which array-api-compat may be SciPy's; bfloat16 is tested
+where ml_dtypes is, PyTorch where it is. Without ``-m ''`` no test begins after seven minutes. With
 ``ARRAYOPT_TEST_GPU=standin`` they run over the stand-in for CuPy, with ``ARRAYOPT_TEST_GPU=unpooled`` without CuPy's
 memory pool, in which compute-sanitizer sees nothing.
 """
 
 import importlib
 import os
+import time
 
 import pytest
 
 from tests.support.device import EXACT, STANDIN
+
+BEGAN, MOST = time.monotonic(), 420
+"""Seconds that a run without ``-m ''`` begins tests for."""
+
+
+def pytest_runtest_setup(item):
+    """Leave the rest out where time is over."""
+    if item.config.option.markexpr == "not slow" and time.monotonic() - BEGAN > MOST:
+        pytest.skip(f"{MOST} seconds are over; -m '' runs all tests, however long they take")
 
 
 @pytest.fixture(params=[(), EXACT], ids=["fused", "exact"])

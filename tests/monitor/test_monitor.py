@@ -381,5 +381,5 @@ def test_wrong_optimizer_and_quantity(monitor):
         monitor.series("loss")
     with pytest.raises(ValueError, match="there is no 'loss'"):
         monitor.plot("loss")
-    with pytest.raises(ValueError, match="nothing has been kept yet"):
+    with pytest.raises(ValueError, match="there is nothing to draw yet"):
         ao.Monitor(host_optimizer()).plot()

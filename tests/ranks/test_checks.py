@@ -114,7 +114,7 @@ def test_which_steps_compare(check, noticed):
 @pytest.mark.parametrize("check", [-1, 1.5, "often"])
 def test_what_is_no_number_of_steps(check):
     (one,) = ao.ranks.threads(1)
-    with pytest.raises((TypeError, ValueError), match=re.escape("Ranks: `check` must be a whole number from 0, True")):
+    with pytest.raises((TypeError, ValueError), match=re.escape("Ranks: `check` must be an integer from 0, True")):
         ao.Ranks(one, check=check)
 
 

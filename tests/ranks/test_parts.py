@@ -149,10 +149,10 @@ class Drift(ao.Rule):
             (0, 3),
             ao.SOAP(max_precondition_dim=2),
             "auto",
-            "SOAP cannot take: it makes some updates as they are written",
+            "SOAP does not support: some of its updates need whole tensors",
         ),
-        ((0, 3), Drift(lr=0.1), "auto", "begins as values of the whole tensor 'w'"),
-        ((0, 3), ao.LAMB(lr=0.1), "numpy", "engines 'numba', 'cpp' and 'cupy' take"),
+        ((0, 3), Drift(lr=0.1), "auto", "is made from the values of 'w', of which"),
+        ((0, 3), ao.LAMB(lr=0.1), "numpy", "only engines 'numba', 'cpp' and 'cupy' support"),
     ],
 )
 def test_parts_that_cannot_be_run(offsets, rule, engine, words):

@@ -156,7 +156,7 @@ def test_a_rank_that_does_not_come():
             time.sleep(1.5)
             return "slept"
         began = time.monotonic()
-        with pytest.raises(ao.RankError, match=re.escape("did not come within 0.5 s")):
+        with pytest.raises(ao.RankError, match=re.escape("did not answer within 0.5 s")):
             opt.step(gradients(0))
         return time.monotonic() - began < 1.4, opt.step_count
 

@@ -130,7 +130,7 @@ def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
 
 def test_what_cannot_be_given():
     opt = ao.Optimizer(gradients(0), ao.AdamW(lr=0.1))
-    with pytest.raises(ValueError, match=r"Optimizer.give: no tensor is called 'x'; there are w, b, k, s, e"):
+    with pytest.raises(ValueError, match=r"Optimizer.give: there is no tensor 'x'; the tensors are w, b, k, s, e"):
         opt.give("x", np.ones(3))
     with pytest.raises(TypeError, match=r"Optimizer.step: needs the gradients, or `give` before it"):
         opt.step()

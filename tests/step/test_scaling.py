@@ -173,7 +173,7 @@ def test_without_being_asked_for_nothing_is_hidden(engine):
     opt.step(grads)
     assert np.isnan(opt.params["b"][0])
     assert opt.nonfinite() == ["b"]
-    with pytest.raises(RuntimeError, match="did not look"):
+    with pytest.raises(RuntimeError, match="did not check its gradients"):
         made().nonfinite()
 
 

@@ -5,7 +5,6 @@ import re
 import zlib
 
 import pytest
-from hypothesis import Phase, settings
 
 from tests.support.costly import COSTLY, THINNED
 
@@ -76,6 +75,8 @@ def settled(number):
 
     To search, the environment's ``EXAMPLES`` says how many there are, and they are new in each run.
     """
+    from hypothesis import Phase, settings
+
     wanted = os.environ.get("EXAMPLES")
     return settings(
         max_examples=int(wanted or (-(-number // 3) if PROFILE == "quick" else number)),
