@@ -282,7 +282,6 @@ THINNED = {
     ),
     "tests/engines/test_engines_dtypes.py": (
         "test_complex",
-        "test_float64",
         "test_gradients_of_another_dtype",
         "test_narrow_dtypes_have_float32_state_and_are_rounded_once",
     ),
