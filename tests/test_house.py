@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,6 @@ FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "arrayopt").rglob("*.py")
 }
-TEXTS = {module: path.read_text("utf-8") for module, path in FILES.items()}
-TREES = {module: ast.parse(text) for module, text in TEXTS.items()}
 UP = (  # from the lowest room to the highest; a room may import from those before it, and the last ones from all
     ("_version", "codecs", "foreign", "html", "randomness"),
     ("arrays",),
@@ -60,18 +59,28 @@ AT_MOST = {  # how often each may be there; numbers here may only fall
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
+@cache
+def text(module):
+    return FILES[module].read_text("utf-8")
+
+
+@cache
+def tree(module):
+    return ast.parse(text(module))
+
+
+@cache
 def imported(module):
     """The modules of the package that a module imports, at its top or in a function, and the names that it takes."""
-    for node in ast.walk(TREES[module]):
+    found = []
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names if alias.name in FILES)
+            found += [(alias.name, None) for alias in node.names if alias.name in FILES]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "arrayopt":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield (whole, None) if whole in FILES else (node.module, alias.name)
-
-
-IMPORTS = {module: list(imported(module)) for module in FILES}
+                found.append((whole, None) if whole in FILES else (node.module, alias.name))
+    return found
 
 
 def room(module):
@@ -88,37 +97,37 @@ def circle(arrows):
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    assert circle({module: {other for other, _ in found} for module, found in IMPORTS.items()}) is None
+    assert circle({module: {other for other, _ in imported(module)} for module in FILES}) is None
 
 
 def test_no_room_imports_itself_by_way_of_others():
     arrows = defaultdict(set)
-    for module, found in IMPORTS.items():
-        arrows[room(module)] |= {room(other) for other, _ in found} - {room(module)}
+    for module in FILES:
+        arrows[room(module)] |= {room(other) for other, _ in imported(module)} - {room(module)}
     assert circle(arrows) is None
 
 
 @pytest.mark.parametrize("module", FILES)
 def test_imports_point_to_lower_rooms(module):
     assert room(module) in FLOOR, "a new room has a place in UP"
-    above = [o for o, _ in IMPORTS[module] if room(o) != room(module) and FLOOR[room(o)] >= FLOOR[room(module)]]
+    above = [o for o, _ in imported(module) if room(o) != room(module) and FLOOR[room(o)] >= FLOOR[room(module)]]
     assert not above
 
 
 def test_what_is_imported_is_offered():
     """A name that another module takes stands in `__all__`."""
     offered = {}
-    for module, tree in TREES.items():
+    for module in FILES:
         lists = [
             node.value
-            for node in tree.body
+            for node in tree(module).body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         ]
         offered[module] = set(ast.literal_eval(lists[0])) if lists else set()
     missing = [
         f"{module}: {other}.{name}"
-        for module, found in IMPORTS.items()
-        for other, name in found
+        for module in FILES
+        for other, name in imported(module)
         if name is not None and name not in offered[other] and name != "__version__"
     ]
     assert not missing
@@ -135,9 +144,9 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def counted(text):
+def counted(code):
     """What is counted in a file."""
-    lines, nodes = text.splitlines(), list(ast.walk(ast.parse(text)))
+    lines, nodes = code.splitlines(), list(ast.walk(ast.parse(code)))
     comprehensions = [node for node in nodes if isinstance(node, COMPREHENSIONS)]
     nested = 0
     for node in comprehensions:
@@ -171,7 +180,7 @@ def long_letters(function):
 @pytest.mark.parametrize("name", AT_MOST)
 def test_code_stays_plain(name):
     """What is counted does not become more; where it has become less, `AT_MOST` can say so."""
-    files = {module: counted(text) for module, text in TEXTS.items() if room(module) == name}
+    files = {module: counted(text(module)) for module in FILES if room(module) == name}
     for kind, most in AT_MOST[name]._asdict().items():
         found = {module: getattr(count, kind) for module, count in files.items()}
         where = {module: count for module, count in found.items() if count}
@@ -179,7 +188,7 @@ def test_code_stays_plain(name):
 
 
 def test_what_is_not_plain_is_counted():
-    text = """
+    code = """
 def f(a, n):
     wide = [x for x in a if x]  # {comment}
     both = [[y for y in x] for x in a]
@@ -190,5 +199,5 @@ def f(a, n):
     g = [n for n in tall]
     return n, a
 """
-    assert counted(text.format(comment="-" * 70)) == Plain(1, 1, 1, 0, 2)
+    assert counted(code.format(comment="-" * 70)) == Plain(1, 1, 1, 0, 2)
     assert counted("\n" * 301) == Plain(long_files=1)

@@ -1,25 +1,27 @@
 """Messages of errors and warnings, as `make messages` prints them, follow one pattern."""
 
+from functools import cache
+
 import pytest
 
-from tests.messages import messages
+from tests import messages
 
-FOUND = messages()
+found = cache(messages.messages)
 WORDS = {"can't": "cannot", "doesn't": "does not", "whole number": "integer", "Please": "nothing", "!": "nothing"}
 
 
 def test_messages_are_found():
-    texts = [text for _, _, text in FOUND]
+    texts = [text for _, _, text in found()]
     assert len(texts) > 400
     assert "Optimizer: `rule` must be a Rule such as LAMB(lr=1e-3); got {rule}" in texts
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_messages_use_the_same_words(word):
-    odd = [f"{file}:{line}: {text}" for file, line, text in FOUND if f"{word} " in f"{text} "]
+    odd = [f"{file}:{line}: {text}" for file, line, text in found() if f"{word} " in f"{text} "]
     assert not odd, f"write {WORDS[word]!r} in place of {word!r}"
 
 
 def test_a_message_ends_without_a_full_stop():
-    odd = [f"{file}:{line}: {text}" for file, line, text in FOUND if text.endswith(".")]
+    odd = [f"{file}:{line}: {text}" for file, line, text in found() if text.endswith(".")]
     assert not odd

@@ -418,4 +418,4 @@ THINNED = {
     "tests/test_wrong.py": ("test_rules",),
     "tests/testing/test_diagnose.py": ("test_products_are_simulated_too",),
 }
-"""By file, tests of many like cases: `make test` runs a third of them, chosen by their names."""
+"""By file, tests of many like cases: `make test` runs a fifth of them, chosen by their names."""
