@@ -84,7 +84,7 @@ COSTLY = {
         "test_python_threads_with_an_optimizer_each": "numba",
         "test_without_a_folder_to_write_nothing_is_kept": "",
     },
-    "tests/engines/test_blocks.py": {"test_as_the_blocks_one_by_one": "CAME.*cpp"},
+    "tests/engines/test_blocks.py": {"test_as_the_blocks_one_by_one": "CAME.*cpp", "test_at_the_doors": ""},
     "tests/engines/test_engines.py": {
         "test_blocks_of_any_size": "-[2-9]|-1",
         "test_every_row_on_every_shape": "cpp-(?!LAMB|CAME|AdamW)",
@@ -138,7 +138,7 @@ COSTLY = {
     "tests/ranks/test_processes.py": {
         "test_a_process_that_ends_ends_the_others": "",
         "test_a_process_that_hangs_is_not_waited_for_longer_than_was_said": "openmpi",
-        "test_all_processes_compute_what_one_does": "openmpi",
+        "test_all_processes_compute_what_one_does": "openmpi|gloo",
         "test_nccl_over_the_stand_in": "",
         "test_sharded_parameters_of_pytorch": "",
         "test_the_transformer_has_the_same_losses_on_two_ranks": "",
@@ -177,7 +177,10 @@ COSTLY = {
     },
     "tests/rules/test_soap.py": {"test_on_a_gpu_it_runs_as_written": ""},
     "tests/rules/test_traceable.py": {"test_a_rule_passes_opaque_arrays": "float32-(t|numbers)"},
-    "tests/saving/test_checkpoint.py": {"test_arrays_go_from_library_to_library": "jax"},
+    "tests/saving/test_checkpoint.py": {
+        "test_a_new_process_goes_on_bit_for_bit": "",
+        "test_arrays_go_from_library_to_library": "jax",
+    },
     "tests/saving/test_checkpoint_files.py": {"test_saving_needs_no_second_copy_of_the_state": ""},
     "tests/saving/test_importers.py": {"test_torch_goes_on_here": "jax"},
     "tests/saving/test_state.py": {
@@ -187,7 +190,7 @@ COSTLY = {
     "tests/schedules/test_schedules.py": {"test_array_steps_equal_int_steps": "jax.numpy"},
     "tests/solving/test_minimize.py": {
         "test_it_needs_as_many_evaluations_as_scipy": "",
-        "test_each_problem_of_a_batch_goes_as_it_goes_alone": "(CG|SPG)-array|LBFGS-array",
+        "test_each_problem_of_a_batch_goes_as_it_goes_alone": "(CG|SPG)|LBFGS-array",
     },
     "tests/step/test_commit.py": {
         "test_a_fault_at_any_call": "array_api|(numpy|cpp).*all-1|numpy",
@@ -255,18 +258,23 @@ COSTLY = {
         "test_phases_are_found_in_three_ways": "numpy",
         "test_peaks_are_fitted_in_three_ways": "torch",
     },
-    "tests/test_powers.py": {"test_what_must_change_no_bit_changes_none": "numpy"},
+    "tests/test_powers.py": {
+        "test_engines_agree": "cpp",
+        "test_what_must_change_no_bit_changes_none": "numpy",
+    },
     "tests/engines/cuda/test_cupy_products.py": {
         "test_equal_shapes_are_multiplied_at_once_and_small_ones_of_any_shape": "False"
     },
-    "tests/engines/cuda/test_cupy_totals.py": {"test_it_agrees_with_the_witness": "True"},
+    "tests/engines/cuda/test_cupy_totals.py": {
+        "test_it_agrees_with_the_witness": "True",
+        "test_many_tensors_are_added_up_in_order": "",
+    },
     "tests/rules/test_properties.py": {"test_zeros_train_on_or_stand_still_whatever_is_switched": "SGD"},
     "tests/solving/test_lbfgs.py": {"test_it_is_two_passes_over_its_memory": "strong"},
 }
 """By file and test, the cases as a pattern."""
 
 THINNED = {
-    "tests/doors/test_optax_same.py": ("test_the_numbers_are_those_of_optax",),
     "tests/doors/test_torch.py": ("test_every_rule_computes_what_it_does_elsewhere",),
     "tests/doors/test_torch_names.py": ("test_options",),
     "tests/doors/test_torch_schedules.py": ("test_schedules",),
@@ -296,10 +304,7 @@ THINNED = {
         "test_array_api_updates_all_layers_at_once",
         "test_as_the_layers_one_by_one",
     ),
-    "tests/engines/test_watching.py": (
-        "test_watching_any_rule_changes_no_bit",
-        "test_watching_changes_no_bit",
-    ),
+    "tests/engines/test_watching.py": ("test_watching_any_rule_changes_no_bit",),
     "tests/fusion/test_passes.py": ("test_what_is_between_passes_is_made_once_and_in_order",),
     "tests/fusion/test_plan.py": (
         "test_bytes_per_parameter",
@@ -415,7 +420,6 @@ THINNED = {
         "test_any_number_may_be_a_scalar_of_a_library",
         "test_any_number_may_be_a_sequence_or_a_schedule",
     ),
-    "tests/test_wrong.py": ("test_rules",),
     "tests/testing/test_diagnose.py": ("test_products_are_simulated_too",),
 }
 """By file, tests of many like cases: `make test` runs a fifth of them, chosen by their names."""
