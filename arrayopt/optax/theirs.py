@@ -12,6 +12,7 @@ import optax
 from arrayopt import rules
 from arrayopt.foreign import OPTAX
 from arrayopt.optax.functions import function
+from arrayopt.optax.hessian import estimating
 from arrayopt.optax.transformation import Form, Leaf, View, masked, spread, transform
 from arrayopt.rules.base import Rule
 from arrayopt.rules.fields import hypers
@@ -39,7 +40,8 @@ class Same:
 
     An argument is the field that it has in `names` or `OPTAX`, or that has its name. `always` are fields that optax's
     formula asks for, `instead` values for None. `form` makes the `Form` of the rule, of masks, of dtypes of slots, and
-    of the arguments in `rest`. Any other argument must be as in optax's own default.
+    of the arguments in `rest`. `around` makes the transformation out of that of the rule, and of the arguments that it
+    names. Any other argument must be as in optax's own default.
     """
 
     rule: type[Rule]
@@ -49,6 +51,7 @@ class Same:
     stored: Mapping[str, str] = field(default_factory=lambda: _STORED)
     rest: tuple[str, ...] = ()
     form: Callable[..., Form] = lambda rule, masks, stored: Form(rule, masked(rule, masks), stored=stored)
+    around: Callable[..., optax.GradientTransformationExtraArgs] | None = None
 
 
 def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransformationExtraArgs]:
@@ -56,14 +59,20 @@ def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransfor
     theirs = getattr(optax, who, None) or getattr(optax.contrib, who)
     parameters = list(inspect.signature(theirs).parameters.values())
     every, numeric = [f.name for f in fields(same.rule)], hypers(same.rule)
-    known = {p.name: same.names.get(p.name, OPTAX.get(p.name, p.name)) for p in parameters if p.name not in same.rest}
+    outer = [] if same.around is None else list(inspect.signature(same.around).parameters)[1:]
+    apart = (*same.rest, *outer)
+    known = {p.name: same.names.get(p.name, OPTAX.get(p.name, p.name)) for p in parameters if p.name not in apart}
     known = {name: own for name, own in known.items() if own in every}
     more = [own for own in every if own not in {*known.values(), *same.always}]
     numbers = {*(name for name, own in known.items() if own in numeric), *(x for x in more if x in numeric), *_ADAM}
+    numbers |= {p.name for p in parameters if p.name in outer and isinstance(p.default, int | float)}
 
     def build(values: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
         options, rest, masks, stored = dict(same.always), dict[str, Any](), [], dict[str, Any]()
+        around = {name: values.pop(name) for name in outer}
         for p in parameters:
+            if p.name in around:
+                continue
             value = values.pop(p.name)
             if p.name in _MASKS:
                 masks.append((p.name, value, _MASKS[p.name]))
@@ -79,12 +88,13 @@ def their_function(who: str, same: Same) -> Callable[..., optax.GradientTransfor
         if still and same.rule is not rules.Muon:
             options["nesterov"] = False
         try:
-            return transform(same.form(same.rule(**options, **values), masks, stored, **rest))
+            made = transform(same.form(same.rule(**options, **values), masks, stored, **rest))
         except (TypeError, ValueError) as error:
             words = str(error).replace(f"{same.rule.__name__}:", f"{who}:")
             for name, own in known.items():
                 words = words.replace(f"`{own}`", f"`{name}`")
             raise type(error)(words) from None
+        return made if same.around is None else same.around(made, **around)
 
     doc = (
         f"``optax.{'' if hasattr(optax, who) else 'contrib.'}{who}``: its arguments and its formula, computed by"
@@ -224,5 +234,11 @@ SAME = {
         rules.RMSprop, names={"decay": "alpha"}, always={"lr_in_momentum": True}, instead={"momentum": 0.0}
     ),
     "sgd": Same(rules.SGD, instead={"momentum": 0.0}),
+    "sophia": Same(
+        rules.Sophia,
+        names={"clip_threshold": "clip_update"},
+        instead={"clip_threshold": float(np.finfo("float32").max)},
+        around=estimating,
+    ),
 }
 """The functions that optax has too, by name."""

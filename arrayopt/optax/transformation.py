@@ -19,7 +19,7 @@ from arrayopt.rules.names import Values
 from arrayopt.state.quantized import scales
 from arrayopt.state.tensors import advising, new_slots
 
-__all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "transform", "transformation"]
+__all__ = ["Form", "Leaf", "State", "View", "masked", "spread", "state_of", "transform", "transformation"]
 
 
 class State(NamedTuple):
@@ -45,14 +45,14 @@ class State(NamedTuple):
 
 
 @cache
-def _state_of(rule: type[Rule]) -> type[State]:
+def state_of(rule: type[Rule]) -> type[State]:
     """The class of a rule's states."""
     return type(f"{rule.__name__}State", (State,), {"__slots__": (), "__module__": __name__, "rule": rule})
 
 
 def _remade(rule: type[Rule] | None, count: Any, slots: dict[str, Any]) -> State:
     """A state from its parts, as pickle and copy have them."""
-    return (State if rule is None else _state_of(rule))(count, slots)
+    return (State if rule is None else state_of(rule))(count, slots)
 
 
 class View(NamedTuple):
@@ -203,7 +203,7 @@ def spread(who: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] | 
 def transform(form: Form) -> optax.GradientTransformationExtraArgs:
     """A transformation of a form."""
     rule, who = form.rule, type(form.rule).__name__
-    own = _state_of(type(rule))
+    own = state_of(type(rule))
     listed = any(isinstance(value, Listed) for value in vars(rule).values())
     last = _usual((rule, *form.also))  # the slots of the last tree: optax asks for them by an init without parameters
 
