@@ -3,8 +3,8 @@
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -28,11 +28,14 @@ class Running:
         The parameters as NumPy arrays.
     before : callable
         Called before each step, outside the timing.
+    settings : mapping of str to callable
+        What makes each setting that it can run with, such as a number of threads. A race uses the fastest.
     """
 
     step: Callable[[], object]
     values: Callable[[], Sequence[np.ndarray]] = tuple
     before: Callable[[], object] = lambda: None
+    settings: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,13 @@ class Race:
         Seconds by contestant, for each round.
     left_out : dict of str to str
         Who could not be timed, and why.
+    settings : dict of str to str
+        The setting of each contestant that has several.
     """
 
     rounds: list[dict[str, float]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -121,7 +127,7 @@ def race(
     heats = list(_heats(able, budget - sum(c.held for c in always)))
     fixed = [c.name for c in [*always, *able[:1]]]
     for heat in heats:
-        running = _ready([*always, *heat], fixed, warmup, made.left_out)
+        running = _ready([*always, *heat], fixed, warmup, made)
         gc.collect()
         gc.disable()
         try:
@@ -155,8 +161,8 @@ def _heats(contestants: Sequence[Contestant], budget: float) -> Iterator[list[Co
     yield heat
 
 
-def _ready(heat: Sequence[Contestant], fixed: list[str], warmup: int, left_out: dict[str, str]) -> dict[str, Running]:
-    """Build and warm up those of one heat; who fails is left out, if it can be."""
+def _ready(heat: Sequence[Contestant], fixed: list[str], warmup: int, made: Race) -> dict[str, Running]:
+    """Build and warm up those of one heat, each with its best setting; who fails is left out, if it can be."""
     running: dict[str, Running] = {}
     for c in heat:
         try:
@@ -166,12 +172,35 @@ def _ready(heat: Sequence[Contestant], fixed: list[str], warmup: int, left_out: 
                 for _ in range(warmup):
                     running[c.name].before()
                     running[c.name].step()
+                if running[c.name].settings:
+                    made.settings[c.name], running[c.name] = _at_best(running[c.name])
         except Exception as error:  # whatever another library's version may raise
             if c.name in fixed:
                 raise
             running.pop(c.name, None)
-            left_out[c.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            made.left_out[c.name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return running
+
+
+def _at_best(runner: Running) -> tuple[str, Running]:
+    """The fastest of its settings, by the median of three steps of each in turns; and the contestant with it."""
+    times: dict[str, list[float]] = {setting: [] for setting in runner.settings}
+    for _ in range(3):
+        for setting, make in runner.settings.items():
+            make()
+            for kept in (False, True):  # the first step with a setting may start threads
+                runner.before()
+                begin = time.perf_counter()
+                runner.step()
+                if kept:
+                    times[setting].append(time.perf_counter() - begin)
+    best = min(times, key=lambda setting: median(times[setting]))
+
+    def before() -> None:
+        runner.settings[best]()
+        runner.before()
+
+    return best, replace(runner, before=before)
 
 
 def _rounds(

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ __all__ = ["COPY", "LIBRARIES", "Machine", "copying", "look"]
 
 COPY = "copy"
 LIBRARIES = ("arrayopt", "numpy", "numba", "torch", "jax", "optax", "timm", "pytorch_optimizer", "came-pytorch")
-LIBRARIES += ("schedulefree",)
+LIBRARIES += ("schedulefree", "prodigyopt")
 
 
 def copying(size: int) -> Contestant:
@@ -58,6 +59,7 @@ def look(command: str) -> Machine:
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "libraries": ", ".join(f"{name} {v}" for name, v in installed.items() if v),
+        "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "load before the run": f"{load} (averages over 1, 5 and 15 minutes)",
         "command": f"`{command}`",
@@ -74,6 +76,15 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def _commit() -> str:
+    """The commit that is checked out."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _processor() -> str:

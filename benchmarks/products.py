@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before any library starts
 import arrayopt as ao
 from benchmarks.contest import Contestant, Running, race
 from benchmarks.ours import FUSED, REFERENCE
+from benchmarks.peers_torch import by_threads
 from benchmarks.problems import Problem, equal
 
 __all__ = ["PROBLEMS", "RULES", "contestants", "main"]
@@ -107,7 +108,7 @@ def _normuon(problem: Problem) -> Running:
     params = _parameters(problem)
     groups = [{"params": params, "use_muon": True}]
     opt = pytorch_optimizer.NorMuon(groups, lr=LR, momentum=MOMENTUM, weight_decay=0.0)
-    return Running(opt.step, lambda: [p.detach().numpy() for p in params])
+    return Running(opt.step, lambda: [p.detach().numpy() for p in params], settings=by_threads())
 
 
 def _soap(problem: Problem) -> Running:
@@ -115,7 +116,7 @@ def _soap(problem: Problem) -> Running:
 
     params = _parameters(problem)
     opt = pytorch_optimizer.SOAP(params, lr=SMALL, weight_decay=0.0, precondition_frequency=EVERY)
-    return Running(_timed("SOAP", opt.step), lambda: [p.detach().numpy() for p in params])
+    return Running(_timed("SOAP", opt.step), lambda: [p.detach().numpy() for p in params], settings=by_threads())
 
 
 def _torch(problem: Problem, *, float32: bool) -> Running:
@@ -134,7 +135,7 @@ def _torch(problem: Problem, *, float32: bool) -> Running:
         finally:
             torch.Tensor.bfloat16 = kept
 
-    return Running(step, lambda: [p.detach().numpy() for p in params])
+    return Running(step, lambda: [p.detach().numpy() for p in params], settings=by_threads())
 
 
 def _optax(problem: Problem) -> Running:

@@ -55,7 +55,7 @@ class Sheet:
 def contest(results: Results, problem: str) -> Sheet:
     """Every contestant over one problem."""
     lines = [
-        (row.rule, row.name, _ms(row.ms), f"{row.ratio:.2f}", *_moved(row))
+        (row.rule, row.shown(row.name), _ms(row.ms), f"{row.ratio:.2f}", *_moved(row))
         for row in results.rows
         if row.problem == problem
     ]
@@ -73,32 +73,39 @@ def _moved(row: Row) -> tuple[str, str]:
 
 def beside(results: Results) -> Sheet:
     """Our rules beside each other."""
-    lines = [(row.problem, row.rule, _ms(row.ms), f"{row.ratio:.2f}", *_moved(row)) for row in results.beside]
+    lines = [
+        (row.problem, row.shown(row.rule), _ms(row.ms), f"{row.ratio:.2f}", *_moved(row)) for row in results.beside
+    ]
     return Sheet("Rules side by side", ("shapes", "rule", "ms", "ratio", "B/param", "of copy"), lines, names=2)
 
 
 def more(results: Results) -> Sheet:
     """The other rules, each with its own peers."""
-    lines = [(row.rule, row.name, _ms(row.ms), f"{row.ratio:.2f}", *_moved(row)) for row in results.more]
+    lines = [(row.rule, row.shown(row.name), _ms(row.ms), f"{row.ratio:.2f}", *_moved(row)) for row in results.more]
     title = f"More rules: {results.more[0].problem}" if lines else ""
     return Sheet(title, ("rule", "contestant", "ms", "ratio", "B/param", "of copy"), lines, names=2)
 
 
 def products(results: Results) -> Sheet:
     """The rules for matrices."""
-    lines = [(f"{row.rule}, {row.problem}", row.name, _ms(row.ms), f"{row.ratio:.2f}") for row in results.products]
+    lines = [
+        (f"{row.rule}, {row.problem}", row.shown(row.name), _ms(row.ms), f"{row.ratio:.2f}") for row in results.products
+    ]
     return Sheet("Products of matrices", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
 
 
 def doors(results: Results) -> Sheet:
     """What `arrayopt.torch` costs."""
-    lines = [(f"{row.rule}, {row.problem}", row.name, f"{row.ms:.3f}", f"{row.ratio:.2f}") for row in results.doors]
+    lines = [
+        (f"{row.rule}, {row.problem}", row.shown(row.name), f"{row.ms:.3f}", f"{row.ratio:.2f}")
+        for row in results.doors
+    ]
     return Sheet("Steps through arrayopt.torch", ("rule and shapes", "contestant", "ms", "ratio"), lines, names=2)
 
 
 def small(results: Results) -> Sheet:
     """Steps over a few small tensors."""
-    lines = [(row.problem, row.name, f"{1e3 * row.ms:.1f}", f"{row.ratio:.2f}") for row in results.small]
+    lines = [(row.problem, row.shown(row.name), f"{1e3 * row.ms:.1f}", f"{row.ratio:.2f}") for row in results.small]
     return Sheet("Small steps: AdamW", ("shapes", "contestant", "µs", "ratio"), lines, names=2)
 
 

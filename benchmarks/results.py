@@ -26,6 +26,8 @@ class Row:
         Bytes per parameter that its plan moves, where it has one.
     share : float or None
         Those bytes per second, as a share of what a copy moves in the same round, as a median.
+    setting : str
+        Its fastest setting, where it has several.
     """
 
     rule: str
@@ -35,6 +37,11 @@ class Row:
     ratio: float
     moved: float | None = None
     share: float | None = None
+    setting: str = ""
+
+    def shown(self, name: str) -> str:
+        """A name of the row, with its setting."""
+        return f"{name}, {self.setting}" if self.setting else name
 
 
 @dataclass(frozen=True)
@@ -156,5 +163,5 @@ def rows(
             continue
         share = race.ratio(COPY, name) * moved[name] * problem.elements / copied if name in moved else None
         times = 1e3 * race.seconds(name), race.ratio(name, to)
-        made.append(Row(rule or name, problem.title, name, *times, moved.get(name), share))
+        made.append(Row(rule or name, problem.title, name, *times, moved.get(name), share, race.settings.get(name, "")))
     return made

@@ -26,7 +26,8 @@ def small_steps(counts: Sequence[int], **pace: Any) -> list[Row]:
         times = race([_many(c) for c in entered], **pace)
         for name in times.names:
             milliseconds = 1e3 * times.seconds(name) / AT_ONCE
-            made.append(Row(RULE, problem.title, name, milliseconds, times.ratio(name, ours.REFERENCE)))
+            ratio, setting = times.ratio(name, ours.REFERENCE), times.settings.get(name, "")
+            made.append(Row(RULE, problem.title, name, milliseconds, ratio, setting=setting))
     return made
 
 
@@ -40,6 +41,6 @@ def _many(contestant: Contestant) -> Contestant:
             for _ in range(AT_ONCE):
                 one.step()
 
-        return Running(step, one.values, one.before)
+        return replace(one, step=step)
 
     return replace(contestant, build=build)
