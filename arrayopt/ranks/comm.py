@@ -45,7 +45,7 @@ class Comm(ABC):
     number = 1
     """Counts the objects that share a channel of messages, in the order of their creation."""
     on_device = False
-    """Whether `broadcast`, `exchange` and `add` also take CuPy's memory, and `fill` exists."""
+    """Whether `broadcast`, `exchange` and `start_add` also take CuPy's memory, and `fill` exists."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
@@ -55,14 +55,24 @@ class Comm(ABC):
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
         """Copy each piece of memory from its rank into the same piece of all other ranks."""
 
-    @abstractmethod
     def exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
     ) -> None:
-        """Send pieces to other ranks and receive pieces from other ranks.
+        """Send pieces to other ranks and receive pieces from other ranks."""
+        self.start_exchange(sent, received)()
 
-        Pieces between two ranks keep their order.
+    @abstractmethod
+    def start_exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> Callable[[], None]:
+        """Start an exchange; the returned function waits for it.
+
+        Pieces between two ranks keep their order. Exchanges are waited for in the order in which
+        they were started.
         """
+
+    def poll(self) -> None:  # noqa: B027
+        """Let messages that were started make progress, where the library does so only in calls."""
 
     def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
         """Start filling pieces of CuPy's memory, each from the rank at its position.
@@ -71,8 +81,10 @@ class Comm(ABC):
         """
         raise NotImplementedError
 
-    def add(self, values: Any, counts: Sequence[int]) -> Any:
-        """Add real numbers of all ranks in the quickest order; return this rank's sums.
+    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
+        """Start to add real numbers of all ranks in the quickest order.
+
+        The returned function waits, and returns this rank's sums.
 
         Parameters
         ----------
@@ -86,12 +98,17 @@ class Comm(ABC):
         parts = np.split(values, starts[1:-1])
         mine = parts[self.rank]
         received = {r: np.empty_like(mine) for r in range(self.size) if r != self.rank}
-        self.exchange(
+        wait = self.start_exchange(
             [(r, as_bytes(parts[r])) for r in received if parts[r].size],
             [(r, as_bytes(room)) for r, room in received.items() if room.size],
         )
-        with np.errstate(all="ignore"):  # infinity and NaN are data
-            return sum(received.values(), start=mine.copy())
+
+        def finish() -> Any:
+            wait()
+            with np.errstate(all="ignore"):  # infinity and NaN are data
+                return sum(received.values(), start=mine.copy())
+
+        return finish
 
     def give_up(self) -> None:  # noqa: B027
         """Have other ranks fail soon instead of waiting for this one, where the library can."""

@@ -71,6 +71,7 @@ class MPIComm(Comm):
         from mpi4py import MPI
 
         self._mpi, self._given = MPI, comm
+        self._running = list[list[Any]]()  # what `poll` looks at
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
         found = comm.Get_attr(_key())
         self._duplicate: _Duplicate = _Duplicate() if found is None else found
@@ -96,6 +97,9 @@ class MPIComm(Comm):
 
     def renew(self) -> None:
         duplicate = self._duplicate
+        for requests in self._running:
+            duplicate.abandoned += requests
+        self._running = []
         if duplicate.pending is None:  # others may have completed one that this rank gave up on
             duplicate.pending = self._given.Idup()  # Dup would wait without a limit
         made, request = duplicate.pending
@@ -143,14 +147,42 @@ class MPIComm(Comm):
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
         self._wait(self._start(self._comm.Ibcast, pieces))
 
-    def exchange(
+    def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
-    ) -> None:
+    ) -> Callable[[], None]:
         requests = self._start(self._comm.Irecv, received)
         requests += self._start(self._comm.Isend, sent)
-        self._wait(requests)
+        return self._started(requests, sent)
 
-    def add(self, values: Any, counts: Sequence[int]) -> Any:
+    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         room = np.empty(counts[self.rank], values.dtype)
-        self._wait([self._comm.Ireduce_scatter(values, room, list(map(int, counts)))])
-        return room
+        request = self._comm.Ireduce_scatter(values, room, list(map(int, counts)))
+        wait = self._started([request], values)
+
+        def finish() -> Any:
+            wait()
+            return room
+
+        return finish
+
+    def _started(self, requests: list[Any], sent: Any) -> Callable[[], None]:
+        """Note requests for `poll`; the returned function waits for them, and keeps `sent` alive.
+
+        mpi4py does not keep the memory that a reduction sends.
+        """
+        self._running.append(requests)
+        held = [sent]
+
+        def finish() -> None:
+            self._running = [other for other in self._running if other is not requests]
+            self._wait(requests)
+            held.clear()
+
+        return finish
+
+    def poll(self) -> None:
+        for requests in self._running:
+            try:
+                self._mpi.Request.Testall(requests)
+            except self._mpi.Exception as error:
+                raise RankError(f"MPI: {error}") from error

@@ -127,7 +127,7 @@ class NcclComm(Comm):
             event.record(first)
             then.wait_event(event)
 
-    def add(self, values: Any, counts: Sequence[int]) -> Any:
+    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         with self._device:
             there = self._there(values)
             is_double = there.itemsize == 8
@@ -139,13 +139,19 @@ class NcclComm(Comm):
             if count:
                 calls.append(partial(self._comm.reduce, at, target, count, kind, total, r))
             at += there.itemsize * count
-        if calls:
-            self._call(calls)()
-        return room.get() if isinstance(values, np.ndarray) else room
+        wait, held = self._call(calls) if calls else None, [there]
 
-    def exchange(
+        def finish() -> Any:
+            if wait is not None:
+                wait()
+            held.clear()  # memory that is sent lives until here
+            return room.get() if isinstance(values, np.ndarray) else room
+
+        return finish
+
+    def start_exchange(
         self, sent: Sequence[tuple[int, Any]], received: Sequence[tuple[int, Any]]
-    ) -> None:
+    ) -> Callable[[], None]:
         kind, calls, host_rooms = self._nccl.NCCL_UINT8, [], []
         with self._device:
             for to, piece in sent:
@@ -157,10 +163,16 @@ class NcclComm(Comm):
                     there = self._cupy.empty(room.size, np.uint8)
                     host_rooms.append((room, there))
                 calls.append(partial(self._receive, there, kind, source))
-        if calls:
-            self._call(calls)()
-        for room, there in host_rooms:
-            room[:] = there.get()
+        wait = self._call(calls) if calls else None
+
+        def finish() -> None:
+            if wait is not None:
+                wait()
+            calls.clear()  # memory that is sent lives until here
+            for room, there in host_rooms:
+                room[:] = there.get()
+
+        return finish
 
     def _send(self, piece: Any, kind: int, to: int, stream: int) -> None:
         self._comm.send(piece.data.ptr, piece.size, kind, to, stream)

@@ -3,8 +3,9 @@
 import atexit
 import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,16 +122,20 @@ class ProcessGroup(Comm):
                 received.append((tensor, piece))
         self._wait(works, sent, received)
 
-    def add(self, values: Any, counts: Sequence[int]) -> Any:
+    def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         tensor = self._tensor(values)
         work = self._dist.all_reduce(tensor, group=self._group, async_op=True)
-        self._wait([work], (), [(tensor, values)])
         first = sum(counts[: self.rank])
-        return values[first : first + counts[self.rank]]
 
-    def exchange(
+        def finish() -> Any:
+            self._wait([work], (), [(tensor, values)])
+            return values[first : first + counts[self.rank]]
+
+        return finish
+
+    def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
-    ) -> None:
+    ) -> Callable[[], None]:
         calls, pieces, rooms = list[Any](), list[Any](), list[tuple[Any, Any]]()
         operation, group = self._dist.P2POp, self._group
         for source, room in received:
@@ -141,5 +146,5 @@ class ProcessGroup(Comm):
             tensor = self._tensor(piece)
             pieces.append(tensor)
             calls.append(operation(self._dist.isend, tensor, self._roots[to], group))
-        if calls:
-            self._wait(self._dist.batch_isend_irecv(calls), pieces, rooms)
+        works = self._dist.batch_isend_irecv(calls) if calls else []
+        return partial(self._wait, works, pieces, rooms)

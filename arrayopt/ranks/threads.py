@@ -69,13 +69,16 @@ class ThreadComm(Comm):
                 piece[:] = every[root][i][1]
         self._meet()
 
-    def exchange(
+    def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
-    ) -> None:
-        every = [iter(_for_rank(self.rank, pieces)) for pieces in self._swap(sent)]
-        for source, room in received:
-            room[:] = next(every[source])
-        self._meet()
+    ) -> Callable[[], None]:
+        def finish() -> None:
+            every = [iter(_for_rank(self.rank, pieces)) for pieces in self._swap(sent)]
+            for source, room in received:
+                room[:] = next(every[source])
+            self._meet()
+
+        return finish
 
     def renew(self) -> None:
         try:
