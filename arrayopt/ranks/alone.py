@@ -94,6 +94,20 @@ class Alone:
     ) -> None:
         """Put the gradients of a step into their rooms."""
 
+    def take(self, tensors: Sequence[Tensor], index: int, grad: Array) -> None:
+        """Begin to add up the gradient of a tensor; its memory is free afterwards."""
+        raise AssertionError("one process updates tensors at once")
+
+    def taken(self, tensors: Sequence[Tensor]) -> tuple[list[Array | None], list[Array | None]]:
+        """Wait for what was taken to be added up.
+
+        Returns an array like each gradient that was taken, and the sums in their rooms.
+        """
+        raise AssertionError("one process updates tensors at once")
+
+    def drop_taken(self) -> None:
+        """Forget what was taken."""
+
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         """Start filling in the partial results of other ranks; the returned function ends it."""
         raise AssertionError("one process has all partial results")

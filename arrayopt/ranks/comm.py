@@ -45,7 +45,7 @@ class Comm(ABC):
     number = 1
     """Counts the objects that share a channel of messages, in the order of their creation."""
     on_device = False
-    """Whether `broadcast`, `exchange` and `start_add` also take CuPy's memory, and `fill` exists."""
+    """Whether `broadcast`, exchanges and `start_add` also take CuPy's memory, and `fill` exists."""
 
     @abstractmethod
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:

@@ -12,6 +12,7 @@ from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.arrivals import Arrivals
 from arrayopt.ranks.comm import Bytes, as_bytes
 from arrayopt.ranks.gather import Gather, collect, pieces_of
 from arrayopt.ranks.partition import check_parts, divide, shards
@@ -31,6 +32,7 @@ class Team(Agreement):
         self._ranks, self._engine = ranks, engine
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
+        self.arrivals = Arrivals(self._comm, self._sums)
         self.captured = self._comm.on_device and not self.sums
         self._gather: Gather | None = None  # of the last step
 
@@ -60,6 +62,19 @@ class Team(Agreement):
     ) -> None:
         if self._ranks.grads != "reduced":
             self._sums.reduce(tensors, grads, rooms)
+
+    def take(self, tensors: Sequence[Tensor], index: int, grad: Array) -> None:
+        self.arrivals.check(tensors[index], grad)
+        with self._answered("Optimizer.give"):
+            self.arrivals.take(tensors, index, grad)
+
+    def taken(self, tensors: Sequence[Tensor]) -> tuple[list[Array | None], list[Array | None]]:
+        with self._answered("Optimizer.step"):
+            self.arrivals.finish(tensors)
+        return self.arrivals.given, self.arrivals.rooms
+
+    def drop_taken(self) -> None:
+        self.arrivals.clear()
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         there, rest = list[Partials](), list[Partials]()
@@ -164,6 +179,7 @@ class Team(Agreement):
         made.__dict__.update(self.__dict__)  # over the same communicator
         made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
         made._told, made._inside = None, 0
+        made.arrivals = Arrivals(made._comm, made._sums)
         return made
 
     def __reduce__(self) -> Any:
