@@ -42,6 +42,7 @@ __all__ = [
     "to_host",
     "working_dtype",
     "writable",
+    "zeros_in_place_of",
 ]
 
 Array = Any
@@ -227,6 +228,13 @@ def to_host(x: Array) -> "np.ndarray[Any, Any]":
             return np.asarray(bits.view(ml_dtypes.bfloat16))
         return np.asarray(x.numpy(force=True))
     return np.asarray(x.get() if array_api_compat.is_cupy_array(x) else x)
+
+
+def zeros_in_place_of(x: Array) -> Array:
+    """Zeros of x's shape, dtype, library and device; they take no memory where the library can broadcast."""
+    xp, device = place(x)
+    with on_its_device(x):
+        return xp.broadcast_to(xp.zeros((), dtype=x.dtype, device=device), tuple(x.shape))
 
 
 def like(mine: Array, x: Array) -> Array:

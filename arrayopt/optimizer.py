@@ -22,6 +22,7 @@ from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import state_bytes
 from arrayopt.state.verdict import CLIP_NORM
+from arrayopt.step.coming import Begun, Coming
 from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
@@ -197,6 +198,8 @@ class Optimizer(Settings):
             If another rank has failed or did not answer in time; the message says whether anything has changed.
         """
         value = data("Optimizer.step: `value`", value, rank=1)
+        if grads is NOT_GIVEN and self._team.size > 1:
+            return self._end_taken(loss_scale, value, incomplete=incomplete)
         if grads is NOT_GIVEN:
             if value is not None:
                 raise ValueError(
@@ -212,12 +215,7 @@ class Optimizer(Settings):
                 matched, stats = self._parameters.match(grads), self._stats.wanted
                 coming = self._step.coming(loss_scale, self._limit(), value)
                 begun = self._step.begin(coming, matched, stats=stats)
-            self._team.hooked = self._step.accumulator.last and (bool(self._after) or self._stats.requested)
-            with self._team.after("Optimizer.step"):
-                if self._step.make(coming, begun, stats=stats, record=self._record):
-                    self._stats.deliver()
-                    for after in list(self._after):
-                        after(self)
+            self._made(coming, begun, stats=stats)
             return self.params
 
     def give(self, name: str, grad: Any) -> None:
@@ -255,11 +253,14 @@ class Optimizer(Settings):
         >>> opt.step()
         {'w': array([0.9, 0.9]), 'b': array([-0.1, -0.1])}
         """
-        with self._guard("Optimizer.give"), self._team.warned("Optimizer.give"):
+        with self._guard("Optimizer.give"):
             names = [x.name for x in self._parameters.all]
             self._step.release.check(name, names, self._waits())
             try:
                 matched = self._parameters.match({**dict.fromkeys(names), name: grad})
+                if self._team.size > 1:
+                    self._step.take(name, names.index(name), matched)
+                    return
                 coming = self._step.coming(None, None)
                 only = names.index(name) if self._step.accumulator.every > 1 else None
                 begun = self._step.begin(coming, matched, stats=False, only=only)
@@ -271,17 +272,43 @@ class Optimizer(Settings):
 
     def _waits(self) -> list[str]:
         """What needs all gradients of a step."""
-        step = self._step
+        step, ranks = self._step, self._team.size > 1
         found = {
-            "`clip_norm`": self.clip_norm is not None,
-            "a loss scale": step.judging.scaling is not None or step.accumulator.scaled,
-            "`skip_nonfinite`": step.judging.skip_nonfinite,
-            "`stats`": self._stats.wanted,
+            "`clip_norm`": self.clip_norm is not None and not ranks,
+            "a loss scale": (step.judging.scaling is not None or step.accumulator.scaled) and not ranks,
+            "`skip_nonfinite`": step.judging.skip_nonfinite and not ranks,
+            "`stats`": self._stats.wanted and not ranks,
             "hooks before a step": bool(self._before),
-            "totals": step.meets,
-            "ranks": self._team.size > 1,
+            "totals": step.meets and not ranks,
+            "ranks with reduced gradients": ranks and not self._team.sums,
         }
         return [what for what, needed in found.items() if needed]
+
+    def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool) -> Any:
+        """End a step of ranks whose gradients `give` has taken."""
+        step, team = self._step, self._team
+        with self._guard("Optimizer.step"):
+            try:
+                rooms = step.collect()
+                with team.warned("Optimizer.step"):
+                    self._parameters.take_up()
+                    stats = self._stats.wanted
+                    coming = step.coming(loss_scale, self._limit(), value)
+                    begun = step.begin_taken(coming, rooms, stats=stats, incomplete=incomplete)
+                self._made(coming, begun, stats=stats)
+            finally:
+                step.drop_taken()
+            return self.params
+
+    def _made(self, coming: Coming, begun: Begun, *, stats: bool) -> None:
+        """Make a step that has begun, and call what is to be called after it."""
+        step, team = self._step, self._team
+        team.hooked = step.accumulator.last and (bool(self._after) or self._stats.requested)
+        with team.after("Optimizer.step"):
+            if step.make(coming, begun, stats=stats, record=self._record):
+                self._stats.deliver()
+                for after in list(self._after):
+                    after(self)
 
     def _end_release(self, *, incomplete: bool) -> Any:
         """End the step that `give` has begun."""

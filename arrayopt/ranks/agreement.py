@@ -13,6 +13,7 @@ from arrayopt.params.replaced import Replaced
 from arrayopt.ranks.alone import Alone, Said
 from arrayopt.ranks.comm import Comm, RankError
 from arrayopt.ranks.same import checksum, differences, groups_of, plain, texts, unlike
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Agreement"]
 
@@ -233,7 +234,7 @@ class Agreement(Alone):
             self._break_off(what, error)
             raise
 
-    def renew(self) -> None:
+    def renew(self, tensors: Sequence[Tensor]) -> None:
         self._comm.renew()
 
 

@@ -94,15 +94,17 @@ class Alone:
     ) -> None:
         """Put the gradients of a step into their rooms."""
 
-    def take(self, tensors: Sequence[Tensor], index: int, grad: Array) -> None:
-        """Begin to add up the gradient of a tensor; its memory is free afterwards."""
+    def take(
+        self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
+    ) -> None:
+        """Begin to add up the gradient of a tensor; its memory is free afterwards.
+
+        With `wide`, gradients are sent in the dtype in which they are added.
+        """
         raise AssertionError("one process updates tensors at once")
 
-    def taken(self, tensors: Sequence[Tensor]) -> tuple[list[Array | None], list[Array | None]]:
-        """Wait for what was taken to be added up.
-
-        Returns an array like each gradient that was taken, and the sums in their rooms.
-        """
+    def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
+        """Wait for what was taken to be added up, and return the sums in their rooms."""
         raise AssertionError("one process updates tensors at once")
 
     def drop_taken(self) -> None:
@@ -136,8 +138,8 @@ class Alone:
     def check_complete(self, tensors: Sequence[Tensor]) -> None:
         """Raise if the parts of a slot are not all its elements, each once; see `collect`."""
 
-    def renew(self) -> None:
-        """Forget messages that were on their way when a rank was interrupted."""
+    def renew(self, tensors: Sequence[Tensor]) -> None:
+        """Forget messages that were on their way, and what was taken."""
 
     def mend(self) -> None:
         """Continue after an interrupted step: the same state has been loaded on all ranks."""

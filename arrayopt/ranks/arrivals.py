@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arrayopt.arrays import WORKING, Array, array_namespace, dtype_name, place, size
+from arrayopt.arrays import WORKING, Array, dtype_name, size, zeros_in_place_of
 from arrayopt.ranks.comm import Comm
 from arrayopt.ranks.reduction import Reduction
 from arrayopt.ranks.sums import Sums, room_for
@@ -21,11 +21,8 @@ class Arrivals:
 
     Attributes
     ----------
-    given : list of array or None
-        For each tensor whose gradient has arrived an array of its shape and dtype; its values are
-        zero, and take no memory where the library can broadcast.
     rooms : list of array or None
-        This rank's sums; for what other ranks have, as `given`.
+        This rank's sums; where other ranks have the tensor, zeros.
     """
 
     def __init__(self, comm: Comm, sums: Sums) -> None:
@@ -38,62 +35,53 @@ class Arrivals:
     def clear(self) -> None:
         """Forget what has arrived."""
         self._reduction: Reduction | None = None
-        self._finished = False
         self._arrived: list[int] = []
-        self.given: list[Array | None] = []
         self.rooms: list[Array | None] = []
 
-    def check(self, tensor: Tensor, grad: Array) -> None:
-        """Raise ValueError where a gradient cannot be sent as ranks have agreed to send it."""
-        sent_as = WORKING[dtype_name(tensor.array)] if self._wide else dtype_name(tensor.array)
-        if self._wide is not None and not _fits(dtype_name(grad), sent_as):
+    def check(self, tensor: Tensor, dtype: str) -> None:
+        """Raise ValueError where ranks have agreed to send gradients in a narrower dtype."""
+        sent_as = self._sent_as(tensor)
+        if self._wide is not None and not _fits(dtype, sent_as):
             first = "a wider dtype than" if self._wide else "the dtype of"
             raise ValueError(
-                f"Optimizer.give: the gradient of {tensor.name!r} must be {sent_as} or narrower, because the first"
-                f" gradient had {first} its parameter; got {dtype_name(grad)}"
+                f"Optimizer.give: the gradient of {tensor.name!r} must be {sent_as} or narrower,"
+                f" because the first gradient had {first} its parameter; got {dtype}"
             )
 
-    def take(self, tensors: Sequence[Tensor], index: int, grad: Array) -> None:
+    def take(self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool) -> None:
         """Take a gradient; its memory may be used for something else afterwards."""
-        tensor, dtype = tensors[index], dtype_name(grad)
-        self._begin(tensors, wide=not _fits(dtype, dtype_name(tensor.array)))
+        tensor = tensors[index]
+        self._begin(tensors, wide=wide or not _fits(dtype_name(grad), dtype_name(tensor.array)))
         assert self._reduction is not None
         self._arrived.append(index)
-        self.given[index] = self.rooms[index] = _zeros(grad)
         if tensor.block is not None or not size(grad):
-            self.given[index] = self.rooms[index] = grad
+            self.rooms[index] = grad
             return
-        if tensor.kind != "none":
+        if tensor.kind == "none":
+            self.rooms[index] = zeros_in_place_of(grad)
+        else:
             self.rooms[index] = room_for(tensor, grad, self._sent_as(tensor))
         self._reduction.take(index, grad)
 
-    def finish(self, tensors: Sequence[Tensor]) -> None:
+    def finish(self, tensors: Sequence[Tensor], *, wide: bool) -> None:
         """Wait until all that has arrived on any rank is added up."""
-        if self._finished:
-            return
-        self._begin(tensors, wide=False)
+        self._begin(tensors, wide=wide)
         assert self._reduction is not None
-        mine = np.zeros(len(tensors), np.bool_)
-        mine[self._arrived] = True
-        sent = np.packbits(mine)
-        every = np.bitwise_or.reduce(self._comm.allgather(sent, [len(sent)] * self._comm.size)())
-        missing = np.flatnonzero(~np.unpackbits(every, count=len(tensors)).astype(bool))
-        self._reduction.finish(set(missing.tolist()))
-        self._finished = True
-        if not self._learned and len(missing) < len(tensors):
+        self._reduction.finish()
+        if not self._learned:
             rest = sorted(set(range(len(tensors))) - set(self._arrived))
             self._order = self._comm.tell([*self._arrived, *rest] if not self._comm.rank else [])[0]
             self._learned = True
 
     def _begin(self, tensors: Sequence[Tensor], *, wide: bool) -> None:
-        """Begin a step; before the first one ranks agree on the dtypes in which gradients are sent."""
+        """Begin a step; before the first one, ranks agree on the dtypes of what is sent."""
         if self._wide is None:
             self._wide = any(self._comm.tell(wide))
         if self._reduction is not None:
             return
         if len(self._order) != len(tensors):
             self._order, self._learned = list(reversed(range(len(tensors)))), False
-        self.given, self.rooms = [None] * len(tensors), [None] * len(tensors)
+        self.rooms = [None] * len(tensors)
         sent_as = [self._sent_as(tensor) if size(tensor.array) else None for tensor in tensors]
         self._reduction = self._sums.start(tensors, sent_as, self._order, self.rooms)
 
@@ -106,10 +94,3 @@ class Arrivals:
 def _fits(dtype: str, into: str) -> bool:
     """Return whether every number of a dtype is one of another."""
     return np.result_type(np.dtype(dtype), np.dtype(into)) == np.dtype(into)
-
-
-def _zeros(grad: Array) -> Array:
-    """Return zeros of a gradient's shape and dtype, in the memory of one where that is possible."""
-    xp, device = place(grad)
-    zero = array_namespace(grad).zeros((), dtype=grad.dtype, device=device)
-    return xp.broadcast_to(zero, tuple(grad.shape))

@@ -44,6 +44,8 @@ class Comm(ABC):
     timeout: float
     number = 1
     """Counts the objects that share a channel of messages, in the order of their creation."""
+    renews = False
+    """Whether `renew` lets go of messages that are on their way."""
     on_device = False
     """Whether `broadcast`, exchanges and `start_add` also take CuPy's memory, and `fill` exists."""
 

@@ -67,6 +67,8 @@ class MPIComm(Comm):
         Seconds that a call may take.
     """
 
+    renews = True
+
     def __init__(self, comm: Any, timeout: float) -> None:
         from mpi4py import MPI
 

@@ -1,7 +1,7 @@
 """Gradients of one step that ranks add up, bucket by bucket, as they arrive."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -151,7 +151,7 @@ class Reduction:
             for piece in bucket.pieces:
                 self._of.setdefault(piece.index, []).append((number, piece))
         self._missing = [sum(bucket.counts) for bucket in buckets]
-        self._sent = 0  # the number of buckets that were sent, or left out
+        self._sent = 0  # the number of buckets that were sent
         self._packed: dict[int, _Packed] = {}  # by bucket
         self._flying: deque[tuple[BucketLayout, Callable[[], Any]]] = deque()
         self._sums: dict[int, tuple[Any, int]] = {}  # flat memory, and how much is missing
@@ -174,17 +174,10 @@ class Reduction:
                 self._missing[number] -= piece.end - piece.first
                 self._send_complete()
 
-    def finish(self, absent: Collection[int] = ()) -> None:
-        """Send all that is left, with zeros for what has not arrived, and wait for all sums.
-
-        Buckets that have only tensors in `absent` are left out; it is the same on all ranks.
-        """
+    def finish(self) -> None:
+        """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
         while self._sent < len(self._buckets):
-            if all(piece.index in absent for piece in self._buckets[self._sent].pieces):
-                self._packed.pop(self._sent, None)
-                self._sent += 1
-            else:
-                self._send()
+            self._send()
         while self._flying:
             self._land()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arrayopt.arrays import Array, library, like, place, to_host
+from arrayopt.arrays import Array, dtype_name, library, like, place, to_host
 from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
 from arrayopt.ranks.agreement import Agreement
@@ -63,17 +63,25 @@ class Team(Agreement):
         if self._ranks.grads != "reduced":
             self._sums.reduce(tensors, grads, rooms)
 
-    def take(self, tensors: Sequence[Tensor], index: int, grad: Array) -> None:
-        self.arrivals.check(tensors[index], grad)
+    def take(
+        self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
+    ) -> None:
+        self.arrivals.check(tensors[index], dtype_name(grad))
         with self._answered("Optimizer.give"):
-            self.arrivals.take(tensors, index, grad)
+            self.arrivals.take(tensors, index, grad, wide=wide)
 
-    def taken(self, tensors: Sequence[Tensor]) -> tuple[list[Array | None], list[Array | None]]:
+    def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
         with self._answered("Optimizer.step"):
-            self.arrivals.finish(tensors)
-        return self.arrivals.given, self.arrivals.rooms
+            self.arrivals.finish(tensors, wide=wide)
+        return self.arrivals.rooms
 
     def drop_taken(self) -> None:
+        self.arrivals.clear()
+
+    def renew(self, tensors: Sequence[Tensor]) -> None:
+        super().renew(tensors)
+        if self.sums and self.torn is None and not self._comm.renews:
+            self.taken(tensors)  # messages that are on their way can only be waited for
         self.arrivals.clear()
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:

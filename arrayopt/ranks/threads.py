@@ -1,6 +1,7 @@
 """Ranks that are threads of one process, for tests and for learning."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,14 +20,23 @@ class _Meeting:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.again = threading.Barrier(
-            size, action=self.barrier.reset
-        )  # nobody is at the other one, or will abort it
+        # nobody is at the other one, or will abort it
+        self.again = threading.Barrier(size, action=self._reset)
         self.box: list[Any] = [None] * size
+        self.change = threading.Condition()  # of what is below
+        self.letters: dict[tuple[int, int], deque[Bytes]] = {}  # by sender and receiver
+        self.given_up = False
+
+    def _reset(self) -> None:
+        self.barrier.reset()
+        self.letters.clear()
+        self.given_up = False
 
 
 class ThreadComm(Comm):
     """A communicator whose ranks are threads of this process; see `threads`."""
+
+    renews = True
 
     def __init__(self, meeting: _Meeting, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         self._meeting, self.rank, self.size, self.timeout = meeting, rank, size, timeout
@@ -69,16 +79,40 @@ class ThreadComm(Comm):
                 piece[:] = every[root][i][1]
         self._meet()
 
+    def exchange(
+        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
+    ) -> None:
+        super().exchange(sent, received)
+        self._meet()  # others have read what was sent
+
     def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
     ) -> Callable[[], None]:
+        """Start an exchange; what is sent must stay as it is until the others have received it."""
+        meeting = self._meeting
+        with meeting.change:
+            for to, piece in sent:
+                meeting.letters.setdefault((self.rank, to), deque()).append(piece)
+            meeting.change.notify_all()
+
         def finish() -> None:
-            every = [iter(_for_rank(self.rank, pieces)) for pieces in self._swap(sent)]
             for source, room in received:
-                room[:] = next(every[source])
-            self._meet()
+                room[:] = self._letter(source)
 
         return finish
+
+    def _letter(self, source: int) -> Bytes:
+        """Wait for the next piece that a rank has sent here."""
+        meeting, where = self._meeting, (source, self.rank)
+        with meeting.change:
+            meeting.change.wait_for(
+                lambda: meeting.given_up or meeting.letters.get(where), self.timeout
+            )
+            if not meeting.letters.get(where):
+                raise RankError(
+                    f"another rank has failed, or did not answer within {self.timeout:g} s"
+                )
+            return meeting.letters[where].popleft()
 
     def renew(self) -> None:
         try:
@@ -89,11 +123,9 @@ class ThreadComm(Comm):
 
     def give_up(self) -> None:
         self._meeting.barrier.abort()
-
-
-def _for_rank(rank: int, sent: Sequence[tuple[int, Bytes]]) -> list[Bytes]:
-    """Return the pieces that are for a rank."""
-    return [piece for to, piece in sent if to == rank]
+        with self._meeting.change:
+            self._meeting.given_up = True
+            self._meeting.change.notify_all()
 
 
 def threads(n: int) -> list[ThreadComm]:

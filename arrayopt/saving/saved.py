@@ -129,6 +129,7 @@ class Saved:
             If it does not fit, listing every mismatch. Nothing has been changed then.
         """
         with self._guard("Optimizer.load_state_dict"):
+            self._team.renew(self._parameters.all)
             self._restore(saved)
 
     def save(self, path: str | os.PathLike[str], *, params: bool = True) -> None:
@@ -208,7 +209,7 @@ class Saved:
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
         with self._guard("Optimizer.load"):
-            self._team.renew()
+            self._team.renew(self._parameters.all)
             with self._team.warned("Optimizer.load"):
                 self._parameters.take_up()
                 live, groups, tensors = (

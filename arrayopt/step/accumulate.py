@@ -135,8 +135,10 @@ class Accumulator:
         for bucket in buckets:
             at_once = early or bucket.whole is not bucket or self._runs_as_written(bucket)
             sums = self._sums(bucket)
+            if only is not None and only not in sums.places:
+                continue
             if at_once:
-                sums = self._copied(sums)
+                sums = self._copied(sums, only)
                 Ready(self._engine, [self._asked(sums, grads, factor)]).run(Alone())
             else:
                 waiting.append(bucket)
@@ -208,16 +210,19 @@ class Accumulator:
         """What an engine is asked for, to add gradients to sums."""
         return sums, Asked(sums.own(grads), [self._rule.at(0)], factor)
 
-    def _copied(self, sums: Bucket) -> Bucket:
-        """The same sums once more, in memory of their own."""
-        run, copies = Run(len(sums.tensors)), list[Tensor]()
-        run.put_updates(slice(None), [at in self.begun for at in sums.places])
-        for tensor in sums.tensors:
+    def _copied(self, sums: Bucket, only: int | None) -> Bucket:
+        """The same sums once more, or that of one tensor, in memory of their own."""
+        pairs = zip(sums.places, sums.tensors, strict=True)
+        chosen = [(at, tensor) for at, tensor in pairs if only in (None, at)]
+        run, copies = Run(len(chosen)), list[Tensor]()
+        run.put_updates(slice(None), [at in self.begun for at, _ in chosen])
+        for _, tensor in chosen:
             p, name = tensor.array, tensor.name
             with on_its_device(p):
                 copy = array_namespace(p).asarray(tensor.slots["sum"], copy=True)
             copies.append(Tensor(name, p, {"sum": copy}, run, len(copies)))
-        return sums.sibling(Group("", self._rule, {}, copies), copies, run)
+        group, places = Group("", self._rule, {}, copies), [at for at, _ in chosen]
+        return Bucket([group], copies, [0] * len(copies), places, run)
 
     def _runs_as_written(self, bucket: Bucket) -> bool:
         """Whether the update of some of a bucket's tensors is computed before it is launched."""

@@ -55,6 +55,8 @@ class Begun:
         With `accumulate`, the additions of this micro-step.
     ready : Ready, optional
         All of it, where nothing else is to be known of the gradients.
+    reduced : bool
+        Whether ranks have added the gradients up already, in the rooms.
     """
 
     given: list[Array | None]
@@ -62,6 +64,7 @@ class Begun:
     rooms: list[Array | None]
     adding: Adding | None = None
     ready: Ready | None = None
+    reduced: bool = False
 
 
 def form_of(

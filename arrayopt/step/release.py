@@ -1,4 +1,4 @@
-"""Steps that are made tensor by tensor: each tensor is updated as soon as its gradient is there."""
+"""Steps whose gradients are given one by one."""
 
 from typing import Any
 
@@ -6,18 +6,20 @@ __all__ = ["Release"]
 
 
 class Release:
-    """The step that `Optimizer.give` has begun: what has been updated, and what was refused.
+    """The step that `Optimizer.give` has begun: what has been given, and what was refused.
 
     Attributes
     ----------
-    given : dict of str to None
-        The tensors that have been updated, in order.
+    given : dict of str to Array or None
+        The tensors whose gradients were taken, in order. In one process they have been updated.
+        Over ranks they are updated at the end of the step, and each has an array of its gradient's
+        dtype.
     refused : dict of str to str
         Tensors whose gradient was refused, with the error, until another one is given.
     """
 
     def __init__(self) -> None:
-        self.given: dict[str, None] = {}
+        self.given: dict[str, Any] = {}
         self.refused: dict[str, str] = {}
 
     def __bool__(self) -> bool:
@@ -40,20 +42,22 @@ class Release:
             )
         if name in self.given:
             first = "call step() before the next gradients"
-            raise ValueError(f"Optimizer.give: {name!r} has been updated in this step; {first}")
+            raise ValueError(f"Optimizer.give: {name!r} has been given in this step; {first}")
 
-    def took(self, name: str) -> None:
-        """Note that a tensor has been updated."""
-        self.given[name] = None
+    def took(self, name: str, grad: Any = None) -> None:
+        """Note that a gradient was taken."""
+        self.given[name] = grad
         self.refused.pop(name, None)
 
-    def check_end(self, *, incomplete: bool) -> None:
+    def check_end(self, *, incomplete: bool, ranks: bool = False) -> None:
         """Raise RuntimeError where a gradient was refused, unless the step may be incomplete."""
         if self.refused and not incomplete:
             first, error = next(iter(self.refused.items()))
+            done = f"{len(self.given)} gradients have been given in this step; give it again,"
+            if ranks:
+                done = "nothing has changed; give all gradients of the step again,"
             raise RuntimeError(
-                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and"
-                f" {len(self.given)} tensors have been updated in this step; give it again, load a"
+                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done} load a"
                 " checkpoint, or call step(incomplete=True), which leaves it as it is"
             )
 
@@ -64,5 +68,5 @@ class Release:
     def check_whole(self, who: str) -> None:
         """Raise RuntimeError in the middle of a step."""
         if self:
-            done = f"{len(self.given)} tensors have been updated"
+            done = f"{len(self.given)} gradients have been given"
             raise RuntimeError(f"{who}: {done} in a step that has not ended; call step() first")

@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from arrayopt.arrays import Array, detached, dtype_name, is_array
+from arrayopt.arrays import Array, detached, dtype_name, is_array, zeros_in_place_of
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import Buckets
@@ -17,7 +17,7 @@ from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
-from arrayopt.step.accumulate import Accumulator
+from arrayopt.step.accumulate import Accumulator, Adding
 from arrayopt.step.coming import Begun, Coming, check_values, form_of
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
@@ -137,14 +137,20 @@ class Step:
         if team.size == 1 or (adding is not None and not self.accumulator.last):
             return Begun(given, grads, grads, adding)
         rooms = team.rooms(self._parameters.all, grads)
-        if judged:
-            asked = measures(coming.buckets, rooms)
-            Ready(self._engine, asked) if known.judge is None else known.judge.prepare(asked)
-        scaled = adding is None and (known.scale is not None or self.judging.scaling is not None)
-        factor = 1.0 if scaled or known.limit is not None else None
-        ready = self._prepare(coming, rooms, Verdict(factor), stats=stats)
+        ready = self._foresee(coming, rooms, stats=stats)
         final = adding is None and not judged and not team.sums
         return Begun(given, grads, rooms, adding, ready if final else None)
+
+    def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
+        """Prepare a step of ranks for gradients that will be in these rooms."""
+        known = coming.known
+        if known.check or known.limit is not None:
+            asked = measures(coming.buckets, rooms)
+            Ready(self._engine, asked) if known.judge is None else known.judge.prepare(asked)
+        scaled = self.accumulator.every == 1
+        scaled = scaled and (known.scale is not None or self.judging.scaling is not None)
+        factor = 1.0 if scaled or known.limit is not None else None
+        return self._prepare(coming, rooms, Verdict(factor), stats=stats)
 
     def make(
         self, coming: Coming, begun: Begun, *, stats: bool, record: Record, counted: bool = False
@@ -188,13 +194,14 @@ class Step:
                     self.accumulator.add(adding)
                 return False
             grads = begun.rooms
-            if team.size > 1:
+            if team.size > 1 and not begun.reduced:
                 team.reduce(self._parameters.all, begun.grads, grads)
             if adding is None or team.size > 1:
                 norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             else:
                 norms_of = partial(getattr, adding, "measures")
-            verdict = self.judging.judge(norms_of, known, scaled=adding is None)
+            scaled = self.accumulator.every == 1
+            verdict = self.judging.judge(norms_of, known, scaled=scaled)
             ready = begun.ready
             if ready is None or wanted != stats:
                 ready = self._prepare(coming, grads, verdict, stats=wanted)
@@ -270,6 +277,66 @@ class Step:
         if last is not None and form == last.form and last.again(asked):
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
+
+    # ---- gradients that are given one by one -----------------------------------------------------
+
+    def take(self, name: str, place: int, grads: list[Array | None]) -> None:
+        """Begin to add up the gradient at a place over ranks; see `Optimizer.give`."""
+        accumulator, tensors, grad = self.accumulator, self._parameters.all, grads[place]
+        if grad is None:
+            return
+        given = zeros_in_place_of(grad)
+        if accumulator.every > 1:
+            coming = self.coming(None, None)
+            factor = self.judging.inverse(coming.known)
+            adding = accumulator.prepare(
+                coming.buckets, grads, factor, early=True, judged=False, only=place
+            )
+            if not accumulator.last:
+                with _Commit(self._team):
+                    accumulator.add(adding)
+                self.release.took(name, given)
+                return
+            grad = adding.means[place]
+        assert grad is not None
+        self._team.take(tensors, place, grad, wide=accumulator.every > 1)
+        self.release.took(name, given)
+
+    def collect(self) -> list[Array | None]:
+        """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
+        accumulator, tensors = self.accumulator, self._parameters.all
+        if not accumulator.last:
+            return []
+        several = accumulator.every > 1
+        done = {*self.release.given, *self.release.refused}
+        for name, total in accumulator.sums().items():
+            if name not in done:
+                place = accumulator.tensors[name].place
+                self._team.take(tensors, place, total, wide=several)
+        return self._team.taken(tensors, wide=several)
+
+    def begin_taken(
+        self, coming: Coming, rooms: list[Array | None], *, stats: bool, incomplete: bool
+    ) -> Begun:
+        """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
+        release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
+        if not release and not accumulator.begun:
+            raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+        release.check_end(incomplete=incomplete, ranks=True)
+        given = [release.given.get(tensor.name) for tensor in tensors]
+        if not accumulator.last:
+            adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
+            return Begun(given, given, given, adding)
+        for place, tensor in enumerate(tensors):
+            if tensor.block is not None:  # ranks compare the gradients of the same part
+                given[place] = rooms[place]
+        self._foresee(coming, rooms, stats=stats)
+        return Begun(given, rooms, rooms, reduced=True)
+
+    def drop_taken(self) -> None:
+        """Forget what was taken; the step is made, or it has failed."""
+        self._team.drop_taken()
+        self.release.clear()
 
     def end_release(self, *, incomplete: bool) -> bool:
         """End the step that was made tensor by tensor; whether it was a whole step.

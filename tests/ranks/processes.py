@@ -55,6 +55,14 @@ def equal(comm, rank, size, folder):
         one = train(parameters(), rule, mean, engine=ENGINE, **options)
         many = train(parameters(), rule, own[rank], ao.Ranks(comm, grads="mean"), engine=ENGINE, **options)
         assert differing(contents(one), contents(many)) == []
+        given = ao.Optimizer(parameters(), rule, comm=ao.Ranks(comm, grads="mean"), engine=ENGINE, **options)
+        for k in range(2):
+            names = list(own[rank][k])
+            np.random.default_rng([k, rank]).shuffle(names)
+            for name in names:
+                given.give(name, own[rank][k][name])
+            given.step()
+        assert differing(contents(one), contents(given)) == []
         there = ao.Ranks(comm, grads="mean", reduction="fast")
         quick = train(parameters(), rule, own[rank], there, engine=ENGINE, **options)
         for name, x in quick.params.items():
@@ -83,7 +91,7 @@ def shared(comm, rank):
     opts[1]._team._comm.give_up()
     with pytest.raises(ao.RankError, match="over this communicator was interrupted"):
         opts[2].step({"w": np.ones(2)})
-    opts[1]._team.renew()
+    opts[1]._team.renew(opts[1]._parameters.all)
     assert len(made) == 2
     opts[0].step({"w": np.ones(2)})
     mine.Free()
@@ -175,7 +183,7 @@ def captured(cupy, shapes, arrays):
     with stream:
         other.advance()
         stream.begin_capture()
-        with pytest.raises(RuntimeError, match="over NCCL, with reduced gradients"):
+        with pytest.raises(RuntimeError, match="over NCCL, and with reduced gradients"):
             other.launch(grads)
         stream.end_capture()
     assert opt.step_count == 5

@@ -116,7 +116,7 @@ def test_a_gradient_that_is_refused_changes_nothing_and_can_be_given_again():
     with pytest.raises(ValueError, match="b"):
         opt.give("b", np.ones(3, "float32"))
     assert held(opt) == before
-    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 tensors have been updated"):
+    with pytest.raises(RuntimeError, match=r"the gradient of 'b' was refused .*, and 1 gradients have been given"):
         opt.step()
     assert opt.step_count == 0
     opt.give("b", grads["b"])
@@ -135,7 +135,7 @@ def test_what_cannot_be_given():
     with pytest.raises(TypeError, match=r"Optimizer.step: needs the gradients, or `give` before it"):
         opt.step()
     opt.give("b", gradients(1)["b"])
-    with pytest.raises(ValueError, match=r"'b' has been updated in this step; call step\(\) before"):
+    with pytest.raises(ValueError, match=r"'b' has been given in this step; call step\(\) before"):
         opt.give("b", gradients(1)["b"])
 
 
@@ -167,7 +167,7 @@ def test_in_the_middle_of_a_step_nothing_is_saved(tmp_path):
         "Optimizer.step, with gradients": lambda: opt.step(gradients(1)),
     }
     for who, call in calls.items():
-        with pytest.raises(RuntimeError, match=f"{who}: 1 tensors have been updated in a step that has not ended"):
+        with pytest.raises(RuntimeError, match=f"{who}: 1 gradients have been given in a step that has not ended"):
             call()
     opt.load(tmp_path / "x")
     opt.step(gradients(1))

@@ -1,0 +1,210 @@
+"""Gradients that are given one by one over ranks: the step that all of them make together, bit for bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import arrayopt as ao
+from arrayopt.ranks import reduction
+from tests.support.engines import COMPILED, each_compiled
+from tests.support.ranks import SHAPES, contents, differing, gradients, parameters
+from tests.support.slow import settled
+
+OPTIONS = {
+    "nothing": {},
+    "clipped": {"clip_norm": 0.5, "stats": True},
+    "scaled": {"loss_scale": ao.LossScale(init=1024.0), "clip_norm": 1.0},
+    "checked": {"skip_nonfinite": True},
+    "accumulated": {"accumulate": 3, "clip_norm": 1.0},
+}
+RULES = {"LAMB": ao.LAMB(lr=0.01), "AdamW": ao.AdamW(lr=ao.schedules.Cosine(0.01, 10)), "CAME": ao.CAME(lr=0.01)}
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch):
+    monkeypatch.setattr(reduction, "ROUND", 1 << 16)
+    monkeypatch.setattr(reduction, "LEAST", 1 << 12)
+
+
+def run(ranks, rule, options, steps, seed, engine, settings, **made):
+    """What differs between steps with all gradients at once and one by one, on each rank."""
+    rng = np.random.default_rng(seed)
+    absent = [[name for name in SHAPES if rng.random() < 0.2] for _ in range(steps)]
+    skips = {"skip_nonfinite", "loss_scale"} & options.keys()
+    bad = [["square"] if skips and rng.random() < 0.2 else [] for _ in range(steps)]
+
+    def rank(comm):
+        order_of = np.random.default_rng([seed, comm.rank])  # each rank has an order of its own
+        there = ao.Ranks(comm, **settings)
+        one, other = (ao.Optimizer(parameters(), rule, comm=there, engine=engine, **options) for _ in range(2))
+        found = []
+        for k in range(steps):
+            grads = gradients(k, seed=100 + comm.rank, without=absent[k], bad=bad[k], **made)
+            one.step({name: None if g is None else g.copy() for name, g in grads.items()})
+            names = [name for name in SHAPES if grads[name] is not None]
+            order_of.shuffle(names)
+            for name in names:
+                other.give(name, grads[name])
+                grads[name].fill(np.nan)  # its memory is free
+            other.step()
+            if (k + 1) % options.get("accumulate", 1) == 0:
+                found += differing(contents(one), contents(other))
+            if options.get("stats") and one.stats.read() != other.stats.read():
+                found.append("stats")
+        return found
+
+    return ao.ranks.run(ranks, rank)
+
+
+@each_compiled
+@pytest.mark.parametrize("label", OPTIONS)
+def test_it_is_the_step_that_all_gradients_make(engine, label):
+    for grads, name in (("mean", "LAMB"), ("sum", "AdamW")):
+        found = run(3, RULES[name], OPTIONS[label], 6, 7, engine, {"grads": grads})
+        assert found == [[]] * 3
+
+
+@settled(24)
+@given(
+    st.sampled_from(COMPILED),
+    st.sampled_from(sorted(RULES)),
+    st.sampled_from(sorted(OPTIONS)),
+    st.sampled_from(["mean", "sum"]),
+    st.integers(2, 5),
+    st.integers(0, 2**20),
+)
+def test_random_programs(engine, name, label, grads, ranks, seed):
+    assert run(ranks, RULES[name], OPTIONS[label], 3, seed, engine, {"grads": grads}) == [[]] * ranks
+
+
+def test_the_fast_reduction():
+    found = run(2, RULES["AdamW"], {}, 3, 1, "auto", {"grads": "mean", "reduction": "fast"})
+    assert found == [[]] * 2  # of two numbers the order does not matter
+
+
+def test_sixteen_bits_travel_as_they_are_or_wider_if_the_first_gradient_is():
+    import ml_dtypes
+
+    for dtype, mismatch in (("float32", None), (ml_dtypes.bfloat16, "float32")):
+
+        def rank(comm, dtype=dtype, mismatch=mismatch):
+            shapes = {"a": (300, 40), "b": (70,)}
+            there = ao.Ranks(comm, grads="mean")
+            one, other = (
+                ao.Optimizer(parameters(shapes, ml_dtypes.bfloat16), ao.AdamW(lr=0.01), comm=there) for _ in range(2)
+            )
+            for k in range(3):
+                grads = gradients(k, shapes, dtype, seed=comm.rank)
+                one.step(grads)
+                for name, g in grads.items():
+                    other.give(name, g)
+                other.step()
+            if mismatch:
+                with pytest.raises(ValueError, match=r"of 'a' must be bfloat16 or narrower, .* got float32"):
+                    other.give("a", gradients(0, shapes)["a"])
+                with pytest.raises(RuntimeError, match="nothing has changed; give all gradients of the step again"):
+                    other.step()
+            return differing(contents(one), contents(other))
+
+        assert ao.ranks.run(2, rank) == [[]] * 2
+
+
+def test_what_goes_wrong_is_said_on_all_ranks_and_changes_nothing():
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.LAMB(lr=0.01), comm=ao.Ranks(comm, grads="mean", timeout=20))
+        opt.step(gradients(0, seed=comm.rank))
+        before, said = contents(opt), []
+        for wrong in ("shape", "absent", "nothing", "all"):
+            grads = gradients(1, seed=comm.rank)
+            try:
+                for name, g in grads.items():
+                    if comm.rank == 1 and wrong == "shape" and name == "bias":
+                        with pytest.raises(ValueError, match="bias"):
+                            opt.give(name, np.ones(3, np.float32))
+                    elif wrong != "nothing" and not (comm.rank == 1 and wrong == "absent" and name == "words"):
+                        opt.give(name, g)
+                opt.step()
+            except (ValueError, RuntimeError, TypeError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+                assert differing(before, contents(opt)) == []
+        assert opt.step_count == 2
+        return said
+
+    first, second = ao.ranks.run(2, rank)
+    assert [x.partition(":")[0] for x in first] == ["RankError", "ValueError", "TypeError"]
+    assert [x.partition(":")[0] for x in second] == ["RuntimeError", "ValueError", "TypeError"]
+    assert "rank 1 failed: RuntimeError: Optimizer.step: the gradient of 'bias' was refused" in first[0]
+    assert "the list of tensors without a gradient" in first[1]
+
+
+def test_a_rank_that_ends_in_the_middle_is_an_error_of_the_others():
+    errors = []
+
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.AdamW(), comm=ao.Ranks(comm, grads="mean", timeout=20))
+        before = {name: x.copy() for name, x in opt.params.items()}
+        try:
+            opt.give("words", gradients(0)["words"])
+            if comm.rank == 1:
+                raise KeyError("mine")
+            for name in ("wide", "heads", "long"):
+                opt.give(name, gradients(0)[name])
+            opt.step()
+        except ao.RankError as error:
+            errors.append(error)
+        for name, x in opt.params.items():
+            np.testing.assert_array_equal(x, before[name])
+
+    with pytest.raises(KeyError, match="mine"):
+        ao.ranks.run(3, rank)
+    assert len(errors) == 2
+
+
+def test_a_load_in_the_middle_begins_anew(tmp_path):
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.AdamW(lr=0.01), comm=ao.Ranks(comm, grads="mean", timeout=20))
+        opt.save(tmp_path / "x")
+        for name in ("words", "bias")[: comm.rank + 1]:
+            opt.give(name, gradients(0)[name])
+        with pytest.raises(RuntimeError, match="Optimizer.save: . gradients have been given in a step"):
+            opt.save(tmp_path / "y")
+        opt.load(tmp_path / "x")
+        opt.step(gradients(1, seed=comm.rank))
+        other = ao.Optimizer(parameters(), ao.AdamW(lr=0.01), comm=ao.Ranks(comm, grads="mean"))
+        other.step(gradients(1, seed=comm.rank))
+        return differing(contents(opt), contents(other))
+
+    assert ao.ranks.run(2, rank) == [[]] * 2
+
+
+def test_reduced_gradients_are_given_all_at_once():
+    def rank(comm):
+        opt = ao.Optimizer(parameters(), ao.AdamW(), comm=comm)
+        with pytest.raises(ValueError, match="ranks with reduced gradients need all gradients of a step"):
+            opt.give("bias", gradients(0)["bias"])
+
+    ao.ranks.run(2, rank)
+
+
+@pytest.mark.parametrize("reduction_of", ["ordered", "fast"])
+def test_two_buckets_exist_at_a_time_if_gradients_come_in_the_same_order(reduction_of):
+    """In the first step the order is that of a backward pass; later it is that of the step before."""
+    shapes = {str(i): (4096,) for i in range(40)}
+
+    def rank(comm):
+        there = ao.Ranks(comm, grads="mean", reduction=reduction_of)
+        opt, found = ao.Optimizer(parameters(shapes), ao.SGD(lr=0.1), comm=there), []
+        for order in (list(shapes), list(shapes), list(reversed(shapes))):
+            most = 0
+            for name in order:
+                opt.give(name, np.ones(4096, np.float32))
+                running = opt._team.arrivals._reduction
+                most = max(most, len(running._packed) + len(running._flying))
+            opt.step()
+            found.append(most)
+        return found
+
+    for unexpected, learned, other in ao.ranks.run(2, rank):
+        assert learned == 2
+        assert min(unexpected, other) > 2
