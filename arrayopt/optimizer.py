@@ -23,10 +23,10 @@ from arrayopt.state.run import Run
 from arrayopt.state.tensors import state_bytes
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.coming import Begun, Coming
+from arrayopt.step.given import GivenStep
 from arrayopt.step.guard import Guard
 from arrayopt.step.hooks import attach
 from arrayopt.step.stats import Stats
-from arrayopt.step.step import Step
 
 __all__ = ["Optimizer"]
 
@@ -141,7 +141,9 @@ class Optimizer(Settings):
             self._run = Run()
             self._guard = Guard(self._run)
             self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
-            self._step = Step(engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate)
+            self._step = GivenStep(
+                engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate
+            )
             self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
             self._before: list[Callable[[Optimizer, Any], Any]] = []
             self._after: list[Callable[[Optimizer], Any]] = []
@@ -219,12 +221,13 @@ class Optimizer(Settings):
             return self.params
 
     def give(self, name: str, grad: Any) -> None:
-        """Update one tensor at once, as its gradient is there; `step()` without gradients ends the step.
+        """Take the gradient of one tensor as it arrives; `step()` without gradients ends the step.
 
-        So not all gradients need exist at once: the memory of each is free when its tensor has been updated. What a
-        rule computes of a tensor does not depend on the others, so the result is that of ``step(grads)``, to the last
-        bit. Hyper-parameters are those of the step, in all tensors. With `accumulate`, a gradient is added to the sum
-        of its tensor, `step()` ends a micro-step, and in the last one each tensor is updated.
+        In one process the tensor is updated at once. Over ranks with gradients of their own, gradients are added up
+        in buckets while others are still computed, and `step()` updates the tensors. In both cases the memory of the
+        gradient is free afterwards, and the result is that of ``step(grads)``, to the last bit. Hyper-parameters are
+        those of the step, in all tensors. With `accumulate`, a gradient is added to the sum of its tensor, and
+        `step()` ends a micro-step.
 
         Parameters
         ----------
@@ -236,13 +239,17 @@ class Optimizer(Settings):
         Raises
         ------
         TypeError, ValueError
-            As `step`; or if the tensor is unknown, or was updated in this step. If something needs all gradients of a
-            step: `clip_norm`, a loss scale, `skip_nonfinite`, `stats`, hooks before a step, ranks. The
-            tensor stays as it is then, and others that were given before it have been updated.
+            As `step`; or if the tensor is unknown, or was given in this step. If something needs all gradients of a
+            step: hooks before a step, and ranks with ``grads="reduced"``; in one process also `clip_norm`, a loss
+            scale, `skip_nonfinite` and `stats`. The tensor stays as it is then.
+        RankError
+            If another rank has failed or did not answer in time.
 
         Notes
         -----
         Between the first `give` and `step()` the Optimizer is in the middle of a step: it can be loaded, but not saved.
+        Over ranks, `give` may wait for the others, so all ranks give gradients of the same tensors, in any order. If
+        `step()` raises there, all gradients of the step must be given again.
 
         Examples
         --------

@@ -16,8 +16,8 @@ from arrayopt.saving import checkpoint
 from arrayopt.saving.state_dict import copy_of, dump, load
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
+from arrayopt.step.given import GivenStep
 from arrayopt.step.guard import Guard
-from arrayopt.step.step import Step
 
 __all__ = ["Saved"]
 
@@ -41,7 +41,7 @@ class Saved:
     _rule: Rule
     _run: Run
     _parameters: Parameters
-    _step: Step
+    _step: GivenStep
     _team: Alone
     clip_norm: Hyper | None
 

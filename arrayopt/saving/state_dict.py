@@ -28,7 +28,7 @@ from arrayopt.state.run import Run, is_count
 from arrayopt.state.tensors import Tensor
 from arrayopt.state.verdict import CLIP_NORM
 from arrayopt.step.accumulate import room_for
-from arrayopt.step.step import Step
+from arrayopt.step.given import GivenStep
 
 __all__ = ["copy_of", "describe", "dump", "load", "rule_differences"]
 
@@ -46,7 +46,7 @@ def dump(
     clip_norm: Any,
     rule: Rule,
     groups: list[Group],
-    step: Step,
+    step: GivenStep,
     slot_of: Callable[[Tensor, str], Any],
     sum_of: Callable[[Any], Any],
 ) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def dump(
     }
 
 
-def _numbers(run: Run, step: Step) -> dict[str, Any]:
+def _numbers(run: Run, step: GivenStep) -> dict[str, Any]:
     """The numbers that go on from step to step, and what there is of the next step; waits for the device."""
     loss = run.loss
     skipped = loss.pop("skipped")
@@ -97,7 +97,7 @@ def _numbers(run: Run, step: Step) -> dict[str, Any]:
     }
 
 
-def _number_differences(was: dict[str, Any], step: Step) -> list[str]:
+def _number_differences(was: dict[str, Any], step: GivenStep) -> list[str]:
     """In what numbers that were saved do not fit."""
     scale, done, every = was["loss_scale"], was["micro_steps"], was["accumulate"]
     wrong = _count_differences("the number of skipped steps", was["skipped"])
@@ -128,7 +128,7 @@ def load(
     run: Run,
     rule: Rule,
     groups: list[Group],
-    step: Step,
+    step: GivenStep,
     *,
     who: str = "Optimizer.load_state_dict",
     wrong: Iterable[str] = (),

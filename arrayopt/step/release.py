@@ -57,8 +57,8 @@ class Release:
             if ranks:
                 done = "nothing has changed; give all gradients of the step again,"
             raise RuntimeError(
-                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done} load a"
-                " checkpoint, or call step(incomplete=True), which leaves it as it is"
+                f"Optimizer.step: the gradient of {first!r} was refused ({error}), and {done}"
+                " load a checkpoint, or call step(incomplete=True), which leaves it as it is"
             )
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from arrayopt.arrays import Array, detached, dtype_name, is_array, zeros_in_place_of
+from arrayopt.arrays import Array, detached, dtype_name, is_array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import Buckets
@@ -17,14 +17,13 @@ from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
-from arrayopt.step.accumulate import Accumulator, Adding
+from arrayopt.step.accumulate import Accumulator
 from arrayopt.step.coming import Begun, Coming, check_values, form_of
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
 from arrayopt.step.ready import Ready, totals_of
-from arrayopt.step.release import Release
 
-__all__ = ["Step"]
+__all__ = ["Commit", "Step"]
 
 Record = Callable[[dict[str, Report], Any], object]
 """What takes the reports of a step by tensor name, and the joint norm of its gradients."""
@@ -32,7 +31,7 @@ Record = Callable[[dict[str, Report], Any], object]
 _NOTHING = nullcontext()
 
 
-class _Commit(uninterrupted):
+class Commit(uninterrupted):
     """The section of a step that writes. No signal interrupts it; if it breaks off all the same,
     that is remembered.
     """
@@ -63,8 +62,6 @@ class Step:
         Loss scale, check and joint norm.
     accumulator : Accumulator
         What has been summed up in micro-steps.
-    release : Release
-        The step that is being made tensor by tensor, if there is one.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class Step:
         self._engine, self._run, self._parameters, self._team = engine, run, parameters, team
         self.judging = Judging(engine, run, loss_scale, skip_nonfinite, team)
         self.accumulator = Accumulator(engine, accumulate)
-        self.release = Release()
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
         self._last: Ready | None = None  # what has made the last step, where it may make another
@@ -190,7 +186,7 @@ class Step:
             )
         with team.unbroken("a step"):
             if adding is not None and not self.accumulator.last:
-                with _Commit(self._team):
+                with Commit(self._team):
                     self.accumulator.add(adding)
                 return False
             grads = begun.rooms
@@ -205,7 +201,7 @@ class Step:
             ready = begun.ready
             if ready is None or wanted != stats:
                 ready = self._prepare(coming, grads, verdict, stats=wanted)
-            with _Commit(self._team):
+            with Commit(self._team):
                 if adding is not None:
                     self.accumulator.add(adding)
                 reports = ready.run(team)
@@ -278,90 +274,6 @@ class Step:
             return last
         return Ready(self._engine, zip(coming.buckets, asked, strict=True), form, self._team)
 
-    # ---- gradients that are given one by one -----------------------------------------------------
-
-    def take(self, name: str, place: int, grads: list[Array | None]) -> None:
-        """Begin to add up the gradient at a place over ranks; see `Optimizer.give`."""
-        accumulator, tensors, grad = self.accumulator, self._parameters.all, grads[place]
-        if grad is None:
-            return
-        given = zeros_in_place_of(grad)
-        if accumulator.every > 1:
-            coming = self.coming(None, None)
-            factor = self.judging.inverse(coming.known)
-            adding = accumulator.prepare(
-                coming.buckets, grads, factor, early=True, judged=False, only=place
-            )
-            if not accumulator.last:
-                with _Commit(self._team):
-                    accumulator.add(adding)
-                self.release.took(name, given)
-                return
-            grad = adding.means[place]
-        assert grad is not None
-        self._team.take(tensors, place, grad, wide=accumulator.every > 1)
-        self.release.took(name, given)
-
-    def collect(self) -> list[Array | None]:
-        """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
-        accumulator, tensors = self.accumulator, self._parameters.all
-        if not accumulator.last:
-            return []
-        several = accumulator.every > 1
-        done = {*self.release.given, *self.release.refused}
-        for name, total in accumulator.sums().items():
-            if name not in done:
-                place = accumulator.tensors[name].place
-                self._team.take(tensors, place, total, wide=several)
-        return self._team.taken(tensors, wide=several)
-
-    def begin_taken(
-        self, coming: Coming, rooms: list[Array | None], *, stats: bool, incomplete: bool
-    ) -> Begun:
-        """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
-        release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
-        if not release and not accumulator.begun:
-            raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
-        release.check_end(incomplete=incomplete, ranks=True)
-        given = [release.given.get(tensor.name) for tensor in tensors]
-        if not accumulator.last:
-            adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
-            return Begun(given, given, given, adding)
-        for place, tensor in enumerate(tensors):
-            if tensor.block is not None:  # ranks compare the gradients of the same part
-                given[place] = rooms[place]
-        self._foresee(coming, rooms, stats=stats)
-        return Begun(given, rooms, rooms, reduced=True)
-
-    def drop_taken(self) -> None:
-        """Forget what was taken; the step is made, or it has failed."""
-        self._team.drop_taken()
-        self.release.clear()
-
-    def end_release(self, *, incomplete: bool) -> bool:
-        """End the step that was made tensor by tensor; whether it was a whole step.
-
-        With `accumulate`, tensors that had no gradient in this last micro-step are updated here.
-        """
-        release, accumulator = self.release, self.accumulator
-        release.check_end(incomplete=incomplete)
-        last = accumulator.last
-        for x in self._parameters.all if last else ():
-            if x.name in release.refused:
-                accumulator.clear(x.place)
-        if last and accumulator.begun:
-            coming = self.coming(None, None)
-            begun = self.begin(coming, [None] * len(self._parameters.all), stats=False)
-            self.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
-        with uninterrupted():
-            if last:
-                accumulator.clear()
-            else:
-                accumulator.done += 1
-            release.clear()
-            self._run.steps += last
-        return last
-
     # ---- in two halves, so that the second can be captured ---------------------------------------
 
     def advance(self, loss_scale: Any, limit: float | None, value: Any = None) -> None:
@@ -380,7 +292,7 @@ class Step:
         for bucket, values in zip(coming.buckets, coming.hypers, strict=True):
             select(self._engine, bucket)[0].advance(bucket, values)
         self.judging.advance(coming.known)
-        with _Commit(self._team):
+        with Commit(self._team):
             self._coming = coming
             self._run.steps += 1
             self._parameters.keep_state()

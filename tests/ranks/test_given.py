@@ -167,7 +167,7 @@ def test_a_load_in_the_middle_begins_anew(tmp_path):
         opt.save(tmp_path / "x")
         for name in ("words", "bias")[: comm.rank + 1]:
             opt.give(name, gradients(0)[name])
-        with pytest.raises(RuntimeError, match="Optimizer.save: . gradients have been given in a step"):
+        with pytest.raises(RuntimeError, match=r"Optimizer.save: . gradients have been given in a step"):
             opt.save(tmp_path / "y")
         opt.load(tmp_path / "x")
         opt.step(gradients(1, seed=comm.rank))

@@ -1,0 +1,112 @@
+"""Steps whose gradients are given one by one."""
+
+from typing import Any
+
+from arrayopt.arrays import Array, zeros_in_place_of
+from arrayopt.engines.interrupts import uninterrupted
+from arrayopt.step.accumulate import Adding
+from arrayopt.step.coming import Begun, Coming
+from arrayopt.step.ready import Ready
+from arrayopt.step.release import Release
+from arrayopt.step.step import Commit, Step
+
+__all__ = ["GivenStep"]
+
+
+class GivenStep(Step):
+    """A `Step` whose gradients may also come one by one; see `Optimizer.give`.
+
+    In one process each tensor is updated as its gradient comes. Over ranks gradients are added up,
+    and all tensors are updated at the end.
+
+    Attributes
+    ----------
+    release : Release
+        What has been given since the last step.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.release = Release()
+
+    def take(self, name: str, place: int, grads: list[Array | None]) -> None:
+        """Begin to add up the gradient at a place over ranks; see `Optimizer.give`."""
+        accumulator, tensors, grad = self.accumulator, self._parameters.all, grads[place]
+        if grad is None:
+            return
+        given = zeros_in_place_of(grad)
+        if accumulator.every > 1:
+            coming = self.coming(None, None)
+            factor = self.judging.inverse(coming.known)
+            adding = accumulator.prepare(
+                coming.buckets, grads, factor, early=True, judged=False, only=place
+            )
+            if not accumulator.last:
+                with Commit(self._team):
+                    accumulator.add(adding)
+                self.release.took(name, given)
+                return
+            grad = adding.means[place]
+        assert grad is not None
+        self._team.take(tensors, place, grad, wide=accumulator.every > 1)
+        self.release.took(name, given)
+
+    def collect(self) -> list[Array | None]:
+        """Wait for what was taken to be added up, in the last micro-step; all ranks call it."""
+        accumulator, tensors = self.accumulator, self._parameters.all
+        if not accumulator.last:
+            return []
+        several = accumulator.every > 1
+        done = {*self.release.given, *self.release.refused}
+        for name, total in accumulator.sums().items():
+            if name not in done:
+                place = accumulator.tensors[name].place
+                self._team.take(tensors, place, total, wide=several)
+        return self._team.taken(tensors, wide=several)
+
+    def begin_taken(
+        self, coming: Coming, rooms: list[Array | None], *, stats: bool, incomplete: bool
+    ) -> Begun:
+        """Let what may fail do so before ranks vote on a step whose gradients they have taken."""
+        release, accumulator, tensors = self.release, self.accumulator, self._parameters.all
+        if not release and not accumulator.begun:
+            raise TypeError("Optimizer.step: needs the gradients, or `give` before it")
+        release.check_end(incomplete=incomplete, ranks=True)
+        given = [release.given.get(tensor.name) for tensor in tensors]
+        if not accumulator.last:
+            adding = Adding([None] * len(given), Ready(self._engine), scaled=False)
+            return Begun(given, given, given, adding)
+        for place, tensor in enumerate(tensors):
+            if tensor.block is not None:  # ranks compare the gradients of the same part
+                given[place] = rooms[place]
+        self._foresee(coming, rooms, stats=stats)
+        return Begun(given, rooms, rooms, reduced=True)
+
+    def drop_taken(self) -> None:
+        """Forget what was taken; the step is made, or it has failed."""
+        self._team.drop_taken()
+        self.release.clear()
+
+    def end_release(self, *, incomplete: bool) -> bool:
+        """End the step that was made tensor by tensor; whether it was a whole step.
+
+        With `accumulate`, tensors that had no gradient in this last micro-step are updated here.
+        """
+        release, accumulator = self.release, self.accumulator
+        release.check_end(incomplete=incomplete)
+        last = accumulator.last
+        for x in self._parameters.all if last else ():
+            if x.name in release.refused:
+                accumulator.clear(x.place)
+        if last and accumulator.begun:
+            coming = self.coming(None, None)
+            begun = self.begin(coming, [None] * len(self._parameters.all), stats=False)
+            self.make(coming, begun, stats=False, record=lambda *_: None, counted=True)
+        with uninterrupted():
+            if last:
+                accumulator.clear()
+            else:
+                accumulator.done += 1
+            release.clear()
+            self._run.steps += last
+        return last
