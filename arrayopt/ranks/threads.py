@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from arrayopt.ranks.comm import Bytes, Comm, Pending, RankError
@@ -15,22 +16,50 @@ TIMEOUT = 60.0
 """The default time limit of a call, in seconds."""
 
 
+class _Sent:
+    """A piece of memory on its way, and the pieces of the same exchange that are not received."""
+
+    def __init__(self, piece: Bytes, exchange: list[int]) -> None:
+        self.piece, self.exchange = piece, exchange
+
+
+class _Mail:
+    """Pieces of memory that threads have sent to each other."""
+
+    def __init__(self) -> None:
+        self.change = threading.Condition()
+        self.pieces: dict[tuple[int, int], deque[_Sent]] = {}  # by sender and receiver
+        self.given_up = False
+
+    def wait(self, ready: Callable[[], Any], timeout: float) -> None:
+        """Wait until something is ready, while holding `change`; RankError if a rank has failed."""
+        self.change.wait_for(lambda: self.given_up or ready(), timeout)
+        if not ready():
+            raise RankError(f"another rank has failed, or did not answer within {timeout:g} s")
+
+    def give_up(self) -> None:
+        with self.change:
+            self.given_up = True
+            self.change.notify_all()
+
+    def clear(self) -> None:
+        self.pieces.clear()
+        self.given_up = False
+
+
 class _Meeting:
     """A place where threads leave objects for each other."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
+        self.barrier, self.mail = threading.Barrier(size), _Mail()
         # nobody is at the other one, or will abort it
-        self.again = threading.Barrier(size, action=self._reset)
+        self.again = threading.Barrier(size, action=partial(_begin_anew, self.barrier, self.mail))
         self.box: list[Any] = [None] * size
-        self.change = threading.Condition()  # of what is below
-        self.letters: dict[tuple[int, int], deque[Bytes]] = {}  # by sender and receiver
-        self.given_up = False
 
-    def _reset(self) -> None:
-        self.barrier.reset()
-        self.letters.clear()
-        self.given_up = False
+
+def _begin_anew(barrier: threading.Barrier, mail: _Mail) -> None:
+    barrier.reset()
+    mail.clear()
 
 
 class ThreadComm(Comm):
@@ -79,40 +108,33 @@ class ThreadComm(Comm):
                 piece[:] = every[root][i][1]
         self._meet()
 
-    def exchange(
-        self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
-    ) -> None:
-        super().exchange(sent, received)
-        self._meet()  # others have read what was sent
-
     def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
     ) -> Callable[[], None]:
-        """Start an exchange; what is sent must stay as it is until the others have received it."""
-        meeting = self._meeting
-        with meeting.change:
+        mail, missing = self._meeting.mail, [len(sent)]
+        with mail.change:
             for to, piece in sent:
-                meeting.letters.setdefault((self.rank, to), deque()).append(piece)
-            meeting.change.notify_all()
+                box = mail.pieces.setdefault((self.rank, to), deque())
+                box.append(_Sent(piece, missing))
+            mail.change.notify_all()
 
         def finish() -> None:
             for source, room in received:
-                room[:] = self._letter(source)
+                self._receive(source, room)
+            with mail.change:
+                mail.wait(lambda: not missing[0], self.timeout)
 
         return finish
 
-    def _letter(self, source: int) -> Bytes:
+    def _receive(self, source: int, room: Bytes) -> None:
         """Wait for the next piece that a rank has sent here."""
-        meeting, where = self._meeting, (source, self.rank)
-        with meeting.change:
-            meeting.change.wait_for(
-                lambda: meeting.given_up or meeting.letters.get(where), self.timeout
-            )
-            if not meeting.letters.get(where):
-                raise RankError(
-                    f"another rank has failed, or did not answer within {self.timeout:g} s"
-                )
-            return meeting.letters[where].popleft()
+        mail, where = self._meeting.mail, (source, self.rank)
+        with mail.change:
+            mail.wait(lambda: mail.pieces.get(where), self.timeout)
+            found = mail.pieces[where].popleft()
+            room[:] = found.piece
+            found.exchange[0] -= 1
+            mail.change.notify_all()
 
     def renew(self) -> None:
         try:
@@ -123,9 +145,7 @@ class ThreadComm(Comm):
 
     def give_up(self) -> None:
         self._meeting.barrier.abort()
-        with self._meeting.change:
-            self._meeting.given_up = True
-            self._meeting.change.notify_all()
+        self._meeting.mail.give_up()
 
 
 def threads(n: int) -> list[ThreadComm]:
