@@ -29,13 +29,18 @@ def write(results: Results, *, template: Path, path: Path) -> None:
 
 def _figures(results: Results) -> str:
     machine = results.machine.rows | ({"copy bandwidth": bandwidth(results)} if results.copies else {})
-    parts = ["## The machine", _table(Sheet("", ("", ""), list(machine.items()), names=2)), "## Figures"]
+    parts, pictures = ["## Figures"], list[str]()
     if results.rows:
-        parts.append("![Time of each contestant as a multiple of ours, by rule and shapes](benchmarks.png)")
+        pictures.append("![Time of each contestant as a multiple of ours, by rule and shapes](benchmarks.png)")
     if results.more:
-        parts.append(f"![The same of more rules, over {results.more[0].problem}](benchmarks-more.png)")
+        pictures.append(f"![The same of more rules, over {results.more[0].problem}](benchmarks-more.png)")
     for sheet in sheets(results):
         parts += [f"### {sheet.title}", _table(sheet)]
+        if sheet.title == "In short":
+            parts += pictures
+            pictures = []
+    parts += pictures
+    parts += ["### The machine", _table(Sheet("", ("", ""), list(machine.items()), names=2))]
     return "\n\n".join(parts)
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "contest",
     "doors",
     "engines",
+    "in_short",
     "left_out",
     "memory",
     "more",
@@ -50,6 +51,28 @@ class Sheet:
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
     names: int = 1
+
+
+def in_short(results: Results) -> Sheet:
+    """Five results: the fastest of the other libraries, where there is one."""
+    wanted = [("LAMB", results.rows, 0), ("AdamW", results.rows, 0), ("AdamW", results.rows, -1)]
+    wanted += [("Muon", results.products, -1), ("AdamW", results.small, 0)]
+    lines = []
+    for rule, found, which in wanted:
+        problems = list(dict.fromkeys(row.problem for row in found if row.rule == rule))
+        if not problems:
+            continue
+        others = [row for row in found if (row.rule, row.problem) == (rule, problems[which]) and _is_peer(row)]
+        if others:
+            best = min(others, key=lambda row: row.ratio)
+            lines.append((rule, problems[which], best.shown(best.name), f"{best.ratio:.2f}"))
+    columns = ("rule", "shapes", "fastest other optimizer", "its time / ours")
+    return Sheet("In short", columns, lines, names=3)
+
+
+def _is_peer(row: Row) -> bool:
+    """Whether a row is of another library."""
+    return not row.name.startswith("arrayopt") and row.name != "NumPy loop"
 
 
 def contest(results: Results, problem: str) -> Sheet:
@@ -155,6 +178,8 @@ def left_out(results: Results) -> Sheet:
 
 def sheets(results: Results) -> Iterator[Sheet]:
     """All tables that have lines."""
+    if (short := in_short(results)).lines:
+        yield short
     yield from (contest(results, problem) for problem in results.problems)
     made = [
         beside(results),
