@@ -144,6 +144,7 @@ class Optimizer(Settings):
             self._step = GivenStep(
                 engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate
             )
+            self._guard.arrive = self._step.arrive
             self._stats, self.clip_norm = Stats(enabled=stats), clip_norm
             self._before: list[Callable[[Optimizer, Any], Any]] = []
             self._after: list[Callable[[Optimizer], Any]] = []
@@ -160,6 +161,7 @@ class Optimizer(Settings):
         loss_scale: float | None = None,
         value: float | None = None,
         incomplete: bool = False,
+        wait: bool = True,
     ) -> Any:
         """Update the parameters by their gradients; or end the step that `give` has begun.
 
@@ -179,11 +181,15 @@ class Optimizer(Settings):
             tensors are stacked, with as many layers: also an array of their library, with a value for each layer.
         incomplete : bool, default False
             End the step although `give` has refused a gradient: that tensor stays as it is.
+        wait : bool, default True
+            Over ranks, wait until the parameters that other ranks have updated are here. With False they arrive while
+            you compute something else: call `wait` before you use one. `params` and all other calls wait, too.
 
         Returns
         -------
         params
-            The parameters, in the structure given: the same object if all arrays could be written in place.
+            The parameters, in the structure given: the same object if all arrays could be written in place. None with
+            ``wait=False``.
 
         Raises
         ------
@@ -201,13 +207,14 @@ class Optimizer(Settings):
         """
         value = data("Optimizer.step: `value`", value, rank=1)
         if grads is NOT_GIVEN and self._team.size > 1:
-            return self._end_taken(loss_scale, value, incomplete=incomplete)
+            return self._end_taken(loss_scale, value, incomplete=incomplete, wait=wait)
         if grads is NOT_GIVEN:
             if value is not None:
                 raise ValueError(
                     "Optimizer.step: `value` needs gradients; tensors passed to `give` are already updated"
                 )
-            return self._end_release(incomplete=incomplete)
+            params = self._end_release(incomplete=incomplete)
+            return params if wait else None
         with self._guard("Optimizer.step"):
             self._step.release.check_whole("Optimizer.step, with gradients")
             with self._team.warned("Optimizer.step"):
@@ -215,10 +222,10 @@ class Optimizer(Settings):
                     replaced = before(self, grads)
                     grads = grads if replaced is None else replaced
                 matched, stats = self._parameters.match(grads), self._stats.wanted
-                coming = self._step.coming(loss_scale, self._limit(), value)
+                coming = self._step.coming(loss_scale, self._limit(), value, wait=wait)
                 begun = self._step.begin(coming, matched, stats=stats)
             self._made(coming, begun, stats=stats)
-            return self.params
+            return self.params if wait else None
 
     def give(self, name: str, grad: Any) -> None:
         """Take the gradient of one tensor as it arrives; `step()` without gradients ends the step.
@@ -277,6 +284,36 @@ class Optimizer(Settings):
                 raise
             self._step.release.took(name)
 
+    def wait(self, name: str | None = None) -> Any:
+        """Wait for a parameter that is on its way after ``step(grads, wait=False)``, or for all.
+
+        Parameters
+        ----------
+        name : str, optional
+            The tensor, by the name that `groups` and `state` know it by. Parameters arrive in the order of their
+            tensors, so this also waits for those before it.
+
+        Returns
+        -------
+        array or params
+            The parameter; without a name all of them, in the structure given.
+
+        Raises
+        ------
+        ValueError
+            If there is no such tensor.
+        RankError
+            If another rank has failed or did not answer in time: load a checkpoint then.
+        """
+        if name is None:
+            return self.params
+        with self._guard("Optimizer.wait", arrived=False):
+            for tensor in self._parameters.all:
+                if tensor.name == name:
+                    self._step.arrive(tensor.place)
+                    return tensor.array
+        raise ValueError(f"Optimizer.wait: there is no tensor {name!r}")
+
     def _waits(self) -> list[str]:
         """What needs all gradients of a step."""
         step, ranks = self._step, self._team.size > 1
@@ -291,7 +328,7 @@ class Optimizer(Settings):
         }
         return [what for what, needed in found.items() if needed]
 
-    def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool) -> Any:
+    def _end_taken(self, loss_scale: Any, value: Any, *, incomplete: bool, wait: bool) -> Any:
         """End a step of ranks whose gradients `give` has taken."""
         step, team = self._step, self._team
         with self._guard("Optimizer.step"):
@@ -300,12 +337,12 @@ class Optimizer(Settings):
                 with team.warned("Optimizer.step"):
                     self._parameters.take_up()
                     stats = self._stats.wanted
-                    coming = step.coming(loss_scale, self._limit(), value)
+                    coming = step.coming(loss_scale, self._limit(), value, wait=wait)
                     begun = step.begin_taken(coming, rooms, stats=stats, incomplete=incomplete)
                 self._made(coming, begun, stats=stats)
             finally:
                 step.drop_taken()
-            return self.params
+            return self.params if wait else None
 
     def _made(self, coming: Coming, begun: Begun, *, stats: bool) -> None:
         """Make a step that has begun, and call what is to be called after it."""

@@ -191,6 +191,7 @@ class Settings(Saved):
 
     def __getstate__(self) -> Any:
         self._run.streams.meet("Optimizer")
+        self._arrive()
         return None, {name: getattr(self, name) for name in (*Saved.__slots__, *Settings.__slots__, *self.__slots__)}
 
     def __setstate__(self, state: Any) -> None:

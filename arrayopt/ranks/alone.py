@@ -131,6 +131,13 @@ class Alone:
     def gather(self, tensors: Sequence[Tensor]) -> None:
         """Fetch the parameters that other ranks have updated."""
 
+    def start_gather(self, tensors: Sequence[Tensor]) -> Any:
+        """Start to fetch them; what is returned is true while something has not arrived."""
+        return None
+
+    def arrive(self, started: Any, place: int | None) -> None:
+        """Wait until the tensor at a place has arrived that `start_gather` fetches; or all."""
+
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
         """Return a complete slot, on one rank or on all."""
         return tensor.slots[slot]

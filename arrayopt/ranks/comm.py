@@ -53,9 +53,16 @@ class Comm(ABC):
     def allgather(self, sent: Bytes, counts: Sequence[int]) -> Pending:
         """Start sending bytes to all ranks; `counts` says how many each rank sends."""
 
-    @abstractmethod
     def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
         """Copy each piece of memory from its rank into the same piece of all other ranks."""
+        self.start_broadcast(pieces)()
+
+    @abstractmethod
+    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        """Start a broadcast; the returned function waits for it.
+
+        Broadcasts are waited for in the order in which they were started.
+        """
 
     def exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]

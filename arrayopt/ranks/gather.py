@@ -24,7 +24,7 @@ from arrayopt.ranks.partition import fills
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Gather", "Scattered", "collect", "pieces_of", "slot_of"]
+__all__ = ["Buffer", "Gather", "Scattered", "collect", "pieces_of", "slot_of"]
 
 SMALL = 1 << 18
 """Pieces of fewer bytes are sent together."""
@@ -46,14 +46,14 @@ class Gather:
     def __init__(self, comm: Comm, tensors: Sequence[Tensor], *, packed: bool) -> None:
         self._comm, self._tensors = comm, list(tensors)
         self._version = tensors[0].run.arrays if tensors else 0
-        self._buffers, self._large = list[_Buffer](), list[tuple[int, Any]]()
+        self._buffers, self._large = list[Buffer](), list[tuple[int, Any]]()
         self._small: list[list[Any]] = [[] for _ in range(comm.size)]
         self._counts = [0] * comm.size
         for tensor in tensors:
             share, holders = tensor.share, [] if tensor.share is None else tensor.share.holders
             if share is None or not holders or tensor.block is not None:
                 continue
-            buffer = _Buffer(tensor, on_device=comm.on_device)
+            buffer = Buffer(tensor, on_device=comm.on_device)
             self._buffers.append(buffer)
             for rank in holders:
                 first, end = share.ends[rank] * buffer.item, share.ends[rank + 1] * buffer.item
@@ -170,7 +170,7 @@ def _own(tensor: Tensor, slot: str) -> Array:
     return tensor.array if slot == "p" else tensor.slots[slot]
 
 
-class _Buffer:
+class Buffer:
     """A parameter's memory as bytes; a copy if it is not contiguous or cannot be written."""
 
     def __init__(self, tensor: Tensor, *, on_device: bool) -> None:

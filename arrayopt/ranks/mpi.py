@@ -146,8 +146,8 @@ class MPIComm(Comm):
 
         return finish
 
-    def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
-        self._wait(self._start(self._comm.Ibcast, pieces))
+    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        return self._started(self._start(self._comm.Ibcast, pieces), pieces)
 
     def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]

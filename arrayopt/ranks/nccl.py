@@ -85,7 +85,7 @@ class NcclComm(Comm):
 
         return finish
 
-    def broadcast(self, pieces: Sequence[tuple[int, Any]]) -> None:
+    def start_broadcast(self, pieces: Sequence[tuple[int, Any]]) -> Callable[[], None]:
         kind, calls = self._nccl.NCCL_UINT8, []
         with self._device:
             there = [self._there(piece) for _, piece in pieces]
@@ -94,11 +94,16 @@ class NcclComm(Comm):
                 at = memory.data.ptr
                 calls.append(partial(self._comm.broadcast, at, at, memory.size, kind, root))
         wait = self._call(calls)
-        if not self._cupy.cuda.get_current_stream(self._device.id).is_capturing():
-            wait()
-        for (root, piece), memory in zip(pieces, there, strict=True):
-            if isinstance(piece, np.ndarray) and root != self.rank:
-                piece[:] = memory.get()
+        captured = self._cupy.cuda.get_current_stream(self._device.id).is_capturing()
+
+        def finish() -> None:
+            if not captured:
+                wait()
+            for (root, piece), memory in zip(pieces, there, strict=True):
+                if isinstance(piece, np.ndarray) and root != self.rank:
+                    piece[:] = memory.get()
+
+        return finish
 
     def fill(self, pieces: Sequence[Sequence[Any]]) -> Callable[[], None]:
         kind, total = self._nccl.NCCL_INT32, self._nccl.NCCL_SUM

@@ -111,7 +111,7 @@ class ProcessGroup(Comm):
 
         return finish
 
-    def broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> None:
+    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
         works, sent, received = list[Any](), list[Any](), list[tuple[Any, Any]]()
         for root, piece in pieces:
             tensor, source = self._tensor(piece), self._roots[root]
@@ -120,7 +120,7 @@ class ProcessGroup(Comm):
                 sent.append(tensor)
             else:
                 received.append((tensor, piece))
-        self._wait(works, sent, received)
+        return partial(self._wait, works, sent, received)
 
     def start_add(self, values: Any, counts: Sequence[int]) -> Callable[[], Any]:
         tensor = self._tensor(values)

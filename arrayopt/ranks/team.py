@@ -12,13 +12,14 @@ from arrayopt.engines.base import Partials, Report
 from arrayopt.params.groups import Group
 from arrayopt.ranks.agreement import Agreement
 from arrayopt.ranks.alone import Alone
-from arrayopt.ranks.arrivals import Arrivals
 from arrayopt.ranks.comm import Bytes, as_bytes
 from arrayopt.ranks.gather import Gather, collect, pieces_of
 from arrayopt.ranks.partition import check_parts, divide, shards
 from arrayopt.ranks.same import checksum, is_odd
 from arrayopt.ranks.settings import Ranks, as_ranks
+from arrayopt.ranks.started import StartedGather
 from arrayopt.ranks.sums import Sums
+from arrayopt.ranks.taken import Taken
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Team", "team"]
@@ -32,7 +33,7 @@ class Team(Agreement):
         self._ranks, self._engine = ranks, engine
         self._sums = Sums(self._comm, mean=ranks.grads == "mean", fast=ranks.reduction == "fast")
         self.sums = ranks.grads != "reduced"
-        self.arrivals = Arrivals(self._comm, self._sums)
+        self._taken = Taken(self._comm, self._sums)
         self.captured = self._comm.on_device and not self.sums
         self._gather: Gather | None = None  # of the last step
 
@@ -66,23 +67,23 @@ class Team(Agreement):
     def take(
         self, tensors: Sequence[Tensor], index: int, grad: Array, *, wide: bool = False
     ) -> None:
-        self.arrivals.check(tensors[index], dtype_name(grad))
+        self._taken.check(tensors[index], dtype_name(grad))
         with self._answered("Optimizer.give"):
-            self.arrivals.take(tensors, index, grad, wide=wide)
+            self._taken.take(tensors, index, grad, wide=wide)
 
     def taken(self, tensors: Sequence[Tensor], *, wide: bool = False) -> list[Array | None]:
         with self._answered("Optimizer.step"):
-            self.arrivals.finish(tensors, wide=wide)
-        return self.arrivals.rooms
+            self._taken.finish(tensors, wide=wide)
+        return self._taken.rooms
 
     def drop_taken(self) -> None:
-        self.arrivals.clear()
+        self._taken.clear()
 
     def renew(self, tensors: Sequence[Tensor]) -> None:
         super().renew(tensors)
         if self.sums and self.torn is None and not self._comm.renews:
             self.taken(tensors)  # messages that are on their way can only be waited for
-        self.arrivals.clear()
+        self._taken.clear()
 
     def swap(self, wanted: list[Partials]) -> Callable[[], None]:
         there, rest = list[Partials](), list[Partials]()
@@ -167,6 +168,13 @@ class Team(Agreement):
             self._gather = Gather(self._comm, tensors, packed=self._ranks.gather == "packed")
         self._gather()
 
+    def start_gather(self, tensors: Sequence[Tensor]) -> StartedGather:
+        return StartedGather(self._comm, tensors)
+
+    def arrive(self, started: Any, place: int | None) -> None:
+        with self._answered("Optimizer.wait"):
+            started.until(place)
+
     def collect(self, tensor: Tensor, slot: str, root: int | None = None) -> Any:
         with self._answered(f"the collection of {slot!r} of {tensor.name!r}"):
             return collect(self._comm, tensor, slot, root)
@@ -187,7 +195,7 @@ class Team(Agreement):
         made.__dict__.update(self.__dict__)  # over the same communicator
         made.replaced, made._gather = copy.deepcopy(self.replaced, memo), None
         made._told, made._inside = None, 0
-        made.arrivals = Arrivals(made._comm, made._sums)
+        made._taken = Taken(made._comm, made._sums)
         return made
 
     def __reduce__(self) -> Any:

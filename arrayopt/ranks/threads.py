@@ -28,7 +28,8 @@ class _Mail:
 
     def __init__(self) -> None:
         self.change = threading.Condition()
-        self.pieces: dict[tuple[int, int], deque[_Sent]] = {}  # by sender and receiver
+        # by sender, receiver and kind of call
+        self.pieces: dict[tuple[int, int, str], deque[_Sent]] = {}
         self.given_up = False
 
     def wait(self, ready: Callable[[], Any], timeout: float) -> None:
@@ -108,27 +109,44 @@ class ThreadComm(Comm):
                 piece[:] = every[root][i][1]
         self._meet()
 
+    def start_broadcast(self, pieces: Sequence[tuple[int, Bytes]]) -> Callable[[], None]:
+        mail = self._meeting.mail
+        with mail.change:
+            for root, piece in pieces:
+                for to in range(self.size) if root == self.rank else ():
+                    if to != self.rank:
+                        box = mail.pieces.setdefault((self.rank, to, "broadcast"), deque())
+                        box.append(_Sent(piece.copy(), [1]))
+            mail.change.notify_all()
+
+        def finish() -> None:
+            for root, piece in pieces:
+                if root != self.rank:
+                    self._receive((root, self.rank, "broadcast"), piece)
+
+        return finish
+
     def start_exchange(
         self, sent: Sequence[tuple[int, Bytes]], received: Sequence[tuple[int, Bytes]]
     ) -> Callable[[], None]:
         mail, missing = self._meeting.mail, [len(sent)]
         with mail.change:
             for to, piece in sent:
-                box = mail.pieces.setdefault((self.rank, to), deque())
+                box = mail.pieces.setdefault((self.rank, to, "exchange"), deque())
                 box.append(_Sent(piece, missing))
             mail.change.notify_all()
 
         def finish() -> None:
             for source, room in received:
-                self._receive(source, room)
+                self._receive((source, self.rank, "exchange"), room)
             with mail.change:
                 mail.wait(lambda: not missing[0], self.timeout)
 
         return finish
 
-    def _receive(self, source: int, room: Bytes) -> None:
+    def _receive(self, where: tuple[int, int, str], room: Bytes) -> None:
         """Wait for the next piece that a rank has sent here."""
-        mail, where = self._meeting.mail, (source, self.rank)
+        mail = self._meeting.mail
         with mail.change:
             mail.wait(lambda: mail.pieces.get(where), self.timeout)
             found = mail.pieces[where].popleft()

@@ -48,7 +48,14 @@ class Saved:
     @property
     def params(self) -> Any:
         """The parameters, in the structure given."""
+        self._arrive()
         return self._parameters.params
+
+    def _arrive(self) -> None:
+        """Wait for parameters of other ranks that are on their way."""
+        if self._step.is_arriving:
+            with self._guard("Optimizer.params"):
+                pass  # the guard has waited
 
     def state_dict(self) -> dict[str, Any]:
         """A snapshot of everything but the parameters: step count, hyper-parameters, and each tensor's count and slots.

@@ -17,7 +17,7 @@ __all__ = ["Begun", "Coming", "check_values", "form_of"]
 
 class Coming(NamedTuple):
     """What the host knows of a step before its gradients, such as the hyper-parameters of each
-    bucket's groups.
+    bucket's groups; and whether the step waits for the parameters of other ranks.
     """
 
     version: int
@@ -25,6 +25,7 @@ class Coming(NamedTuple):
     buckets: list[Bucket]
     hypers: list[list[dict[str, Any]]]
     known: Known
+    wait: bool = True
 
     @property
     def form(self) -> tuple[Any, ...]:

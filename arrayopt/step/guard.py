@@ -1,6 +1,7 @@
 """One thread at a time: an optimizer that a thread is using refuses others."""
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -15,18 +16,26 @@ class Guard:
 
     Each call comes after the one before on devices too, on whatever streams they are made; see
     `Streams`.
+
+    Attributes
+    ----------
+    arrive : callable or None
+        Waits for parameters of other ranks that are on their way; called before a thread goes in.
     """
 
-    __slots__ = ("_lock", "_run", "_what")
+    __slots__ = ("_lock", "_run", "_what", "arrive")
 
-    def __init__(self, run: Run) -> None:
-        self._lock, self._run, self._what = threading.RLock(), run, ""
+    def __init__(self, run: Run, arrive: Callable[[], None] | None = None) -> None:
+        self._lock, self._run, self._what, self.arrive = threading.RLock(), run, "", arrive
 
-    def __call__(self, what: str) -> "_Call":
-        """A call of that name, to be entered; RuntimeError there where another thread is inside."""
-        return _Call(self, what)
+    def __call__(self, what: str, *, arrived: bool = True) -> "_Call":
+        """A call of that name, to be entered; RuntimeError there where another thread is inside.
 
-    def enter(self, what: str) -> None:
+        `arrived` says whether it needs the parameters of other ranks.
+        """
+        return _Call(self, what, arrived)
+
+    def enter(self, what: str, *, arrived: bool) -> None:
         """Let the thread in, or raise."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
@@ -37,6 +46,8 @@ class Guard:
         self._what = what
         try:
             self._run.streams.meet(what)
+            if arrived and self.arrive is not None:
+                self.arrive()
         except BaseException:
             self._lock.release()
             raise
@@ -46,7 +57,7 @@ class Guard:
         self._lock.release()
 
     def __reduce__(self) -> Any:
-        return Guard, (self._run,)
+        return Guard, (self._run, self.arrive)
 
 
 class _Call:
@@ -54,13 +65,13 @@ class _Call:
     then.
     """
 
-    __slots__ = ("_guard", "_what")
+    __slots__ = ("_arrived", "_guard", "_what")
 
-    def __init__(self, guard: Guard, what: str) -> None:
-        self._guard, self._what = guard, what
+    def __init__(self, guard: Guard, what: str, arrived: bool) -> None:
+        self._guard, self._what, self._arrived = guard, what, arrived
 
     def __enter__(self) -> None:
-        self._guard.enter(self._what)
+        self._guard.enter(self._what, arrived=self._arrived)
 
     def __exit__(
         self,

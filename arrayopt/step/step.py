@@ -79,6 +79,7 @@ class Step:
         self.accumulator = Accumulator(engine, accumulate)
         self._buckets = Buckets(parameters, run)
         self._coming: Coming | None = None
+        self._started: Any = None  # the gather of parameters that are on their way
         self._last: Ready | None = None  # what has made the last step, where it may make another
         if team.size > 1:
             team.replaced = parameters.replaced
@@ -95,7 +96,25 @@ class Step:
         """Whether a rule asks for totals, for which all tensors meet."""
         return any(map(totals_of, self.buckets))
 
-    def coming(self, loss_scale: Any, limit: float | None, value: Any = None) -> Coming:
+    @property
+    def is_arriving(self) -> bool:
+        """Whether parameters of other ranks are on their way."""
+        return self._started is not None
+
+    def arrive(self, place: int | None = None) -> None:
+        """Wait for the parameter at a place that other ranks have updated, or for all."""
+        if self._started is None:
+            return
+        started, self._started = self._started, None
+        self._team.arrive(started, place)
+        if started:
+            self._started = started
+        else:
+            self._parameters.settle()
+
+    def coming(
+        self, loss_scale: Any, limit: float | None, value: Any = None, *, wait: bool = True
+    ) -> Coming:
         """All that the host knows of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
@@ -107,7 +126,7 @@ class Step:
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
         hypers = [bucket.numbers(step, value) for bucket in buckets]
-        return Coming(version, step, buckets, hypers, known)
+        return Coming(version, step, buckets, hypers, known, wait)
 
     def begin(
         self,
@@ -213,7 +232,11 @@ class Step:
                         x.count(verdict.left, skipped=True)
                 self._run.steps += not counted
                 if verdict.skip is not True and team.size > 1:
-                    team.gather([x for x in self._parameters.all if grads[x.place] is not None])
+                    updated = [x for x in self._parameters.all if grads[x.place] is not None]
+                    if coming.wait:
+                        team.gather(updated)
+                    else:
+                        self._started = team.start_gather(updated)
                 self._parameters.settle()
                 record(team.reports(reports) if wanted else reports, verdict.norm)
             return True
@@ -247,6 +270,7 @@ class Step:
             "the list of dtypes of gradients": dtypes if len(set(dtypes)) > 1 else dtypes[:1],
             "clip_norm": known.limit,
             "the loss scale": None if on_device else scale,
+            "`wait`": coming.wait,
         }
         hypers: dict[int, dict[str, Any]] = {}
         for bucket, own in zip(coming.buckets, coming.hypers, strict=True):
@@ -321,4 +345,4 @@ class Step:
         return "\n".join([*lines, explain_buckets(self._buckets.now(), self._engine)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coming": None, "_last": None, "_forms": set()}
+        return {**self.__dict__, "_coming": None, "_last": None, "_forms": set(), "_started": None}

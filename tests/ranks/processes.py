@@ -61,7 +61,8 @@ def equal(comm, rank, size, folder):
             np.random.default_rng([k, rank]).shuffle(names)
             for name in names:
                 given.give(name, own[rank][k][name])
-            given.step()
+            given.step(wait=False)
+            given.wait(names[0])
         assert differing(contents(one), contents(given)) == []
         there = ao.Ranks(comm, grads="mean", reduction="fast")
         quick = train(parameters(), rule, own[rank], there, engine=ENGINE, **options)

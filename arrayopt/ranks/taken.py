@@ -10,10 +10,10 @@ from arrayopt.ranks.reduction import Reduction
 from arrayopt.ranks.sums import Sums, room_for
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Arrivals"]
+__all__ = ["Taken"]
 
 
-class Arrivals:
+class Taken:
     """Gradients that are added up while others are still computed.
 
     Ranks send the same buckets in the same order. In the first step it is the reverse order of the
