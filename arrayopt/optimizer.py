@@ -17,6 +17,7 @@ from arrayopt.params.parts import mesh_of
 from arrayopt.ranks.same import alike
 from arrayopt.ranks.team import team
 from arrayopt.rules.base import Rule
+from arrayopt.saving.later import Writer
 from arrayopt.settings import Settings
 from arrayopt.state.loss_scale import LossScale
 from arrayopt.state.run import Run
@@ -139,7 +140,7 @@ class Optimizer(Settings):
                 raise TypeError(f"Optimizer: `engine` must be a string; got {engine!r}")
             object.__setattr__(self, "_rule", rule)
             self._run = Run()
-            self._guard = Guard(self._run)
+            self._guard, self._writer = Guard(self._run), Writer()
             self._parameters = Parameters(params, rule, groups, self._run, self._team.divide)
             self._step = GivenStep(
                 engine, self._parameters, self._run, self._team, loss_scale, skip_nonfinite, accumulate

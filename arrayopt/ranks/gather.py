@@ -24,7 +24,7 @@ from arrayopt.ranks.partition import fills
 from arrayopt.state.shares import Shards
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["Buffer", "Gather", "Scattered", "collect", "pieces_of", "slot_of"]
+__all__ = ["SMALL", "Buffer", "Gather", "Scattered", "collect", "pieces_of", "slot_of"]
 
 SMALL = 1 << 18
 """Pieces of fewer bytes are sent together."""

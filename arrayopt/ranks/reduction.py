@@ -24,7 +24,7 @@ from arrayopt.arrays import (
 from arrayopt.ranks.comm import Comm, as_bytes
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["BucketLayout", "Piece", "Reduction", "layout"]
+__all__ = ["ROUND", "BucketLayout", "Piece", "Reduction", "layout"]
 
 ROUND = 1 << 24
 """The most bytes of a bucket, in the dtype in which gradients are added."""

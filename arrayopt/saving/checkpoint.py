@@ -89,6 +89,26 @@ class File:
                 pass
         return None
 
+    def copy(self, rank: int) -> BaseException | None:
+        """Copy all arrays to the host's memory, on rank 0, so that `write` can come later."""
+        copies = list[tuple[dict[str, Any], Any]]()
+        values = self._values()
+        try:
+            for about, array in values:
+                if rank == 0:
+                    copies.append((about, np.array(_bytes(array))))
+        except BaseException as error:
+            return error
+        finally:
+            for _ in values:  # others wait to hand over what is left
+                pass
+        self._arrays = copies
+        return None
+
+    def write_copy(self) -> None:
+        """Write what was copied, or raise."""
+        self._write(self._arrays)
+
     def _values(self) -> Iterator[tuple[dict[str, Any], Any]]:
         """The arrays with their descriptions; what is scattered over ranks comes to rank 0."""
         for about, array in self._arrays:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from arrayopt.ranks.gather import slot_of
 from arrayopt.ranks.same import checksum
 from arrayopt.rules.base import Rule
 from arrayopt.saving import checkpoint
+from arrayopt.saving.later import Writer
 from arrayopt.saving.state_dict import copy_of, dump, load
 from arrayopt.state.run import Run
 from arrayopt.state.tensors import Tensor
@@ -35,7 +37,7 @@ def _said(saved: dict[str, Any]) -> dict[str, Any]:
 class Saved:
     """What can be saved; the base of `Optimizer`."""
 
-    __slots__ = ("_guard", "_parameters", "_rule", "_run", "_step", "_team", "clip_norm")
+    __slots__ = ("_guard", "_parameters", "_rule", "_run", "_step", "_team", "_writer", "clip_norm")
 
     _guard: Guard
     _rule: Rule
@@ -43,6 +45,7 @@ class Saved:
     _parameters: Parameters
     _step: GivenStep
     _team: Alone
+    _writer: Writer
     clip_norm: Hyper | None
 
     @property
@@ -139,7 +142,7 @@ class Saved:
             self._team.renew(self._parameters.all)
             self._restore(saved)
 
-    def save(self, path: str | os.PathLike[str], *, params: bool = True) -> None:
+    def save(self, path: str | os.PathLike[str], *, params: bool = True, wait: bool = True) -> Future[None] | None:
         """Write a checkpoint: a safetensors file with everything that `load` needs to go on bit for bit.
 
         Parameters
@@ -149,6 +152,15 @@ class Saved:
             machine stops, the old or the new checkpoint is there, whole.
         params : bool, default True
             Whether the parameters are in it, too.
+        wait : bool, default True
+            Wait until the file is on disk. With False, arrays are copied to the host's memory, and a thread writes the
+            file while the run goes on. The copy is as large as the file; over ranks, rank 0 has it.
+
+        Returns
+        -------
+        concurrent.futures.Future or None
+            With ``wait=False``, a future: ``result()`` waits until the file is on disk, and raises what went wrong. The
+            next `save` waits for the file before it, and raises its error if nobody has asked for it.
 
         Raises
         ------
@@ -179,17 +191,22 @@ class Saved:
         >>> bool(np.all(params["w"] == opt.params["w"])), resumed.step_count, resumed.lr
         (True, 1, 0.1)
         """
-        if not isinstance(params, bool):
-            raise TypeError(f"Optimizer.save: `params` must be True or False; got {params!r}")
+        for name, value in (("params", params), ("wait", wait)):
+            if not isinstance(value, bool):
+                raise TypeError(f"Optimizer.save: `{name}` must be True or False; got {value!r}")
         with self._guard("Optimizer.save"):
             self._step.release.check_whole("Optimizer.save")
             with self._team.warned("Optimizer.save"):
+                self._writer.check()
                 self._parameters.take_up()
                 self._whole_sums("Optimizer.save")
                 state = self._dump(partial(slot_of, self._team))
                 file = checkpoint.File(path, state, self._params() if params else None)
-            self._team.agree("Optimizer.save", lambda: {"what there is to save": file.head})
-            self._team.agree("Optimizer.save", dict, file.write(self._team.rank))
+            said = {"what there is to save": file.head, "`wait`": wait}
+            self._team.agree("Optimizer.save", lambda: said)
+            rank = self._team.rank
+            self._team.agree("Optimizer.save", dict, file.write(rank) if wait else file.copy(rank))
+            return None if wait else self._writer.start(file.write_copy if rank == 0 else None)
 
     def load(self, path: str | os.PathLike[str]) -> Any:
         """Go on from a checkpoint: state, counts, hyper-parameters and, where it holds them, the parameters.
@@ -216,6 +233,7 @@ class Saved:
             Without safetensors: ``pip install 'arrayopt[checkpoint]'``.
         """
         with self._guard("Optimizer.load"):
+            self._writer.wait()  # it may be the file that is written
             self._team.renew(self._parameters.all)
             with self._team.warned("Optimizer.load"):
                 self._parameters.take_up()
