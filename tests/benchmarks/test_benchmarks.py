@@ -39,6 +39,7 @@ FEW = replace(
 
 # no bias correction; no adaptation of vectors; differences times β2, not 1 - β2; the momentum of NAdam's first paper
 DIFFERENT = {("LAMB", "pytorch_optimizer"), ("LARS", "pytorch_optimizer"), ("Adan", "optax"), ("NAdam", "optax")}
+DIFFERENT |= {("LBFGS", "torch")}  # whose gradients are of another function: with constant ones it has less to do
 
 
 def contestants(rule, problem):

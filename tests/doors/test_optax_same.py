@@ -232,11 +232,11 @@ def test_our_names_and_the_rules_other_fields_are_taken_too(name):
     updates = []
     for options in ({"learning_rate": 0.5}, {"lr": 0.5}, {"learning_rate": 0.5, "project": None, "stacked": False}):
         tx = make(**options)
-        updates.append(np.asarray(tx.update(params, tx.init(params), params)[0]["w"]))
+        updates.append(np.asarray(tx.update(params, tx.init(params), params, obj_fn=quartic)[0]["w"]))
     np.testing.assert_array_equal(updates[0], updates[1])
     np.testing.assert_array_equal(updates[0], updates[2])
     bounded = make(0.5, project=ao.projections.box(-1.0, 0.9))
-    moved = params["w"] + bounded.update(params, bounded.init(params), params)[0]["w"]
+    moved = params["w"] + bounded.update(params, bounded.init(params), params, obj_fn=quartic)[0]["w"]
     assert float(moved.max()) <= 0.9 + 1e-7
 
 
