@@ -70,7 +70,47 @@ def equal(comm, rank, size, folder):
             np.testing.assert_allclose(x, many.params[name], rtol=1e-4, atol=1e-5)
     if hasattr(comm, "Idup"):
         shared(comm, rank)
+    else:
+        hooked(comm, rank)
     print(f"rank {rank} of {size}: equal, {kinds(many)}", flush=True)
+
+
+def hooked(comm, rank):
+    """Gradients given by hooks of PyTorch, and parameters waited for by others, as in docs/ranks.md; beside DDP."""
+    import torch
+
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.ReLU(), torch.nn.Linear(50, 10))
+
+    ours, theirs = model(), torch.nn.parallel.DistributedDataParallel(model(), process_group=comm)
+    opt = ao.Optimizer(dict(ours.named_parameters()), ao.SGD(lr=0.1), comm=ao.Ranks(comm, grads="mean"))
+    other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=opt.rule.momentum)
+    names = {p: name for name, p in ours.named_parameters()}
+
+    def give(p):
+        opt.give(names[p], p.grad)
+        p.grad = None
+
+    def wait(module, args):
+        for p in module.parameters(recurse=False):
+            opt.wait(names[p])
+
+    for p in ours.parameters():
+        p.register_post_accumulate_grad_hook(give)
+    for module in ours.modules():
+        module.register_forward_pre_hook(wait)
+    batches = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        x = torch.randn(8, 30, generator=batches)
+        ours(x).square().mean().backward()
+        opt.step(wait=False)
+        other.zero_grad()
+        theirs(x).square().mean().backward()
+        other.step()
+    opt.wait()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
 def shared(comm, rank):
