@@ -50,7 +50,7 @@ class Gather:
         self._small: list[list[Any]] = [[] for _ in range(comm.size)]
         self._counts = [0] * comm.size
         for tensor in tensors:
-            share, holders = tensor.share, [] if tensor.share is None else tensor.share.holders
+            share, holders = tensor.share, () if tensor.share is None else tensor.share.holders
             if share is None or not holders or tensor.block is not None:
                 continue
             buffer = Buffer(tensor, on_device=comm.on_device)
@@ -64,9 +64,11 @@ class Gather:
                 else:
                     self._large.append((rank, piece))
 
+        self._settling = [buffer for buffer in self._buffers if buffer.settles]
+
     def serves(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it was made for these tensors, and their arrays have not been replaced."""
-        if not tensors or any(buffer.copy is not None for buffer in self._buffers):
+        if not tensors or any(buffer.copy is not None for buffer in self._settling):
             return False
         return self._version == tensors[0].run.arrays and self._tensors == tensors
 
@@ -83,7 +85,7 @@ class Gather:
                     at += piece.size
         if self._large:
             self._comm.broadcast(self._large)
-        for buffer in self._buffers:
+        for buffer in self._settling:
             buffer.settle()
 
 
@@ -188,14 +190,20 @@ class Buffer:
         self.bytes = as_bytes(flat)
         self.item = flat.itemsize
 
-    def settle(self) -> None:
-        """Finish, now that the bytes of other ranks have arrived."""
+    @property
+    def settles(self) -> bool:
+        """Return whether something is to be finished once the bytes of others have arrived."""
         array, share = self.tensor.array, self.tensor.share
+        is_filled_by_others = share is not None and share.last - share.first < size(array)
+        is_torch = array_api_compat.is_torch_array(array)
+        return self.copy is not None or (is_filled_by_others and is_torch)
+
+    def settle(self) -> None:
+        """Finish, now that the bytes of other ranks have arrived; only where it `settles`."""
+        array = self.tensor.array
         if self.copy is not None:
             self.tensor.put(None, _of_library(array, self.copy))
-            return
-        is_filled_by_others = share is not None and share.last - share.first < size(array)
-        if is_filled_by_others and array_api_compat.is_torch_array(array):
+        else:  # others have written into a tensor of PyTorch
             array_namespace(array).autograd.graph.increment_version([array])
 
 

@@ -158,7 +158,8 @@ class Reduction:
 
     def take(self, index: int, grad: Array) -> None:
         """Copy a gradient into its buckets, and send those that are complete."""
-        self._comm.poll()
+        if self._flying:
+            self._comm.poll()
         with on_its_device(grad):
             flat = array_namespace(grad).reshape(detached(grad), (-1,))
             for number, piece in self._of.get(index, ()):

@@ -90,6 +90,7 @@ class StartedGather:
         bucket, finish = self._waiting[0]
         finish()
         for buffer in bucket:
-            buffer.settle()
+            if buffer.settles:
+                buffer.settle()
             self._places.discard(buffer.tensor.place)
         self._waiting.popleft()

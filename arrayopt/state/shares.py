@@ -22,6 +22,8 @@ class Share:
         Rank r has elements ``ends[r]`` to ``ends[r + 1]``.
     undivided : tuple of str
         Slots of fewer elements than the parameter: every rank that has elements has all of these.
+    holders : tuple of int
+        The ranks that have elements.
 
     A tensor that one rank has all of may have slots of any size; where several have stretches, slots have a value for
     each element, or for each block of `arrayopt.codecs.BLOCK` elements, or are undivided.
@@ -30,6 +32,7 @@ class Share:
     rank: int
     ends: tuple[int, ...]
     undivided: tuple[str, ...] = ()
+    holders: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     @property
     def first(self) -> int:
@@ -41,10 +44,9 @@ class Share:
         """The end of the elements that are this rank's."""
         return self.ends[self.rank + 1]
 
-    @property
-    def holders(self) -> list[int]:
-        """The ranks that have elements."""
-        return [r for r in range(len(self.ends) - 1) if self.ends[r] < self.ends[r + 1]]
+    def __post_init__(self) -> None:
+        holders = tuple(r for r in range(len(self.ends) - 1) if self.ends[r] < self.ends[r + 1])
+        object.__setattr__(self, "holders", holders)
 
     @property
     def kind(self) -> str:
