@@ -26,6 +26,7 @@ RESERVED |= {
     "advance",
     "launch",
     "give",
+    "wait",
     "step_count",
     "clip_norm",
     "loss_scale",
