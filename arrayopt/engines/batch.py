@@ -14,7 +14,7 @@ import numpy as np
 from arrayopt.arrays import Array, Ints, array_namespace, dtype_name, memory, size, to_host
 from arrayopt.engines.base import Asked, Partials, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.layers import layers_with
+from arrayopt.engines.layers import Layers, layers_with, of_layers
 from arrayopt.fusion.graph import COUNT, KEY, LETTERS, Node
 from arrayopt.fusion.lanes import Lanes, lane_geometry
 from arrayopt.fusion.layout import CHUNK, GEOMETRY, geometry, layout
@@ -24,6 +24,7 @@ from arrayopt.fusion.scalars import scalar_code
 from arrayopt.randomness import halves, key
 from arrayopt.rules.names import VALUE
 from arrayopt.state.quantized import dequantized, quantized, scale_of
+from arrayopt.state.tensors import Tensor
 
 __all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
 
@@ -87,6 +88,10 @@ class Batch(ABC):
         For each tensor the plan's scalars of the step.
     values : array of float64
         For each tensor the values per tensor that the plan computes.
+    stacks : dict of Tensor to array of int64
+        Where tensors are layers: of each stacked tensor, which rows of the batch are layers of it.
+    layer : array of int64
+        Where tensors are layers: which layer each is.
     widens : set of str
         Slots of codes that the plan takes as numbers: see `arrayopt.fusion.plans.widened`.
     """
@@ -112,6 +117,11 @@ class Batch(ABC):
         else:
             self.geo = lane_geometry(shapes, self.plan.element, self.lane_room)
         self.firsts: Ints = np.array([x.origin[1] for x in self.tensors], np.int64)
+        self.stacks: dict[Tensor, Ints] = {}
+        if isinstance(bucket, Layers):
+            of, self.layer = np.array([bucket.lying[member] for member in members]).T
+            for at in np.unique(of).tolist():
+                self.stacks[bucket.stacks.tensors[at]] = np.flatnonzero(of == at)
         # of whole tensors: the same on all ranks
         self.filled = self.geo[:, GEOMETRY.index("SIZE")] > 0
         self.scalars = np.zeros((len(members), len(self.plan.scalars)))
@@ -265,6 +275,18 @@ class Batch(ABC):
 
     def bind(self) -> None:  # noqa: B027
         """Take down where parameters and slots lie."""
+
+    def whole_stacks(self, name: str) -> Iterator[tuple[Any, Ints]]:
+        """The parameters or slots of stacked tensors whose layers can be taken from them as they
+        lie, each with the rows of these layers.
+        """
+        if name in self.vectors or name in self.widens:
+            return
+        for tensor, rows in self.stacks.items():
+            if tensor.kind == "whole" and size(tensor.array):
+                x = memory(of_layers(name, tensor))
+                if plain(x):
+                    yield x, rows
 
     def stored(self, row: int, name: str) -> Array:
         """A tensor's parameter or slot."""

@@ -35,6 +35,7 @@ __all__ = [
     "each",
     "layer_name",
     "layers_with",
+    "of_layers",
     "split",
     "stack_of",
     "unless",
@@ -69,6 +70,11 @@ def each(rule: Rule, x: Array) -> list[Array]:
     for stack in Cut(rule, x.shape, dtype_name(x)).parameter(x):
         found += split(stack)
     return found
+
+
+def of_layers(name: str, stacked: Tensor) -> Array:
+    """A parameter or slot of all layers of a stacked tensor."""
+    return stacked.array if name == "p" else stacked.slots[name]
 
 
 def unless(left: Array, new: Array, old: Array) -> Array:

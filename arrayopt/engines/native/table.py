@@ -229,7 +229,11 @@ class Table(Batch):
         """See `Batch.bind`."""
         self.staged = []
         for name in self.plan.touched:
-            for row in range(len(self.tensors)):
+            left = np.ones(len(self.tensors), bool)
+            for stack, rows in self.whole_stacks(name):
+                self.put(f"AT_{name}", stack.ctypes.data + self.layer[rows] * stack.strides[0], rows)
+                left[rows] = False
+            for row in np.flatnonzero(left).tolist():
                 x = self.stored(row, name)
                 # memory of a scalar is a copy
                 copied = name in self.widens or isinstance(x, np.generic)

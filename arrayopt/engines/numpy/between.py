@@ -87,8 +87,8 @@ class Small:
         for reduction in between.combine:
             known[reduction] = partials[reduction]
         for loop in between.after:
-            alone = not loop.axes and not loop.reduces and self.extents[0] == 1
-            if not (alone and self._scalars(loop.nodes, arrays, known)):
+            per_tensor = not loop.axes and not loop.reduces
+            if not (per_tensor and self._scalars(loop.nodes, arrays, known)):
                 for node in loop.nodes:
                     known[node] = self._computed(node, arrays, known)
         for name, node in between.stores.items():
@@ -97,14 +97,19 @@ class Small:
     def _scalars(
         self, nodes: tuple[Node, ...], arrays: dict[str, Any], known: dict[Node, Any]
     ) -> bool:
-        """Compute one tensor's values per tensor in Python's numbers; whether that was possible."""
+        """Compute values per tensor by one function, in Python's numbers if there is one tensor;
+        whether that was possible.
+        """
         outer, function = straight(nodes)
         given = []
         for node in outer:
             value = self._value(node, arrays, known)
-            given.append(value.item() if np.size(value) == 1 and np.ndim(value) else value)
-        if not all(isinstance(value, float | bool) for value in given):
+            if self.extents[0] == 1 and np.ndim(value):
+                value = value.item() if np.size(value) == 1 else value
+            given.append(value)
+        if not all(isinstance(value, float | bool) or _real(value) for value in given):
             return False
+        given = [_wide(value) for value in given]  # copies: no result is a stored array
         try:
             made = function(*given)
         except (ZeroDivisionError, OverflowError):
@@ -139,6 +144,11 @@ class Small:
         """An array in double precision in the dtype of arithmetic; others as they are."""
         double = isinstance(value, np.ndarray) and value.dtype == np.float64
         return np.asarray(value, self.of.real) if double else value
+
+
+def _real(value: Any) -> bool:
+    """Whether this is an array of real numbers or of conditions."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fb"
 
 
 def _wide(value: Any) -> Any:

@@ -18,7 +18,7 @@ from arrayopt.engines.batch import Batch, Kind, Rows, plain
 from arrayopt.engines.blas import one_thread
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
-from arrayopt.engines.layers import Layers, Split
+from arrayopt.engines.layers import Split, of_layers
 from arrayopt.engines.numpy.between import Runs
 from arrayopt.engines.numpy.buffers import joined
 from arrayopt.engines.numpy.ragged import Ragged
@@ -59,7 +59,7 @@ class Chunk:
     ragged : bool
         Whether they are of different sizes.
     layers : tuple or None
-        If they are layers of one stacked tensor: which of the batch's, and an index of its layers.
+        If they are layers of one stacked tensor: that, and an index of its layers.
     stack : Stack or None
         What works through them, made by the first step.
     views : dict of str to array
@@ -70,7 +70,7 @@ class Chunk:
     rows: list[int]
     size: int
     ragged: bool = False
-    layers: tuple[int, Any] | None = None
+    layers: tuple[Tensor, Any] | None = None
     stack: Stack | None = None
     views: dict[str, Any] = field(default_factory=dict)
 
@@ -89,27 +89,31 @@ class _Blocks(Batch):
         self.runs = Runs(plan, storage, self.real, self.chunk, threading.local())
         self.flat = set(plan.slots.values()) <= {"C"} and plan.element == "C"
         self.axes = {name: plan.slots.get(name, plan.element) for name in plan.touched}
-        self.stacks: list[Tensor] = []
-        self.layers: list[tuple[int, int]] = []  # of which stack each is, and its place there
-        if isinstance(bucket, Layers):
-            lying = [bucket.lying[member] for member in members]
-            chosen = list(dict.fromkeys(stack for stack, _ in lying))
-            self.stacks = [bucket.stacks.tensors[stack] for stack in chosen]
-            place_of = {stack: place for place, stack in enumerate(chosen)}
-            self.layers = [(place_of[stack], layer) for stack, layer in lying]
+        self.stack_of: dict[int, Tensor] = {}  # the stacked tensor that each row is a layer of
+        self.place_of: dict[Tensor, int] = {}  # its place among those of the batch
+        for place, (tensor, rows) in enumerate(self.stacks.items()):
+            self.stack_of |= dict.fromkeys(rows.tolist(), tensor)
+            self.place_of[tensor] = place
         self.reported = [n for n in plan.reports.values() if n in self.where.tensor]
 
     def bind(self) -> None:
         """See `Batch.bind`."""
-        rows = range(len(self.tensors))
-        stored = {}
-        for name in self.plan.touched:
-            stored[name] = [self.stored(row, name) for row in rows]
         self.outside: set[int] = set()
-        self.lying: dict[str, list[Any]] = {}
-        for name, each in stored.items():
-            self.lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
-            self.outside.update(row for row in rows if not plain(each[row]))
+        self._lying: dict[str, list[Any]] = {}
+        for name in self.plan.touched:
+            left = np.ones(len(self.tensors), bool)
+            for _, rows in self.whole_stacks(name):
+                left[rows] = False
+            for row in np.flatnonzero(left).tolist():
+                if not plain(self.stored(row, name)):
+                    self.outside.add(row)
+
+    def lying(self, name: str) -> list[Any]:
+        """The parameters or slots of all rows, flat where they can be worked on where they lie."""
+        if name not in self._lying:
+            each = [self.stored(row, name) for row in range(len(self.tensors))]
+            self._lying[name] = [x.reshape(-1) if plain(x) else x for x in each]
+        return self._lying[name]
 
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
         """See `Batch.launch`."""
@@ -143,8 +147,7 @@ class _Blocks(Batch):
         found: dict[Any, list[int]] = {}
         for row in rows:
             shape = int(self.geo[row, 0]) if self.flat else self.tensors[row].shape
-            stack = self.layers[row][0] if self.layers else None
-            found.setdefault((shape, stack), []).append(row)
+            found.setdefault((shape, self.stack_of.get(row)), []).append(row)
         made, small = list[Chunk](), list[list[int]]()
         for (_, stack), members in found.items():
             size = int(self.geo[members[0], 0])
@@ -168,27 +171,23 @@ class _Blocks(Batch):
             group, total = [*group, some], total + size
         return made
 
-    def _layers(self, rows: list[int]) -> tuple[int, Any] | None:
+    def _layers(self, rows: list[int]) -> tuple[Tensor, Any] | None:
         """Which layers of which stacked tensor these are, if they can be taken from it at once."""
-        if not self.layers or self.vectors or self.outside.intersection(rows):
+        stack = self.stack_of.get(rows[0])
+        if stack is None or self.vectors or self.outside.intersection(rows):
             return None
-        stack, layers = self.layers[rows[0]][0], [self.layers[row][1] for row in rows]
-        if not all(plain(self._of_layers(name, stack)) for name in self.axes):
+        if not all(plain(of_layers(name, stack)) for name in self.axes):
             return None
+        layers = self.layer[rows]
         if layers[-1] - layers[0] + 1 == len(layers):
-            return stack, slice(layers[0], layers[-1] + 1)
-        return stack, np.array(layers)
-
-    def _of_layers(self, name: str, stack: int) -> Any:
-        """A parameter or slot of all layers of a stacked tensor."""
-        tensor = self.stacks[stack]
-        return tensor.array if name == "p" else tensor.slots[name]
+            return stack, slice(int(layers[0]), int(layers[-1]) + 1)
+        return stack, layers
 
     def _gradient(self, chunk: Chunk, grads: Sequence[Array | None]) -> Any:
         """The gradient of a chunk, in one array."""
         if chunk.layers is not None and isinstance(grads, Split):
             stack, layers = chunk.layers
-            return np.ascontiguousarray(np.asarray(grads.stacks[stack])[layers])
+            return np.ascontiguousarray(np.asarray(grads.stacks[self.place_of[stack]])[layers])
         given = [np.asarray(grads[row]) for row in chunk.rows]
         return np.ascontiguousarray(given[0]) if len(given) == 1 else joined("g", given)
 
@@ -210,11 +209,11 @@ class _Blocks(Batch):
             if name in self.widens:
                 parts = [self.wide(row, name).reshape(-1) for row in rows]
             elif chunk.layers is not None:
-                arrays[name] = self._of_layers(name, chunk.layers[0])[chunk.layers[1]]
+                arrays[name] = of_layers(name, chunk.layers[0])[chunk.layers[1]]
                 arrays[name] = arrays[name].reshape(stack.shape(axes))
                 continue
             else:
-                parts = [self.lying[name][row] for row in rows]
+                parts = [self.lying(name)[row] for row in rows]
             arrays[name] = joined(name, parts).reshape(stack.shape(axes))
         known = self._known(rows, stack)
         stack.run(arrays, known)
@@ -222,7 +221,7 @@ class _Blocks(Batch):
             self.values[rows, self.where.tensor[node]] = np.ravel(known[node])
         for name in () if inside else self.plan.written:
             if chunk.layers is not None and name not in self.widens:
-                whole = self._of_layers(name, chunk.layers[0])
+                whole = of_layers(name, chunk.layers[0])
                 whole[chunk.layers[1]] = arrays[name].reshape(len(rows), *whole.shape[1:])
             else:
                 self._put(name, rows, arrays[name].reshape(-1))
@@ -253,9 +252,9 @@ class _Blocks(Batch):
             chunk.stack = Stack(self.runs, (len(rows), a, b, r, c), firsts)
         for name, axes in self.axes.items() if not self.widens else ():
             if chunk.layers is not None and isinstance(chunk.layers[1], slice):
-                found = self._of_layers(name, chunk.layers[0])[chunk.layers[1]]
+                found = of_layers(name, chunk.layers[0])[chunk.layers[1]]
             elif len(rows) == 1 and rows[0] not in self.outside:
-                found = self.lying[name][rows[0]]
+                found = self.lying(name)[rows[0]]
             else:
                 break
             chunk.views[name] = found.reshape(chunk.stack.shape(axes))
@@ -263,7 +262,7 @@ class _Blocks(Batch):
 
     def _put(self, name: str, rows: list[int], new: Any) -> None:
         """Bring what was worked on in a copy to where it belongs."""
-        lying = [self.lying[name][row] for row in rows]
+        lying = [self.lying(name)[row] for row in rows]
         sizes = [x.size for x in lying]
         same = sizes[0] * len(sizes) == new.size and len(set(sizes)) == 1
         pieces = new.reshape(len(sizes), -1) if same else np.split(new, np.cumsum(sizes)[:-1])
