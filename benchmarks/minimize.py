@@ -150,9 +150,17 @@ def many(title: str, made: Any, by_hand: Any, count: int, steps: int) -> None:
     values, rows = {}, []
     first = 0.0
     for name, rule in {"ao.LBFGS()": ao.LBFGS(), "ao.LBFGS(first_step=0.1)": ao.LBFGS(first_step=0.1)}.items():
-        found, seconds = timed(lambda: ao.minimize(by_hand(data), start, rule, stacked=True, max_steps=steps))  # noqa: B023
-        values[name], first = found.value, first or seconds
-        rows.append([name, seconds, "", float(np.median(found.evaluations))])
+        for engine in ("auto", "cpp"):
+
+            def solve() -> Any:
+                f = by_hand(data)
+                return ao.minimize(f, start, rule, stacked=True, max_steps=steps, engine=engine)  # noqa: B023
+
+            _, compiled = timed(solve)
+            found, seconds = timed(solve)
+            label = name if engine == "auto" else f"{name}, engine='cpp'"
+            values[label], first = found.value, first or seconds
+            rows.append([label, seconds, compiled, float(np.median(found.evaluations))])
 
     def loop() -> tuple[list[float], list[int]]:
         ends = []

@@ -6,6 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import array_api_compat
@@ -211,7 +212,7 @@ class Batch(ABC):
         value = hypers[0].get(VALUE) if VALUE in self._names else None
         of_layers: dict[str, Any] = {}
         if getattr(value, "ndim", 0) == 1:
-            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers()]
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers]
             hypers = [{**h, VALUE: 0.0} for h in hypers]
         numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
         if numbers != self._numbers or of_layers:
@@ -232,6 +233,7 @@ class Batch(ABC):
         for i, x in enumerate(values):
             self.scalars[:, i] = x
 
+    @cached_property
     def _places_of_layers(self) -> Ints:
         """Which layer of its stack each tensor is."""
         found = [x.origin[1] // max(1, size(x.array)) for x in self.tensors]

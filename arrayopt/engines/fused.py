@@ -300,21 +300,18 @@ class Fused(Engine):
         have but one.
         """
         found: dict[Kind, list[int]] = {}
-        clip, stats = asked.clip is not None, asked.stats
-        for place_of, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
-            if g is not None or common is not None:
-                array = tensor.array
-                plan = self.plan(
-                    bucket.rule,
-                    array.ndim,
-                    dtype_name(array),
-                    shape=tensor.shape,
-                    clip=clip,
-                    stats=stats,
-                )
-                split = self._split(plan, tensor)
-                grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
-                found.setdefault(Kind(plan, split, dtype_name(array), grad), []).append(place_of)
+        seen: dict[Any, Kind] = {}  # of tensors that do not differ in what decides
+        options = {"clip": asked.clip is not None, "stats": asked.stats}
+        for place, (tensor, g) in enumerate(zip(bucket.tensors, asked.grads, strict=True)):
+            if g is None and common is None:
+                continue
+            dtype, shape = dtype_name(tensor.array), tensor.shape
+            grad = dtype_name(g) if common is None else str(common).rsplit(".", 1)[-1]
+            key = tuple(tensor.array.shape), shape, dtype, grad, tensor.kind, tensor.block is None
+            if key not in seen:
+                plan = self.plan(bucket.rule, tensor.array.ndim, dtype, shape=shape, **options)
+                seen[key] = Kind(plan, self._split(plan, tensor), dtype, grad)
+            found.setdefault(seen[key], []).append(place)
         return found
 
     def kinds(self, bucket: Bucket, asked: Asked) -> list[Kind]:

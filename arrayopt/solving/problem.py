@@ -24,6 +24,7 @@ from arrayopt.params.grads import match_grads
 from arrayopt.params.trees import rebuild
 from arrayopt.rules import Rule
 from arrayopt.rules.lbfgs import LBFGS, MOST_FUSED
+from arrayopt.solving.ranks import One
 
 __all__ = ["Problem", "engine_for"]
 
@@ -44,6 +45,8 @@ class Problem:
         Whether the first axis of all arrays counts problems.
     joint : bool
         Whether all arrays are to be one: the elements of all, end to end.
+    ranks : One
+        Who evaluates it.
 
     Attributes
     ----------
@@ -59,12 +62,15 @@ class Problem:
         The library of values and their dtype.
     """
 
-    def __init__(self, f: Callable[[Any], Any], params: Any, *, stacked: bool, joint: bool) -> None:
+    def __init__(
+        self, f: Callable[[Any], Any], params: Any, *, stacked: bool, joint: bool, ranks: One
+    ) -> None:
         if not callable(f):
             raise TypeError(
                 f"minimize: `f` must be a function f(params) -> (value, grads); got {f!r:.60}"
             )
         self._f, self._tree, self.named = f, params, named_params(params, "minimize")
+        self.ranks = ranks
         first = self.named[0][1]
         self.xp, self._device = place(first)
         self.real = working_dtype(self.xp, first, real=True)
@@ -112,6 +118,10 @@ class Problem:
 
     def __call__(self, arrays: list[Array]) -> tuple[Array, list[Array]]:
         """The values, one for each problem or a 0-d array, and gradients as a list like `arrays`."""
+        return self.ranks.evaluated(lambda: self._evaluated(arrays))
+
+    def _evaluated(self, arrays: list[Array]) -> tuple[Array, list[Array]]:
+        """What this rank's function returns."""
         found = self._f(self.tree(arrays))
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise TypeError(

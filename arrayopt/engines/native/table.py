@@ -231,7 +231,8 @@ class Table(Batch):
         for name in self.plan.touched:
             left = np.ones(len(self.tensors), bool)
             for stack, rows in self.whole_stacks(name):
-                self.put(f"AT_{name}", stack.ctypes.data + self.layer[rows] * stack.strides[0], rows)
+                far = self.layer[rows] * stack.strides[0]
+                self.put(f"AT_{name}", stack.ctypes.data + far, rows)
                 left[rows] = False
             for row in np.flatnonzero(left).tolist():
                 x = self.stored(row, name)

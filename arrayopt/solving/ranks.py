@@ -1,0 +1,106 @@
+"""Ranks that minimize one function together: they evaluate it, and go the same way."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arrayopt.arrays import WORKING, Array, dtype_name, place, size, to_host
+from arrayopt.ranks.agreement import Agreement
+from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.comm import as_bytes
+from arrayopt.ranks.settings import Ranks, as_ranks
+
+__all__ = ["One", "ranks_of"]
+
+Evaluation = tuple[Array, list[Array]]
+"""A value, and gradients."""
+
+
+class One(Alone):
+    """One process: what it finds is what all find."""
+
+    ranks: Ranks | None = None
+
+    def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
+        """The value and the gradients of all ranks; `call` gives those of this one."""
+        return call()
+
+    def known(self, x: Array) -> Array:
+        """A number of the state; a rank that holds none of it has an empty array."""
+        return x
+
+
+class Several(Agreement, One):
+    """Several ranks.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        The communicator; its `grads` says whether `f` returns the same on all ranks, or what is to
+        be added up.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks.open(), None)
+        self._grads = ranks.grads
+        self.ranks = dataclasses.replace(ranks, grads="reduced")
+
+    def evaluated(self, call: Callable[[], Evaluation]) -> Evaluation:
+        """See `One.evaluated`. An error on one rank is raised on all."""
+        found: Any = None
+        error: BaseException | None = None
+        try:
+            found = call()
+        except BaseException as caught:
+            error = caught
+        said: dict[str, Any] = {}
+        if error is None and self._grads == "reduced":
+            said = {"the value that `f` has returned": float(found[0])}
+        self.agree("minimize", lambda: said, error)
+        value, grads = found
+        if self._grads == "reduced":
+            return value, grads
+        with self._answered("minimize"):
+            return self._added(value), [self._added(g) for g in grads]
+
+    def _added(self, mine: Array) -> Array:
+        """The sum over ranks, in their order, or the mean; on all ranks the same."""
+        flat = np.ascontiguousarray(to_host(mine)).reshape(-1)
+        flat = flat.astype(WORKING[dtype_name(mine)], copy=False)
+        parts = np.array_split(flat, self.size)
+        own = parts[self.rank]
+        others = [r for r in range(self.size) if r != self.rank]
+        received = {self.rank: own} | {r: np.empty_like(own) for r in others}
+        self._comm.exchange(
+            [(r, as_bytes(parts[r])) for r in others if parts[r].size],
+            [(r, as_bytes(received[r])) for r in others if own.size],
+        )
+        with np.errstate(all="ignore"):  # infinity and NaN are data
+            total = received[0].copy()
+            for r in range(1, self.size):
+                total += received[r]
+            if self._grads == "mean":
+                total /= self.size
+        counts = [part.nbytes for part in parts]
+        pieces = self._comm.allgather(as_bytes(total), counts)()
+        whole = np.concatenate(pieces).view(flat.dtype).reshape(tuple(mine.shape))
+        xp, device = place(mine)
+        return xp.asarray(whole, device=device)
+
+    def known(self, x: Array) -> Array:
+        """See `One.known`."""
+        with self._answered("minimize"):
+            every = self._comm.tell(float(x) if size(x) else None)
+        xp, device = place(x)
+        number = next(found for found in every if found is not None)
+        return xp.asarray(number, dtype=x.dtype, device=device)
+
+
+def ranks_of(comm: Any) -> One:
+    """The ranks of a communicator, or `One` if there is just one."""
+    if comm is None:
+        return One()
+    made = Several(as_ranks(comm))
+    return made if made.size > 1 else One()
