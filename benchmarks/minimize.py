@@ -277,9 +277,8 @@ def large(side: int, evaluations: int) -> None:
     }
     runs |= _torch(f, start, evaluations) | _optax(side, evaluations)
     for name, run in runs.items():
-        small = deconvolution(16)
-        ao.minimize(*small, ao.CG(), max_steps=2)
-        ao.minimize(*small, ao.SPG(), max_steps=2)  # compiled
+        for rule in (ao.LBFGS(), ao.CG(), ao.SPG()):
+            ao.minimize(*deconvolution(300), rule, max_steps=2)  # planned and compiled
         value, seconds = timed(run)
         tracemalloc.start()
         run()
