@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,101 +21,19 @@ from arrayopt.arrays import (
     to_host,
 )
 from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.layout import BucketLayout, Piece
 from arrayopt.state.tensors import Tensor
 
-__all__ = ["ROUND", "BucketLayout", "Piece", "Reduction", "layout"]
-
-ROUND = 1 << 24
-"""The most bytes of a bucket, in the dtype in which gradients are added."""
-
-LEAST = 1 << 18
-"""So many bytes of a bucket may at least go to one rank, however many ranks there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements `first` to `end` of the tensor at an index.
-
-    In the bucket they are sent to `rank`, as elements `at` and following.
-    """
-
-    index: int
-    first: int
-    end: int
-    rank: int
-    at: int
-
-
-@dataclass(slots=True)
-class BucketLayout:
-    """What is sent together: gradients of one dtype.
-
-    Attributes
-    ----------
-    dtype : str
-        The dtype in which they are sent.
-    on_device : bool
-        Whether they are sent from CuPy's memory.
-    pieces : list of Piece
-        The pieces.
-    counts : list of int
-        The number of elements for each rank.
-    """
-
-    dtype: str
-    on_device: bool
-    pieces: list[Piece]
-    counts: list[int]
-
-
-def layout(
-    comm: Comm, tensors: Sequence[Tensor], sent_as: Sequence[str | None], order: Sequence[int]
-) -> list[BucketLayout]:
-    """Divide tensors, in some order, into buckets of at most `ROUND` bytes.
-
-    `sent_as` is the dtype in which each tensor's gradient is sent; None for a tensor without one.
-    """
-    buckets: list[BucketLayout] = []
-    for index in order:
-        tensor, dtype = tensors[index], sent_as[index]
-        share = tensor.share
-        if dtype is None or share is None or tensor.block is not None:
-            continue
-        item = np.dtype(WORKING[dtype]).itemsize
-        most = max(1, ROUND // item)
-        most_of_rank = min(most, max(1, LEAST // item, most // comm.size))
-        on_device = comm.on_device and bool(array_api_compat.is_cupy_array(tensor.array))
-        for rank in share.holders:
-            first, end = share.ends[rank], share.ends[rank + 1]
-            while first < end:
-                last = buckets[-1] if buckets else None
-                free = 0
-                if last is not None and (last.dtype, last.on_device) == (dtype, on_device):
-                    free = min(most - sum(last.counts), most_of_rank - last.counts[rank])
-                if last is None or free <= 0:
-                    last = BucketLayout(dtype, on_device, [], [0] * comm.size)
-                    buckets.append(last)
-                    free = most_of_rank
-                count = min(end - first, free)
-                last.pieces.append(Piece(index, first, first + count, rank, last.counts[rank]))
-                last.counts[rank] += count
-                first += count
-    return buckets
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """The memory of a bucket, as bytes; `of` has the part of each rank."""
-
-    every: Any
-    of: list[Any]
+__all__ = ["Reduction"]
 
 
 class Reduction:
     """The gradients of a step on their way.
 
     A bucket is sent when all of its gradients have arrived, and the buckets before it have been
-    sent. Two buckets exist at a time if gradients arrive in the order of the layout.
+    sent. Its sums go to their ranks just before the next bucket but one is sent, so that all ranks
+    make the same calls in the same order. Two buckets exist at a time if gradients arrive in the
+    order of the layout.
 
     Parameters
     ----------
@@ -150,10 +67,12 @@ class Reduction:
         for number, bucket in enumerate(buckets):
             for piece in bucket.pieces:
                 self._of.setdefault(piece.index, []).append((number, piece))
-        self._missing = [sum(bucket.counts) for bucket in buckets]
+        self._missing = [bucket.size for bucket in buckets]
         self._sent = 0  # the number of buckets that were sent
-        self._packed: dict[int, _Packed] = {}  # by bucket
-        self._flying: deque[tuple[BucketLayout, Callable[[], Any]]] = deque()
+        self._forwarded = 0  # the number of buckets whose sums were sent
+        self._packed: dict[int, Any] = {}  # the memory of buckets that are not sent yet
+        self._added: dict[int, Any] = {}  # this rank's sums that were not sent yet
+        self._flying: deque[Callable[[], None]] = deque()  # what waits, in the order of starts
         self._sums: dict[int, tuple[Any, int]] = {}  # flat memory, and how much is missing
 
     def take(self, index: int, grad: Array) -> None:
@@ -170,36 +89,37 @@ class Reduction:
                 if dtype_name(part) != bucket.dtype:
                     part = part.astype(np.dtype(bucket.dtype))
                 item = part.dtype.itemsize
-                room = self._room(number).of[piece.rank]
-                room[piece.at * item : (piece.at + piece.end - piece.first) * item] = as_bytes(part)
-                self._missing[number] -= piece.end - piece.first
+                count = piece.end - piece.first
+                room = self._room(number)
+                room[piece.at * item : (piece.at + count) * item] = as_bytes(part)
+                self._missing[number] -= count
                 self._send_complete()
 
     def finish(self) -> None:
         """Send all that is left, with zeros for what has not arrived, and wait for all sums."""
         while self._sent < len(self._buckets):
             self._send()
+        while self._forwarded < len(self._buckets):
+            self._forward()
         while self._flying:
-            self._land()
+            self._flying.popleft()()
 
-    def _room(self, number: int) -> "_Packed":
+    def _room(self, number: int) -> Any:
         """Return the memory of a bucket."""
         if number not in self._packed:
-            while len(self._flying) > 1:
-                self._land()
+            self._wait_for(self._sent - 2)
             bucket = self._buckets[number]
-            xp, ends = self._namespace(bucket), [0]
-            for count in bucket.counts:
-                ends.append(ends[-1] + count * np.dtype(bucket.dtype).itemsize)
-            every = xp.zeros(ends[-1], dtype=xp.uint8)
-            views = [every[first:end] for first, end in pairwise(ends)]
-            self._packed[number] = _Packed(every, views)
+            size = bucket.size * np.dtype(bucket.dtype).itemsize
+            self._packed[number] = self._namespace(bucket).zeros(size, dtype=np.uint8)
         return self._packed[number]
 
     def _namespace(self, bucket: BucketLayout) -> Any:
         if not bucket.on_device:
             return np
         return array_namespace(self._tensors[bucket.pieces[0].index].array)
+
+    def _on_device_of(self, bucket: BucketLayout) -> Any:
+        return on_its_device(self._tensors[bucket.pieces[0].index].array)
 
     def _send_complete(self) -> None:
         """Send the buckets that are complete, up to the first that is not."""
@@ -208,40 +128,57 @@ class Reduction:
 
     def _send(self) -> None:
         """Send the next bucket."""
-        bucket, packed = self._buckets[self._sent], self._room(self._sent)
-        first = self._tensors[bucket.pieces[0].index].array
-        with on_its_device(first):
+        number = self._sent
+        packed = self._room(number)
+        if number > 1:
+            self._forward()
+        bucket = self._buckets[number]
+        with self._on_device_of(bucket):
             start = self._start_in_order if self._fast is None else self._start_fast
             finish = start(bucket, packed)
-        self._flying.append((bucket, finish))
-        del self._packed[self._sent]
+
+        def land() -> None:
+            with self._on_device_of(bucket):
+                self._added[number] = finish()
+
+        self._flying.append(land)
+        del self._packed[number]
         self._sent += 1
 
-    def _start_in_order(self, bucket: BucketLayout, packed: "_Packed") -> Callable[[], Any]:
+    def _wait_for(self, number: int) -> None:
+        """Wait until this rank has added its part of a bucket that was sent."""
+        while self._forwarded <= number and number not in self._added:
+            self._flying.popleft()()
+
+    def _start_in_order(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
         """Send a bucket; what is returned waits, and adds in the order of ranks."""
         rank, dtype = self._comm.rank, np.dtype(bucket.dtype)
-        mine = packed.of[rank]
-        xp = self._namespace(bucket)
+        xp, item = self._namespace(bucket), dtype.itemsize
+        parts = []
+        for first, end in pairwise(bucket.ends(self._comm.size)):
+            parts.append(packed[first * item : end * item])
+        mine = parts[rank]
         others = [r for r in range(self._comm.size) if r != rank]
         received = {r: xp.empty(len(mine), dtype=xp.uint8) for r in others if len(mine)}
-        sent = [(r, packed.of[r]) for r in others if len(packed.of[r])]
+        sent = [(r, parts[r]) for r in others if len(parts[r])]
         wait = self._comm.start_exchange(sent, list(received.items()))
 
         def finish() -> Any:
             wait()
             received[rank] = mine
-            parts = [received[r].view(dtype) for r in range(self._comm.size) if r in received]
-            return self._total(parts, np.dtype(WORKING[bucket.dtype])) if len(mine) else None
+            every = [received[r].view(dtype) for r in range(self._comm.size) if r in received]
+            return self._total(every, np.dtype(WORKING[bucket.dtype]))
 
         return finish
 
-    def _start_fast(self, bucket: BucketLayout, packed: "_Packed") -> Callable[[], Any]:
+    def _start_fast(self, bucket: BucketLayout, packed: Any) -> Callable[[], Any]:
         """Send a bucket; the communicator adds."""
         wide = np.dtype(WORKING[bucket.dtype])
         real = np.dtype(REAL.get(wide.name, wide))
-        values = packed.every.view(np.dtype(bucket.dtype)).astype(wide, copy=False).view(real)
+        values = packed.view(np.dtype(bucket.dtype)).astype(wide, copy=False).view(real)
         parts = wide.itemsize // real.itemsize
-        wait = self._comm.start_add(values, [count * parts for count in bucket.counts])
+        counts = [(end - first) * parts for first, end in pairwise(bucket.ends(self._comm.size))]
+        wait = self._comm.start_add(values, counts)
 
         def finish() -> Any:
             assert self._fast is not None
@@ -249,29 +186,62 @@ class Reduction:
 
         return finish
 
-    def _land(self) -> None:
-        """Wait for the oldest bucket, and write this rank's sums into their rooms."""
-        bucket, finish = self._flying.popleft()
-        with on_its_device(self._tensors[bucket.pieces[0].index].array):
-            total = finish()
-            for piece in bucket.pieces:
-                if piece.rank == self._comm.rank and self._rooms[piece.index] is not None:
-                    self._write(piece, total[piece.at : piece.at + piece.end - piece.first])
+    def _forward(self) -> None:
+        """Send the sums of the next bucket to the ranks that update with them."""
+        number, rank, size = self._forwarded, self._comm.rank, self._comm.size
+        self._wait_for(number)
+        bucket, mine = self._buckets[number], self._added.pop(number)
+        begin = bucket.ends(size)[rank]
+        dtype = np.dtype(WORKING[bucket.dtype])
+        sent, received, landed = [], [], []
+        with self._on_device_of(bucket):
+            for adder, owner, first, end in bucket.sums(size):
+                if adder == rank:
+                    part = mine[first - begin : end - begin]
+                    if owner == rank:
+                        landed.append((first, part))
+                    else:
+                        sent.append((owner, part.view(np.uint8)))
+                elif owner == rank:
+                    part = self._namespace(bucket).empty(end - first, dtype=dtype)
+                    received.append((adder, part.view(np.uint8)))
+                    landed.append((first, part))
+            wait = self._comm.start_exchange(sent, received)
 
-    def _write(self, piece: Piece, values: Any) -> None:
+        def land() -> None:
+            with self._on_device_of(bucket):
+                wait()
+                self._settle(bucket, landed)
+
+        self._flying.append(land)
+        self._forwarded += 1
+
+    def _settle(self, bucket: BucketLayout, landed: list[tuple[int, Any]]) -> None:
+        """Write the sums of a bucket that are this rank's into their rooms."""
+        for piece in bucket.pieces:
+            if piece.rank != self._comm.rank or self._rooms[piece.index] is None:
+                continue
+            until = piece.at + piece.end - piece.first
+            for at, values in landed:
+                first, end = max(piece.at, at), min(until, at + len(values))
+                if first < end:
+                    position = piece.first + first - piece.at
+                    self._write(piece.index, position, values[first - at : end - at])
+
+    def _write(self, index: int, position: int, values: Any) -> None:
         """Write sums of a tensor."""
-        room, share = self._rooms[piece.index], self._tensors[piece.index].share
+        room, share = self._rooms[index], self._tensors[index].share
         assert share is not None
-        if piece.index not in self._sums:
+        if index not in self._sums:
             count = share.last - share.first
-            self._sums[piece.index] = _writable(room, count, values), count
-        total, missing = self._sums[piece.index]
-        first = piece.first - share.first
+            self._sums[index] = _writable(room, count, values), count
+        total, missing = self._sums[index]
+        first = position - share.first
         total[first : first + len(values)] = values
         missing -= len(values)
-        self._sums[piece.index] = total, missing
+        self._sums[index] = total, missing
         if not missing:
-            self._rooms[piece.index] = _filled(room, self._sums.pop(piece.index)[0])
+            self._rooms[index] = _filled(room, self._sums.pop(index)[0])
 
 
 def _writable(room: Any, count: int, total: Any) -> Any:

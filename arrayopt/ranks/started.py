@@ -8,7 +8,7 @@ import numpy as np
 
 from arrayopt.ranks.comm import Bytes, Comm
 from arrayopt.ranks.gather import SMALL, Buffer
-from arrayopt.ranks.reduction import ROUND
+from arrayopt.ranks.layout import ROUND
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["StartedGather"]

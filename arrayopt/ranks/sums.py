@@ -7,7 +7,8 @@ import numpy as np
 
 from arrayopt.arrays import WORKING, Array, dtype_name, place, size
 from arrayopt.ranks.comm import Comm
-from arrayopt.ranks.reduction import BucketLayout, Reduction, layout
+from arrayopt.ranks.layout import BucketLayout, layout
+from arrayopt.ranks.reduction import Reduction
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Sums", "room_for"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import arrayopt as ao
-from arrayopt.ranks import reduction as reduction_module
+from arrayopt.ranks import layout as layout_module
 from arrayopt.ranks.gather import Gather
 from tests.support.engines import each_compiled, each_of_torch
 from tests.support.ranks import OTHER_SLOTS, SHAPES, contents, differing, gradients, kinds, parameters, train
@@ -120,7 +120,7 @@ def test_a_part_that_lies_on_another_is_an_error(engine):
 @pytest.mark.parametrize("reduction", ["ordered", "fast"])
 def test_means_take_two_buckets_of_memory(engine, reduction, monkeypatch):
     """Beside the gradients and their means; one large tensor took as much as 2.6 times its gradient, and 3.7 times."""
-    monkeypatch.setattr(reduction_module, "ROUND", 1 << 18)
+    monkeypatch.setattr(layout_module, "ROUND", 1 << 18)
     n, every = 2_000_000, []
 
     def rank(comm):
@@ -141,7 +141,7 @@ def test_means_take_two_buckets_of_memory(engine, reduction, monkeypatch):
 
     ao.ranks.run(2, rank)
     means = 4 * n  # of both ranks, which are threads here; parameters travel without a copy
-    assert every[0] < means + 2 * 4 * reduction_module.ROUND + 500_000
+    assert every[0] < means + 2 * 4 * layout_module.ROUND + 500_000
 
 
 def test_the_list_of_what_is_gathered_is_made_once(monkeypatch):

@@ -1,0 +1,256 @@
+"""Steps of many ranks, computed by a model of a network: how much of the messages the computation hides.
+
+python -m benchmarks.scale
+
+Nothing is measured. The messages are the real ones: tensors are cut, and buckets filled, by the code that runs them.
+Times follow from the numbers of `Machine`. Other systems are in the same model, each as its documentation describes it:
+ZeRO-1 (all-reduce during the backward pass, then parameters are gathered), ZeRO-2 (reduce-scatter in place of
+all-reduce), and FSDP2 (each layer is gathered before its forward and its backward pass, one layer ahead).
+"""
+
+import argparse
+import math
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+
+import arrayopt as ao
+from arrayopt.params.groups import Group
+from arrayopt.ranks import started
+from arrayopt.ranks.layout import layout
+from arrayopt.ranks.partition import divide
+from arrayopt.state.tensors import Tensor
+from benchmarks.ranks import count, models
+
+RULE = ao.LAMB()
+RANKS = (8, 64, 256, 1024)
+ITEM = 4
+"""Bytes of a gradient and of a parameter."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a rank.
+
+    Attributes
+    ----------
+    latency, post : float
+        Seconds until a message arrives, and that it takes to post one.
+    link : float
+        Bytes per second, in each direction at once.
+    memory : float
+        Bytes per second that an update moves.
+    compute : float
+        Floating-point operations per second of a forward and backward pass.
+    """
+
+    latency: float = 10e-6
+    post: float = 1e-6
+    link: float = 50e9
+    memory: float = 2.7e12
+    compute: float = 400e12
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rank computes in a step: how many words, and the share of the parameters that each word uses."""
+
+    words: int
+    active: float = 1.0
+
+
+WORK = {"BERT-large": Work(8192), "Llama 7 B": Work(8192), "MoE 16 B": Work(8192, 2.8 / 16.4)}
+
+
+class Messages:
+    """The messages of one model among a number of ranks.
+
+    Attributes
+    ----------
+    sizes : array
+        The number of elements of each tensor.
+    reductions : list of (array, int, int, int)
+        For each bucket of gradients which tensors it has parts of, its bytes, the most bytes of sums that one rank
+        gets, and the most messages of sums that it gets.
+    gathers : list of (list, int, int)
+        For each bucket which tensors it has, the number of its pieces, and its bytes.
+    sums : int
+        The bytes of partial sums.
+    fullest : int
+        The number of elements of the fullest rank.
+    """
+
+    def __init__(self, shapes, ranks):
+        self.ranks, self.shapes = ranks, shapes
+        self.sizes = np.array([math.prod(shape) for shape in shapes])
+        tensors = [Tensor(str(i), np.broadcast_to(np.float32(0), shape), place=i) for i, shape in enumerate(shapes)]
+        divide([Group("all", RULE, {}, tensors)], "cpp", 0, ranks)
+        backward = range(len(tensors))[::-1]
+        comm = SimpleNamespace(size=ranks, rank=0, on_device=False, start_broadcast=self._note)
+        self.reductions = []
+        for bucket in layout(comm, tensors, ["float32"] * len(tensors), backward):
+            places = np.array(sorted({piece.index for piece in bucket.pieces}))
+            received, messages = Counter(), Counter()
+            for adder, owner, first, end in bucket.sums(ranks):
+                if adder != owner:
+                    received[owner] += (end - first) * ITEM
+                    messages[owner] += 1
+            most = max(received.values(), default=0), max(messages.values(), default=0)
+            self.reductions.append((places, bucket.size * ITEM, *most))
+        self.gathers, self._noted = [], []
+        with_memory, started.Buffer = started.Buffer, _Sized
+        try:
+            gather = started.StartedGather(comm, tensors)
+        finally:
+            started.Buffer = with_memory
+        for (buffers, _), pieces in zip(gather._waiting, self._noted, strict=True):
+            places = [buffer.tensor.place for buffer in buffers]
+            self.gathers.append((places, len(pieces), sum(pieces)))
+        fullest, _, self.rounds, self.sums, _, _ = count(shapes, RULE, ranks)
+        self.fullest = fullest * self.sizes.sum() / ranks
+
+    def _note(self, pieces):
+        """Take down a broadcast, in place of one."""
+        self._noted.append([memory.size for _, memory in pieces])
+        return lambda: None
+
+
+class _Sized:
+    """A parameter's size in bytes; see `arrayopt.ranks.gather.Buffer`."""
+
+    def __init__(self, tensor, *, on_device):
+        self.tensor, self.item = tensor, ITEM
+        self.bytes = np.broadcast_to(np.uint8(0), tensor.array.size * ITEM)
+
+
+class Step:
+    """Seconds of a step of one model, by the ways in which its messages travel."""
+
+    def __init__(self, machine, messages, work):
+        self.machine, self.messages = machine, messages
+        sizes, ranks = messages.sizes, messages.ranks
+        self.hops = math.ceil(math.log2(ranks)) * machine.latency
+        self.others = (ranks - 1) / ranks
+        forward = 2 * sizes * work.active * work.words / machine.compute  # of each tensor
+        self.forward, self.backward = forward, 2 * forward
+        self.alone = float(3 * forward.sum())
+        # when each gradient is there, counted from the beginning of the backward pass
+        self.arrival = np.cumsum(self.backward[::-1])[::-1]
+        self.update = messages.fullest * 28 / machine.memory
+
+    def reduced(self, size, most, messages, *, ordered):
+        """Seconds that a bucket takes until the sums are with their ranks.
+
+        In the order of ranks, each rank sends its part to each other one. Else a tree adds.
+        """
+        machine = self.machine
+        added = self.whole(size)
+        if ordered:
+            added += machine.latency + (self.messages.ranks - 1) * machine.post - self.hops
+        return added + machine.latency + messages * machine.post + most / machine.link
+
+    def gathered(self, pieces, size):
+        """Seconds that a bucket of parameters takes until all ranks have it."""
+        return self.hops + pieces * self.machine.post + size * self.others / self.machine.link
+
+    def whole(self, size):
+        """Seconds of a reduce-scatter or an all-gather of this many bytes."""
+        return self.hops + size * self.others / self.machine.link
+
+    def met(self):
+        """Seconds of a step's vote and of its exchange of partial sums."""
+        sums = self.messages.sums * self.others / self.machine.link
+        return self.hops + (self.hops + sums if self.messages.sums else 0.0)
+
+    def ours(self, *, overlapped, ordered):
+        """Seconds that a step takes beyond its forward and backward passes."""
+        end = self.backward.sum()
+        clock = 0.0 if overlapped else end
+        for places, *sizes in self.messages.reductions:
+            ready = self.arrival[places].max() if overlapped else end
+            clock = max(clock, ready) + self.reduced(*sizes, ordered=ordered)
+        clock = max(clock, end) + self.met() + self.update
+        computed = clock
+        for places, pieces, size in self.messages.gathers:
+            clock += self.gathered(pieces, size)
+            if overlapped:  # the forward pass waits for what it needs
+                computed = max(computed, clock) + self.forward[places].sum()
+        end_of_all = computed if overlapped else clock + self.forward.sum()
+        return end_of_all - self.alone
+
+    def zero(self, *, stage):
+        """The same of ZeRO-1 or ZeRO-2, with buckets of 25 MB."""
+        clock, filled = 0.0, 0
+        for size, ready in zip(self.messages.sizes[::-1] * ITEM, self.arrival[::-1], strict=True):
+            filled += size
+            if filled >= 25e6:
+                clock, filled = max(clock, ready) + (2 if stage == 1 else 1) * self.whole(filled), 0
+        clock = max(clock, self.backward.sum()) + (2 if stage == 1 else 1) * self.whole(filled)
+        clock += self.messages.sizes.sum() / self.messages.ranks * 28 / self.machine.memory
+        return clock + self.whole(self.messages.sizes.sum() * ITEM) + self.forward.sum() - self.alone
+
+    def fsdp2(self, layers):
+        """The same of FSDP2; `layers` are lists of tensors that are gathered together."""
+        bytes_of = [self.messages.sizes[layer].sum() * ITEM for layer in layers]
+        link = computed = 0.0
+        for layer, size in zip(layers, bytes_of, strict=True):
+            link += self.whole(size)
+            computed = max(computed, link) + self.forward[layer].sum()
+        link = max(link, computed - self.forward[layers[-1]].sum())
+        sent = 0.0
+        for layer, size in zip(layers[::-1], bytes_of[::-1], strict=True):
+            link += self.whole(size)
+            computed = max(computed, link) + self.backward[layer].sum()
+            if sent:
+                link += self.whole(sent)  # the gradients of the layer before, while this one computes
+            sent = size
+        link = max(link, computed) + self.whole(sent)
+        return link + self.update - self.alone
+
+
+def layers_of(shapes, blocks):
+    """Tensors in so many equal blocks, after the first and before the last two of the model."""
+    inner = np.array_split(np.arange(1, len(shapes) - 2), blocks)
+    return [np.array([0]), *inner, np.arange(len(shapes) - 2, len(shapes))]
+
+
+BLOCKS = {"BERT-large": 24, "Llama 7 B": 32, "MoE 16 B": 28}
+
+
+def seconds(name, ranks, machine=None):
+    """What each way adds to the passes of a model, and how long these take alone."""
+    shapes = models()[name]
+    step = Step(machine or Machine(), Messages(shapes, ranks), WORK[name])
+    return step.alone, {
+        "at once": step.ours(overlapped=False, ordered=True),
+        "overlapped": step.ours(overlapped=True, ordered=True),
+        "overlapped, fast": step.ours(overlapped=True, ordered=False),
+        "ZeRO-1": step.zero(stage=1),
+        "ZeRO-2": step.zero(stage=2),
+        "FSDP2": step.fsdp2(layers_of(shapes, BLOCKS[name])),
+    }
+
+
+def main():
+    """A table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=list(WORK), default=list(WORK))
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    given = parser.parse_args()
+    head = None
+    for name in given.models:
+        for ranks in given.ranks:
+            alone, found = seconds(name, ranks)
+            if head is None:
+                head = ["model", "ranks", "passes", *found]
+                sys.stdout.write(f"| {' | '.join(head)} |\n|---|{'---:|' * (len(head) - 1)}\n")
+            cells = [name, f"{ranks:,}", *(f"{1e3 * x:,.0f}" for x in (alone, *found.values()))]
+            sys.stdout.write(f"| {' | '.join(cells)} |\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
