@@ -135,7 +135,7 @@ class Agreement(Alone):
         With gradients, all parameters are compared, and the gradients that are the same on all.
         """
         tensors = self.replaced.tensors
-        marks = [dict(x) for x in self._hear(what, lambda: list(self.replaced.marks.items()))]
+        marks = [dict(x) for x in self.hear(what, lambda: list(self.replaced.marks.items()))]
         places: Iterable[int] = sorted(set().union(*marks))
         reduced: list[tuple[int, Array]] = []
         if grads is not None:
@@ -148,7 +148,7 @@ class Agreement(Alone):
             params = [(i, checksum(tensors[i].array)) for i in places]
             return [params, [(i, checksum(grad)) for i, grad in reduced]]
 
-        every = self._hear(what, checksums)
+        every = self.hear(what, checksums)
         params = [dict(found) for found, _ in every]
         given = [dict(found) for _, found in every]
         wrong = unlike(tensors, marks, params, given)
@@ -156,14 +156,17 @@ class Agreement(Alone):
             self._told = self._unequal(what, wrong)
             raise self._told
 
-    def _hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
+    def hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
         """Return what a call finds on each rank; an error on one is raised on all."""
         found = error = None
         try:
             found = call()
+        except RankError:
+            raise
         except BaseException as caught:
             error = caught
-        every = self._comm.tell({"error": _text(error), "found": found})
+        with self._answered(what):
+            every = self._comm.tell({"error": _text(error), "found": found})
         self._raise(what, error, every)
         return [said["found"] for said in every]
 

@@ -56,6 +56,10 @@ class Alone:
             )
         return wish
 
+    def hear(self, what: str, call: Callable[[], Any]) -> list[Any]:
+        """Return what a call finds on each rank; an error on one is raised on all."""
+        return [call()]
+
     def tear(self, what: str, error: BaseException) -> None:
         """Note that a section was interrupted while it wrote."""
         self.torn = f"{what} was broken off ({type(error).__name__}: {error})"

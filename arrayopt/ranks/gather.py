@@ -240,9 +240,16 @@ class Scattered:
         """This rank's part."""
         return _own(self.tensor, self.slot)
 
-    def collect(self) -> Any:
-        """Return the complete slot as an array of NumPy on rank 0; all ranks call it."""
-        return self.team.collect(self.tensor, self.slot, root=0)
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks that have parts of it; none where each rank has all."""
+        return tuple(pieces_of(self.tensor, self.slot) or ())
+
+    def collect(self, root: int) -> Any:
+        """Return the complete slot on one rank, as an array; all ranks call it."""
+        if self.holders in ((), (root,)):
+            return self.mine
+        return self.team.collect(self.tensor, self.slot, root=root)
 
     def own(self, saved: Array) -> Array:
         """Return this rank's part of such a slot, in an array like its own."""

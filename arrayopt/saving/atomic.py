@@ -27,7 +27,7 @@ def replacing(who: str, path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A new file in path's folder to write into, which takes path's place, on disk, when the block ends without error.
 
     It gets the mode, and where that is possible the owner, of the file that it replaces; else what the umask leaves.
-    `who` is what errors begin with.
+    `who` is what errors begin with. Until then the file's `name` is where it lies.
 
     Raises
     ------
@@ -67,8 +67,8 @@ def _create(target: Path) -> tuple[IO[bytes], Path]:
     while True:
         temporary = target.with_name(f"{_stem(target)}{secrets.token_hex(8)}.arrayopt-tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o666 if old is None else 0o600)
-        file = open(descriptor, "wb")  # noqa: SIM115 - closed by the caller
+        mode = 0o666 if old is None else 0o600
+        file = open(temporary, "wb", opener=lambda name, _: os.open(name, flags, mode))  # noqa: B023, SIM115
         if old is not None:
             with suppress(OSError):  # as where it is another's
                 os.fchown(file.fileno(), old.st_uid, old.st_gid)

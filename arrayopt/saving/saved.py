@@ -13,7 +13,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.gather import slot_of
 from arrayopt.ranks.same import checksum
 from arrayopt.rules.base import Rule
-from arrayopt.saving import checkpoint
+from arrayopt.saving import checkpoint, writing
 from arrayopt.saving.later import Writer
 from arrayopt.saving.state_dict import copy_of, dump, load
 from arrayopt.state.run import Run
@@ -201,11 +201,11 @@ class Saved:
                 self._parameters.take_up()
                 self._whole_sums("Optimizer.save")
                 state = self._dump(partial(slot_of, self._team))
-                file = checkpoint.File(path, state, self._params() if params else None)
+                file = writing.File(path, state, self._params() if params else None)
             said = {"what there is to save": file.head, "`wait`": wait}
             self._team.agree("Optimizer.save", lambda: said)
             rank = self._team.rank
-            self._team.agree("Optimizer.save", dict, file.write(rank) if wait else file.copy(rank))
+            self._team.agree("Optimizer.save", dict, file.write(self._team) if wait else file.copy(rank))
             return None if wait else self._writer.start(file.write_copy if rank == 0 else None)
 
     def load(self, path: str | os.PathLike[str]) -> Any:

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from arrayopt import schedules
-from arrayopt.arrays import REAL, dtype_name, is_array
+from arrayopt.arrays import REAL, Array, dtype_name, is_array, to_host
 from arrayopt.ranks.gather import Scattered
 
 __all__ = [
     "ARRAY",
     "CODES",
+    "FORMAT",
     "FUNCTION",
     "SCHEDULE",
     "VALUES",
+    "as_memory",
     "checksum",
     "digest",
     "escaped",
@@ -25,9 +27,13 @@ __all__ = [
     "length",
     "name_of",
     "plain",
+    "reader",
     "shown",
     "stored",
 ]
+
+FORMAT = 1
+"""The version of the document that `arrayopt.saving.checkpoint` describes."""
 
 ARRAY, VALUES, SCHEDULE, FUNCTION = "$array", "$values", "$schedule", "$function"  # other keys' leading $ is doubled
 
@@ -97,3 +103,18 @@ def escaped(key: str) -> str:
 def plain(key: str) -> str:
     """The name that was escaped."""
     return key.removeprefix("$")
+
+
+def as_memory(x: Array) -> memoryview:
+    """The values of an array in C order, little-endian, as bytes."""
+    values = to_host(x)
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+
+
+def reader(who: str) -> Any:
+    """The library that reads files; or raise ImportError."""
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError(f"{who}: needs safetensors; pip install 'arrayopt[checkpoint]'") from error
+    return safetensors

@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 
 import arrayopt as ao
-from arrayopt.saving import checkpoint
+from arrayopt.ranks.alone import Alone
+from arrayopt.saving import checkpoint, writing
 from tests.conftest import BACKENDS
 from tests.support.cases import ALL, IDS, make
 from tests.support.checkpoints import ROOT, SHAPES, START, S, contents, run, small, to_bytes
@@ -162,7 +163,7 @@ def test_arrays_are_fetched_from_a_device_explicitly_and_once(monkeypatch, tmp_p
     for about in state["tensors"].values():
         about["slots"] = {name: x.view(OnDevice) for name, x in about["slots"].items()}
     monkeypatch.setattr("array_api_compat.is_cupy_array", lambda x: isinstance(x, OnDevice))
-    assert checkpoint.File(tmp_path / "y", state, None).write(0) is None
+    assert writing.File(tmp_path / "y", state, None).write(Alone()) is None
     assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
     assert OnDevice.fetched == 2
 
@@ -171,7 +172,7 @@ def test_whatever_a_state_dict_holds_comes_back(tmp_path):
     """Plain values, arrays and schedules anywhere in it, in the order given."""
     extra = {"scale": 65536.0, "good": [3, None, True, "x"], "$array": {"$values": 1}, "lr": S.Constant(0.5)}
     given = {"z": 1, "extra": {**extra, "found": np.arange(3, dtype="int32"), "c": np.asarray(1j)}, "a": {}}
-    assert checkpoint.File(tmp_path / "x", given, None).write(0) is None
+    assert writing.File(tmp_path / "x", given, None).write(Alone()) is None
     _, found, params, wrong, *_ = checkpoint.load(tmp_path / "x", {}, {})
     assert (params, wrong) == ({}, [])
     assert list(found) == ["z", "extra", "a"]
@@ -183,7 +184,7 @@ def test_whatever_a_state_dict_holds_comes_back(tmp_path):
 @pytest.mark.parametrize(("value", "words"), [(object(), "extra.0 is a object"), (np.zeros(1, "S3"), "of dtype |S3")])
 def test_what_is_no_plain_value_cannot_be_saved(value, words, tmp_path):
     with pytest.raises(ValueError, match=re.escape(words)):
-        checkpoint.File(tmp_path / "x", {"extra": [value]}, None)
+        writing.File(tmp_path / "x", {"extra": [value]}, None)
     assert os.listdir(tmp_path) == []
 
 

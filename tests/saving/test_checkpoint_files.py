@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.saving import atomic, checkpoint
+from arrayopt.saving import atomic, writing
 from arrayopt.saving.atomic import replacing
 from arrayopt.step.accumulate import Accumulator
 from tests.support.checkpoints import ROOT, contents, small
@@ -26,7 +26,7 @@ from tests.support.checkpoints import ROOT, contents, small
 def test_what_cannot_be_saved_is_refused_and_the_old_file_stays(name, words, tmp_path, monkeypatch):
     small().save(tmp_path / "x")
     before = (tmp_path / "x").read_bytes()
-    monkeypatch.setattr(checkpoint, "LONGEST", 2000)
+    monkeypatch.setattr(writing, "LONGEST", 2000)
     with pytest.raises(ValueError, match=words):
         ao.Optimizer({name: np.ones(2)}, ao.SGD(lr=0.1)).save(tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == before
@@ -245,14 +245,14 @@ def outcome(call):
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["step", "micro-step"])
 def test_a_step_beside_a_save_is_refused(tmp_path, options, monkeypatch):
     grads = {"w": np.ones((2, 3)), "b": np.ones(3)}
-    opt, write, raised = small(**options), checkpoint._write, []
+    opt, write, raised = small(**options), writing._write, []
     before = contents(opt)
 
     def stepping(file, array):
         raised.append(outcome(lambda: opt.step(grads)))
         return write(file, array)
 
-    monkeypatch.setattr(checkpoint, "_write", stepping)
+    monkeypatch.setattr(writing, "_write", stepping)
     opt.save(tmp_path / "x")
     assert {type(error) for error in raised} == {RuntimeError}
     assert str(raised[0]).startswith("Optimizer.step: another thread is in Optimizer.save")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import arrayopt as ao
-from arrayopt.saving import checkpoint
+from arrayopt.saving import writing
 from tests.support.ranks import gradients, parameters
 
 SHAPES = {"w": (300, 40), "b": (40,), "e": (0, 3), "s": ()}
@@ -23,13 +23,13 @@ def optimizer(**options):
 @pytest.fixture
 def slow(monkeypatch):
     """Writing waits until it is told to go on."""
-    go_on, write = threading.Event(), checkpoint._write
+    go_on, write = threading.Event(), writing._write
 
     def waiting(file, array):
         assert go_on.wait(30)
         return write(file, array)
 
-    monkeypatch.setattr(checkpoint, "_write", waiting)
+    monkeypatch.setattr(writing, "_write", waiting)
     return go_on
 
 

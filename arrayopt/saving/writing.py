@@ -1,0 +1,252 @@
+"""Checkpoints, written: by one process, or by all ranks into one file."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import IO, Any
+
+import numpy as np
+
+from arrayopt._version import __version__
+from arrayopt.arrays import REAL, Array, dtype_name, is_array
+from arrayopt.hyper import Listed
+from arrayopt.ranks.alone import Alone
+from arrayopt.ranks.gather import Scattered
+from arrayopt.saving.paths import checked_path
+from arrayopt.saving.words import (
+    ARRAY,
+    CODES,
+    FORMAT,
+    FUNCTION,
+    SCHEDULE,
+    VALUES,
+    as_memory,
+    checksum,
+    digest,
+    escaped,
+    is_ours,
+    item_size,
+    length,
+    name_of,
+    reader,
+    stored,
+)
+
+__all__ = ["File"]
+
+PIECE = 1 << 20
+"""So many bytes are copied, hashed and written at once."""
+
+LONGEST = 100_000_000
+"""The bytes of the longest header that safetensors reads."""
+
+
+class File:
+    """A checkpoint that is to be written: a state dict, and the tensors' parameters where given; see `Optimizer.save`.
+
+    Attributes
+    ----------
+    head : bytes
+        The file up to the first tensor's bytes, but for the checksums.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], state: dict[str, Any], params: dict[str, Any] | None) -> None:
+        reader("Optimizer.save")  # what is saved here can be loaded here
+        self._path = checked_path("Optimizer.save", path)
+        document = {"checkpoint": FORMAT, "arrayopt": __version__, "state": state}
+        if params is not None:
+            document["params"] = params
+        self._arrays: list[tuple[dict[str, Any], Any]] = []
+        self._described = _encode(document, (), self._arrays)
+        self._arrays.sort(key=lambda pair: -item_size(pair[0]["dtype"]))  # each lies at a multiple of its items' size
+        self.head = _header(self._described, [about for about, _ in self._arrays])
+        if len(self.head) > LONGEST:
+            raise ValueError(
+                f"Optimizer.save: names and hyper-parameters must fit in {LONGEST} bytes; got {len(self.head)}"
+            )
+
+    def write(self, team: Alone) -> BaseException | None:
+        """Write the file; what went wrong, for all ranks to know of it.
+
+        Where all ranks see the file that rank 0 has begun, each writes the arrays that it has; else rank 0 writes all.
+        """
+        try:
+            with ExitStack() as stack:
+                self._write_together(team, stack)
+        except BaseException as error:
+            return error
+        return None
+
+    def _write_together(self, team: Alone, stack: ExitStack) -> None:
+        """See `write`."""
+        from arrayopt.saving.atomic import replacing  # for POSIX systems only
+
+        who = "Optimizer.save"
+        files: list[IO[bytes]] = []
+
+        def begin() -> str | None:
+            if team.rank:
+                return None
+            files.append(stack.enter_context(replacing(who, self._path)))
+            files[0].write(self.head)
+            files[0].flush()
+            return str(files[0].name)
+
+        def join() -> bool:
+            try:
+                if team.rank:
+                    files.append(stack.enter_context(_joined(temporary)))
+                    return files[0].read(len(self.head)) == self.head
+            except OSError:
+                return False
+            return True
+
+        temporary = team.hear(who, begin)[0]
+        shared = all(team.hear(who, join))
+        writers = self._writers(team.size if shared else 1)
+        for written in team.hear(who, lambda: self._write_own(team.rank, writers, files)):
+            for i, found in written:
+                self._arrays[i][0]["blake2b"] = found
+        if team.rank == 0:
+            self._finish(files[0])
+
+    def _writers(self, ranks: int) -> list[int]:
+        """Which rank writes each array: one that has it, and has the least to write so far."""
+        holders = []
+        for _, array in self._arrays:
+            some = array.holders if isinstance(array, Scattered) and ranks > 1 else ()
+            holders.append(some or tuple(range(ranks)))
+        sizes = [length(about) for about, _ in self._arrays]
+        loads, writers = [0] * ranks, [0] * len(sizes)
+        for i in sorted(range(len(sizes)), key=lambda i: (len(holders[i]), -sizes[i])):
+            writers[i] = min(holders[i], key=loads.__getitem__)
+            loads[writers[i]] += sizes[i]
+        return writers
+
+    def _write_own(self, rank: int, writers: list[int], files: list[IO[bytes]]) -> list[tuple[int, str]]:
+        """Write this rank's arrays to where they belong; the checksum of each. Other ranks get what they write."""
+        found, error, at = list[tuple[int, str]](), None, len(self.head)
+        for i, ((about, array), writer) in enumerate(zip(self._arrays, writers, strict=True)):
+            value = array.collect(writer) if isinstance(array, Scattered) else array
+            if writer == rank and error is None:
+                try:
+                    files[0].seek(at)
+                    made, written = _write(files[0], value)
+                    if written != length(about):
+                        raise _torn()
+                    found.append((i, made))
+                except BaseException as caught:
+                    error = caught  # others wait for what this rank has of the rest
+            at += length(about)
+        if error is not None:
+            raise error
+        if rank and found:  # rank 0 does so when all have written
+            files[0].flush()
+            os.fsync(files[0].fileno())
+        return found
+
+    def copy(self, rank: int) -> BaseException | None:
+        """Copy all arrays to the host's memory, on rank 0, so that `write` can come later."""
+        copies = list[tuple[dict[str, Any], Any]]()
+        values = self._values()
+        try:
+            for about, array in values:
+                if rank == 0:
+                    copies.append((about, np.array(as_memory(array))))
+        except BaseException as error:
+            return error
+        finally:
+            for _ in values:  # others wait to hand over what is left
+                pass
+        self._arrays = copies
+        return None
+
+    def write_copy(self) -> None:
+        """Write what was copied, or raise."""
+        self._write(self._arrays)
+
+    def _values(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The arrays with their descriptions; what is scattered over ranks comes to rank 0."""
+        for about, array in self._arrays:
+            yield about, array.collect(0) if isinstance(array, Scattered) else array
+
+    def _write(self, values: Iterable[tuple[dict[str, Any], Any]]) -> None:
+        """Write the file in one process."""
+        from arrayopt.saving.atomic import replacing  # for POSIX systems only
+
+        with replacing("Optimizer.save", self._path) as file:
+            file.write(self.head)
+            for about, array in values:
+                about["blake2b"], written = _write(file, array)
+                if written != length(about):
+                    raise _torn()
+            self._finish(file)
+
+    def _finish(self, file: IO[bytes]) -> None:
+        """Write the header again, with checksums."""
+        file.seek(0)
+        file.write(_header(self._described, [about for about, _ in self._arrays]))  # as long as before
+
+
+def _joined(temporary: str) -> IO[bytes]:
+    """The file that rank 0 has begun, to write into, too."""
+    return open(temporary, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC))
+
+
+def _write(file: IO[bytes], array: Array) -> tuple[str, int]:
+    """Write an array's bytes; their checksum and number. Each byte is read once: another thread may be writing it."""
+    data, found = as_memory(array), checksum()
+    for start in range(0, len(data), PIECE):
+        piece = bytes(data[start : start + PIECE])
+        found.update(piece)
+        file.write(piece)
+    return found.hexdigest(), len(data)
+
+
+def _torn() -> RuntimeError:
+    """What to raise where a checkpoint would be half of one step and half of another."""
+    return RuntimeError(
+        "Optimizer.save: the state must stay as it is while it is saved, and it has changed, as by a step in another"
+        " thread; save between steps. An old file has been left as it was"
+    )
+
+
+def _encode(node: Any, path: tuple[str, ...], arrays: list[tuple[dict[str, Any], Array]]) -> Any:
+    """A part of the document as what JSON knows; its arrays are described, and added to `arrays`."""
+    if is_array(node) or isinstance(node, Scattered):
+        if REAL.get(dtype_name(node), dtype_name(node)) not in CODES:
+            raise ValueError(f"Optimizer.save: {'.'.join(path)} is of dtype {node.dtype}, which cannot be saved")
+        key = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)  # as in JSON pointers, RFC 6901
+        about = {ARRAY: key, "dtype": dtype_name(node), "shape": list(node.shape), "blake2b": digest(b"")}
+        arrays.append((about, node))
+        return about
+    if node is None or isinstance(node, bool | int | float | str):  # np.float64, which is a float too, is an array
+        return node
+    if isinstance(node, Listed):
+        return {VALUES: list(node.values)}
+    if is_ours(type(node)):
+        fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
+        return {SCHEDULE: type(node).__name__, **_encode(fields, path, arrays)}
+    if callable(node):
+        return {FUNCTION: name_of(node)}
+    if isinstance(node, Mapping):
+        return {escaped(key): _encode(child, (*path, key), arrays) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [_encode(child, (*path, str(i)), arrays) for i, child in enumerate(node)]
+    raise ValueError(f"Optimizer.save: {'.'.join(path)} is a {type(node).__name__}, which cannot be saved")
+
+
+def _header(described: dict[str, Any], arrays: list[dict[str, Any]]) -> bytes:
+    """The file up to the first tensor's bytes."""
+    text = json.dumps(described, ensure_ascii=False, allow_nan=False)
+    entries: dict[str, Any] = {"__metadata__": {"arrayopt": text, "blake2b": digest(text.encode())}}
+    end = 0
+    for about in arrays:
+        start, end = end, end + length(about)
+        code, shape = stored(about)
+        entries[about[ARRAY]] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head
