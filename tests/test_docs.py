@@ -63,6 +63,7 @@ def test_the_reference_names_nothing_else():
     of_doors = {
         "arrayopt.torch.Optimizer",
         "arrayopt.torch.optimizer",
+        "arrayopt.torch.overlap",
         "arrayopt.torch.split",
     }  # what is there for each rule is made of these
     of_doors |= {"arrayopt.optax.State", "arrayopt.optax.transformation"}

@@ -13,9 +13,10 @@ except ModuleNotFoundError as error:
 from arrayopt import rules
 from arrayopt.torch.base import Optimizer
 from arrayopt.torch.make import optimizer
+from arrayopt.torch.overlap import overlap
 from arrayopt.torch.split import split
 
-__all__ = ["Optimizer", "optimizer", "split"]
+__all__ = ["Optimizer", "optimizer", "overlap", "split"]
 
 _MADE = {name: optimizer(getattr(rules, name)) for name in rules.__all__ if name != "Rule"}
 globals().update(_MADE)

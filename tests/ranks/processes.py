@@ -76,8 +76,10 @@ def equal(comm, rank, size, folder):
 
 
 def hooked(comm, rank):
-    """Gradients given by hooks of PyTorch, and parameters waited for by others, as in docs/ranks.md; beside DDP."""
+    """Gradients given by hooks of PyTorch, and parameters waited for by others, beside DDP."""
     import torch
+
+    from arrayopt.torch import overlap
 
     def model():
         torch.manual_seed(0)
@@ -86,20 +88,7 @@ def hooked(comm, rank):
     ours, theirs = model(), torch.nn.parallel.DistributedDataParallel(model(), process_group=comm)
     opt = ao.Optimizer(dict(ours.named_parameters()), ao.SGD(lr=0.1), comm=ao.Ranks(comm, grads="mean"))
     other = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=opt.rule.momentum)
-    names = {p: name for name, p in ours.named_parameters()}
-
-    def give(p):
-        opt.give(names[p], p.grad)
-        p.grad = None
-
-    def wait(module, args):
-        for p in module.parameters(recurse=False):
-            opt.wait(names[p])
-
-    for p in ours.parameters():
-        p.register_post_accumulate_grad_hook(give)
-    for module in ours.modules():
-        module.register_forward_pre_hook(wait)
+    overlap(opt, ours)
     batches = torch.Generator().manual_seed(rank)
     for _ in range(4):
         x = torch.randn(8, 30, generator=batches)

@@ -1,0 +1,103 @@
+"""Messages of ranks behind the passes of a module: gradients leave during backward, parameters arrive in forward."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from arrayopt.optimizer import Optimizer
+
+__all__ = ["Overlap", "overlap"]
+
+
+class Overlap:
+    """The hooks of a module; made by `overlap`."""
+
+    def __init__(self, opt: Optimizer, names: dict[Tensor, str], model: Module) -> None:
+        self._opt, self._names = opt, names
+        self._hooks: list[Any] = []
+        for p in names:
+            self._hooks.append(p.register_post_accumulate_grad_hook(self._give))  # type: ignore[no-untyped-call]
+        for module in model.modules():
+            if any(p in names for p in module.parameters(recurse=False)):
+                self._hooks.append(module.register_forward_pre_hook(self._wait))
+
+    def _give(self, p: Tensor) -> None:
+        """Take a gradient that is complete, and let its memory go."""
+        if p.grad is not None:
+            self._opt.give(self._names[p], p.grad)
+            p.grad = None
+
+    def _wait(self, module: Module, args: Any) -> None:
+        """Wait for the parameters that a module is about to use."""
+        if not self._opt._step.is_arriving:
+            return
+        for p in module.parameters(recurse=False):
+            if p in self._names:
+                self._opt.wait(self._names[p])
+
+    def remove(self) -> None:
+        """Remove the hooks: from now on gradients stay in ``p.grad``, and nothing waits."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def overlap(opt: Optimizer, model: Module) -> Overlap:
+    """Have the messages of ranks travel while a module computes, by hooks; in place of ``DistributedDataParallel``.
+
+    Each gradient goes to `Optimizer.give` as soon as the backward pass has it, and its memory is free then. After
+    ``opt.step(wait=False)`` each module waits for its own parameters before its forward pass.
+
+    Parameters
+    ----------
+    opt : Optimizer
+        An optimizer over ``dict(model.named_parameters())``, with ``comm=Ranks(group, grads="mean")`` or ``"sum"``. Its
+        parameters may be a part of the model's, or more: gradients of others are yours to give.
+    model : torch.nn.Module
+        The module, not wrapped in ``DistributedDataParallel``, which would add gradients up a second time. All ranks
+        must use the same of its parameters in each backward pass.
+
+    Returns
+    -------
+    Overlap
+        Keep it if you want to ``remove()`` the hooks.
+
+    Raises
+    ------
+    TypeError
+        If `opt` is no `Optimizer` or `model` no module.
+    ValueError
+        If ranks get reduced gradients, or no parameter of the module is the optimizer's.
+
+    Examples
+    --------
+    >>> import torch, arrayopt as ao
+    >>> def train(comm):
+    ...     model = torch.nn.Linear(3, 2, bias=False)
+    ...     torch.nn.init.ones_(model.weight)
+    ...     opt = ao.Optimizer(dict(model.named_parameters()), ao.SGD(lr=0.1), comm=ao.Ranks(comm, grads="mean"))
+    ...     ao.torch.overlap(opt, model)
+    ...     model(torch.full((1, 3), float(comm.rank))).sum().backward()
+    ...     opt.step(wait=False)
+    ...     return opt.wait("weight")[0, 0].item()
+    >>> ao.ranks.run(2, train)
+    [0.949999988079071, 0.949999988079071]
+    """
+    who = "arrayopt.torch.overlap"
+    if not isinstance(opt, Optimizer):
+        raise TypeError(f"{who}: `opt` must be an arrayopt.Optimizer over ranks; got a {type(opt).__name__}")
+    if not isinstance(model, Module):
+        raise TypeError(f"{who}: `model` must be a torch.nn.Module; got a {type(model).__name__}")
+    if opt._team.size > 1 and not opt._team.sums:
+        raise ValueError(
+            f"{who}: gradients are added up on their way, so the optimizer needs"
+            ' comm=Ranks(group, grads="mean") or "sum"'
+        )
+    known = {id(tensor.array): tensor.name for tensor in opt._parameters.all}
+    names = {p: known[id(p)] for p in model.parameters() if id(p) in known}
+    if not names:
+        raise ValueError(
+            f"{who}: no parameter of the model is one of the optimizer's; make it over dict(model.named_parameters())"
+        )
+    return Overlap(opt, names, model)
