@@ -2,6 +2,7 @@
 their memory.
 """
 
+import operator
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ from arrayopt.state.quantized import dequantized, quantized, scale_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["Batch", "Idle", "Kind", "Rows", "plain"]
+
+AHEAD = 64
+"""Scalars of the next steps are computed for so many at once, while hyper-parameters stay."""
 
 KEPT = 8
 """So many sets of tensors that took part in a step are remembered."""
@@ -133,6 +137,8 @@ class Batch(ABC):
         apart = COUNT, KEY, *GIVEN
         self._names = [name for name in self.code.names if not name.startswith(apart)]
         self.fixed, self._numbers = self._counted() | self._keys(), list[Any]()
+        self._hypers: Sequence[dict[str, Any]] = []  # of the last step
+        self._steps: dict[int, Any] = {}  # the scalars of the next steps, by the number of updates
         for name in self.code.names:
             if name.startswith(GIVEN):  # until it is known, in `enter`
                 self.fixed[name] = np.ones(len(members))
@@ -180,9 +186,13 @@ class Batch(ABC):
         tensor, and look anew at what an earlier phase has written.
         """
         self.fixed |= {name: known[name] for name in self.fixed if name in known}
-        self._numbers = []
+        self._hypers, self._numbers = [], []
         self.evaluate(asked.hypers, None if asked.clip is None else float(asked.clip))
         self.allocate(rows, threads)
+
+    def is_shared(self, rows: Rows) -> bool:
+        """Whether the number of threads matters to a launch over these tensors, which is ready."""
+        return True
 
     @abstractmethod
     def launch(self, rows: Rows, grads: Sequence[Array | None], threads: int) -> None:
@@ -209,21 +219,15 @@ class Batch(ABC):
 
     def evaluate(self, hypers: Sequence[dict[str, Any]], clip: float | None) -> None:
         """Fill in the scalars of the step."""
-        value = hypers[0].get(VALUE) if VALUE in self._names else None
-        of_layers: dict[str, Any] = {}
-        if getattr(value, "ndim", 0) == 1:
-            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers]
-            hypers = [{**h, VALUE: 0.0} for h in hypers]
-        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
-        if numbers != self._numbers or of_layers:
-            each = {}
-            for name, *column in zip(self._names, *numbers, strict=True):
-                each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
-            self._constants = self.code.constants(self.fixed | each | of_layers)
-            self._numbers = numbers
-            self._uniform = np.ndarray not in map(type, self._constants)
+        same = bool(self._hypers) and all(map(operator.is_, hypers, self._hypers))
+        if not same:
+            self._set_constants(hypers)
+            self._hypers = hypers
         t: Any = self.bucket.updates()
         alike = isinstance(t, int)
+        if alike and self._uniform and same and clip is None:
+            self.scalars[:] = self._steps[t] if t in self._steps else self._ahead(t)
+            return
         if not (alike or self.whole_bucket):
             t = t[self.members]
         values = self.code.scalars(t + 1.0, clip, self._constants)
@@ -232,6 +236,34 @@ class Batch(ABC):
             return
         for i, x in enumerate(values):
             self.scalars[:, i] = x
+
+    def _ahead(self, t: int) -> Any:
+        """The scalars of a step, where nothing but the number of updates changes: computed for the
+        next steps, too.
+        """
+        values = self.code.scalars(np.arange(t + 1.0, t + 1.0 + AHEAD), None, self._constants)
+        rows = np.empty((AHEAD, len(values)))
+        for i, x in enumerate(values):
+            rows[:, i] = x
+        self._steps = dict(zip(range(t, t + AHEAD), rows, strict=True))
+        return rows[0]
+
+    def _set_constants(self, hypers: Sequence[dict[str, Any]]) -> None:
+        """Compute what follows from hyper-parameters and sizes alone, if it has changed."""
+        value = hypers[0].get(VALUE) if VALUE in self._names else None
+        of_layers: dict[str, Any] = {}
+        if getattr(value, "ndim", 0) == 1:
+            of_layers[VALUE] = to_host(value).astype(np.float64)[self._places_of_layers]
+            hypers = [{**h, VALUE: 0.0} for h in hypers]
+        numbers = [list(map(float, map(h.__getitem__, self._names))) for h in hypers]
+        if numbers == self._numbers and not of_layers:
+            return
+        each = {}
+        for name, *column in zip(self._names, *numbers, strict=True):
+            each[name] = column[0] if len(column) == 1 else np.array(column)[self.groups]
+        self._constants = self.code.constants(self.fixed | each | of_layers)
+        self._numbers, self._steps = numbers, {}
+        self._uniform = np.ndarray not in map(type, self._constants)
 
     @cached_property
     def _places_of_layers(self) -> Ints:

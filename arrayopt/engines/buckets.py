@@ -1,5 +1,6 @@
 """The parameters of an optimizer in buckets."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from arrayopt.params.parameters import Parameters
 from arrayopt.state.run import Run
 
 __all__ = ["Buckets", "bucketed"]
+
+_STRUCTURE = operator.attrgetter("rule.structure")
 
 
 class Buckets:
@@ -35,10 +38,7 @@ class Buckets:
         structure changes.
         """
         groups = self._parameters.groups
-        structures: list[Any] = [
-            self._parameters.kinds,
-            *(group.rule.structure for group in groups),
-        ]
+        structures: list[Any] = [self._parameters.kinds, *map(_STRUCTURE, groups)]
         if structures != self._structures:
             self._run.take_back()
             self._made, self._structures = bucketed(groups, self._run), structures

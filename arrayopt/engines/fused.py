@@ -348,13 +348,14 @@ class Launch:
             batch.allocate(rows, self._threads)
         self.repeats = not (engine.counts or asked.stats or bucket.rule.branches)
         self._rows = [(batch, rows) for batch, rows, _ in self._work]
+        self._shared = any(batch.is_shared(rows) for batch, rows in self._rows)
         self._took = [np.array(batch.members)[rows.all] for batch, rows in self._rows]
 
     def again(self, asked: Asked) -> bool:
         """Make a step ready over gradients of the same dtypes, for the same tensors; False where
         that takes more.
         """
-        if not self.repeats or thread_count() != self._threads:
+        if not self.repeats or (self._shared and thread_count() != self._threads):
             return False
         self._work = []
         for batch, rows in self._rows:

@@ -186,6 +186,10 @@ class Table(Batch):
             self.write_back()
         self.alive = []
 
+    def is_shared(self, rows: Rows) -> bool:
+        """See `Batch.is_shared`."""
+        return int(self.loads[rows.full].sum()) > ALONE
+
     def passes(
         self, rows: Rows, grads: Sequence[Array | None], threads: int
     ) -> Iterator[list[Partials]]:
