@@ -9,9 +9,9 @@ from typing import Any
 from arrayopt.arrays import Array, detached, dtype_name, is_array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
-from arrayopt.engines.buckets import Buckets
+from arrayopt.engines.buckets import Buckets, explain_buckets
 from arrayopt.engines.interrupts import uninterrupted
-from arrayopt.engines.table import explain_buckets, select
+from arrayopt.engines.table import select
 from arrayopt.params.groups import labelled
 from arrayopt.params.parameters import Parameters
 from arrayopt.ranks.alone import Alone
