@@ -108,19 +108,27 @@ class Reduction:
     ----------
     ufunc : numpy.ufunc
         What two values become.
-    start : str
-        What is kept before the first value, in Numba.
+    initial : float
+        What is kept before the first value.
     take : str
         The statement that takes a value ``{1}`` into what is kept, ``{0}``; the same in Numba and
         in CUDA.
+    simd : str
+        How OpenMP combines what the lanes of a loop have kept: an operator, or a name that
+        ``kernels/loops.h`` declares.
     cuda : str
-        The type of ``kernels/sums.cuh`` that says both.
+        The type of ``kernels/sums.cuh`` that says all of it.
+    repeated : str
+        The operation that makes the reduction of n equal values from the value and n; empty if it
+        is the value itself.
     """
 
     ufunc: np.ufunc
-    start: str
+    initial: float
     take: str
+    simd: str
     cuda: str
+    repeated: str = ""
 
 
 def _abs2(x: Any, out: Any) -> None:
@@ -343,8 +351,8 @@ OPS = {
 """Every operation, by the name that nodes have it under."""
 
 REDUCTIONS = {
-    "sum": Reduction(np.add, "0.0", "{0} += {1}", "Sum"),
-    "max": Reduction(np.maximum, "-np.inf", "{0} = maximum({0}, {1})", "Max"),
-    "min": Reduction(np.minimum, "np.inf", "{0} = minimum({0}, {1})", "Min"),
+    "sum": Reduction(np.add, 0.0, "{0} += {1}", "+", "Sum", repeated="mul"),
+    "max": Reduction(np.maximum, -np.inf, "{0} = maximum({0}, {1})", "largest", "Max"),
+    "min": Reduction(np.minimum, np.inf, "{0} = minimum({0}, {1})", "smallest", "Min"),
 }
 """Every reduction, by the name that nodes have it under."""

@@ -7,7 +7,6 @@ from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.layout import GEOMETRY, Layout
-from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.randomness import PARITY, ROTATIONS, ROUNDS
 from arrayopt.state.quantized import TINY
@@ -270,6 +269,7 @@ class Text(Written):
     """The text of a module, being written."""
 
     language = "numba"
+    infinity = "np.inf"
 
     def __init__(self, plan: Plan, dtype: str, grad_dtype: str, where: Layout) -> None:
         super().__init__(plan, dtype, grad_dtype, where, GEOMETRY)
@@ -336,7 +336,3 @@ class Text(Written):
         if place == "tensor":
             return f"values[row, {self.tensor[n]}]"
         return self.name(n) if place in ("const", "scalar") else self.at(n, self.index(n.axes))
-
-    def start(self, reduction: Node) -> str:
-        """What is kept of a reduction before its first value."""
-        return REDUCTIONS[reduction.op].start
