@@ -8,14 +8,12 @@ from typing import ClassVar
 from arrayopt.arrays import REAL, WORKING
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.lowering import INDEX
 from arrayopt.fusion.ops import OPS, REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["INDEX", "Lines", "Written"]
-
-INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
-"""What the position along an axis is called."""
 
 
 class Lines:

@@ -22,8 +22,9 @@ from arrayopt.fusion.dims import (
     broadcast,
     reduced_over,
 )
-from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Graph, Node, Spare
+from arrayopt.fusion.graph import COUNT, LETTERS, PRODUCT, Node, Spare
 from arrayopt.fusion.ops import OPS, REDUCTIONS
+from arrayopt.fusion.simplify import Graph
 
 __all__ = ["NAMESPACE", "Symbol", "lift"]
 

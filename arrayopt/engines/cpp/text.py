@@ -6,25 +6,21 @@ from collections.abc import Sequence
 from arrayopt.codecs import BLOCK, STORED
 from arrayopt.engines.native.columns import columns
 from arrayopt.engines.written import Written
+from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
 from arrayopt.fusion.graph import POSITION, Node
+from arrayopt.fusion.index import Index
 from arrayopt.fusion.layout import GEOMETRY, Layout
 from arrayopt.fusion.ops import REDUCTIONS
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Codes,
     Compute,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
-    Multiply,
     Place,
     Read,
-    Spread,
     Start,
     Statement,
     Take,

@@ -5,22 +5,18 @@ from collections.abc import Sequence
 from arrayopt.codecs import BLOCK as BLOCK_SIZE
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.text import REST, UNITS, Text
+from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import Index, number
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Codes,
     Compute,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
-    Multiply,
     Place,
     Read,
-    Spread,
     Start,
     Statement,
     Take,
@@ -28,7 +24,6 @@ from arrayopt.fusion.program import (
     When,
     Write,
     elements_of,
-    number,
 )
 
 __all__ = ["ARGUMENTS", "print_copies", "print_function"]
