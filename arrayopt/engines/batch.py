@@ -129,14 +129,9 @@ class Batch(ABC):
         self.whole = self._made_rows(np.arange(len(members)))
         self._some: dict[bytes, Rows] = {}
         self._located = -1
-        slots = self.tensors[0].slots
-        narrow = {x for x in self.plan.slots if scale_of(x) in slots}
-        self.widens = narrow - set(self.plan.quantized)
-        self._versioned = (
-            array_api_compat.is_torch_array(self.tensors[0].array) and "p" in self.plan.written
-        )
-
-    # ---- which tensors ---------------------------------------------------------------------------
+        first, narrow = self.tensors[0], set(self.plan.quantized)
+        self.widens = {x for x in self.plan.slots if scale_of(x) in first.slots} - narrow
+        self._versioned = "p" in self.plan.written and array_api_compat.is_torch_array(first.array)
 
     def rows(self, grads: Sequence[Array | None], *, complete: bool) -> Rows:
         """The tensors that have a gradient."""

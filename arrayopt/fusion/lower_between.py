@@ -1,4 +1,4 @@
-"""Lowering what lies between passes: partial results are combined, values computed, slots written."""
+"""Lowering what lies between passes: results are combined, values computed, slots written."""
 
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ONE, ZERO, column, name, product

@@ -1,4 +1,4 @@
-"""Lowering passes: loops over units, rows and columns, in which every place is an explicit index."""
+"""Lowering passes: loops over units, rows and columns; every place is an explicit index."""
 
 from collections.abc import Iterator
 

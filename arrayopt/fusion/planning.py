@@ -176,13 +176,13 @@ def _between(
     before.
     """
     wanted: list[Node] = []
-    for p in passes:
-        wanted += operands(p.nodes)
-    for p in passes:
-        wanted += [s.args[0] for s in p.sums]
+    for each in passes:
+        wanted += operands(each.nodes)
+    for each in passes:
+        wanted += [s.args[0] for s in each.sums]
     wanted += roots
-    for p in passes:
-        wanted += p.stores.values()
+    for each in passes:
+        wanted += each.stores.values()
     parts: list[list[Node]] = [[] for _ in range(len(passes) + 1)]
     when: dict[Node, int] = dict(ready)
     for node in reachable([n for n in wanted if not is_whole(n.axes, element)], stop=list(ready)):

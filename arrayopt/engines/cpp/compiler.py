@@ -50,7 +50,8 @@ PROCESSOR = {
 
 PROBE = """
 typedef float W;
-#pragma omp declare reduction(largest : W : omp_out = omp_out > omp_in ? omp_out : omp_in) initializer(omp_priv = 0)
+#pragma omp declare reduction(largest : W : omp_out = omp_out > omp_in ? omp_out : omp_in) \\
+    initializer(omp_priv = 0)
 
 extern "C" double probe(const float* x, int64_t n) {
     W sum = 0, most = 0;

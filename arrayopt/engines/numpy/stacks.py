@@ -19,7 +19,8 @@ from arrayopt.engines.blas import bands
 from arrayopt.engines.numpy.between import Small
 from arrayopt.engines.numpy.blocks import blocks, dims, part, reduced, totals
 from arrayopt.engines.numpy.buffers import buffers_of
-from arrayopt.engines.numpy.program import Program, program
+from arrayopt.engines.numpy.making import program
+from arrayopt.engines.numpy.program import Program
 from arrayopt.engines.threads import run
 from arrayopt.fusion.graph import POSITION, Node
 from arrayopt.fusion.ops import REDUCTIONS
