@@ -123,7 +123,7 @@ class Meeting:
 
     def _cells(self, some: list[int], numbers: Ints) -> Any:
         """Where numbers of some totals and tensors are."""
-        return np.ix_(some, np.searchsorted(self._numbers, numbers))
+        return np.array(some, np.int64)[:, None], np.searchsorted(self._numbers, numbers)
 
     def run(self) -> Iterator[list[Partials]]:
         """Make all totals; stop while numbers are to be told, and where ranks must meet.

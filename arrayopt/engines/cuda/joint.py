@@ -95,7 +95,9 @@ class JointThere(Joint):
         """See `Joint.take`."""
         if meeting.there is not None:
             return
-        self.values[np.ix_(totals, here)] = meeting.totals(totals, self.numbers[here])
+        self.values[np.array(totals, np.int64)[:, None], here] = meeting.totals(
+            totals, self.numbers[here]
+        )
         with on_device(self.access, self.device):
             self.totals.send(self.values)
 
