@@ -79,28 +79,29 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[St
     """The loop over elements of a part, and what it needs to know of a member before it."""
     before: list[Statement] = []
     slices = dict[str, tuple[str, Index, Index]]()
-    for x in dict.fromkeys([*part.loads, *part.stores]):
-        if x in rolled.of.arrays:
+    for array in dict.fromkeys([*part.loads, *part.stores]):
+        if array in rolled.of.arrays:
             where = column(
-                f"AT_{rolled.of.arrays[x]}", _member(part, rolled.of.which[x], rolled.of.members)
+                f"AT_{rolled.of.arrays[array]}",
+                _member(part, rolled.of.which[array], rolled.of.members),
             )
-            before.append(Array(x, name("size"), where))
-        slices[f"at_{x}"] = f"at_{x}", name("first"), name("end")
+            before.append(Array(array, name("size"), where))
+        slices[f"at_{array}"] = f"at_{array}", name("first"), name("end")
     buffers = dict.fromkeys([*part.taken, *part.kept, *part.added])
-    for n in buffers:
-        slices[_buffer(n)] = _buffer(n), ZERO, name("end") - name("first")
-    used = dict.fromkeys(a for n in part.nodes for a in n.args)
+    for node in buffers:
+        slices[_buffer(node)] = _buffer(node), ZERO, name("end") - name("first")
+    used = dict.fromkeys(a for node in part.nodes for a in node.args)
     used |= dict.fromkeys([*part.guards.values(), *part.stores.values(), *part.sums.values()])
-    scalars = [n for n in used if n.axes != pass_.axes and n.op != "const"]
-    for n in scalars:
-        if n in rolled.of.each:
-            where = _member(part, rolled.of.which[str(n.data)], rolled.of.members)
-            before.append(Read(n, Place(str(n.data), where)))
-    loads = {f"at_{x}": n for x, n in part.loads.items()}
-    loads |= {_buffer(n): n for n in part.taken}
+    scalars = [node for node in used if node.axes != pass_.axes and node.op != "const"]
+    for node in scalars:
+        if node in rolled.of.each:
+            where = _member(part, rolled.of.which[str(node.data)], rolled.of.members)
+            before.append(Read(node, Place(str(node.data), where)))
+    loads = {f"at_{array}": node for array, node in part.loads.items()}
+    loads |= {_buffer(node): node for node in part.taken}
     loads |= {_buffer(root): so_far for root, (so_far, _) in part.added.items()}
-    stores = {f"at_{x}": n for x, n in part.stores.items()}
-    stores |= {_buffer(n): n for n in part.kept}
+    stores = {f"at_{array}": node for array, node in part.stores.items()}
+    stores |= {_buffer(node): node for node in part.kept}
     stores |= {_buffer(root): new for root, (_, new) in part.added.items()}
     made = Elements(
         function,
@@ -110,8 +111,8 @@ def _elements(function: str, pass_: Pass, part: Part, rolled: Rolled) -> list[St
         part.nodes,
         stores,
         part.sums,
-        storage={f"at_{x}": x for x in dict.fromkeys([*part.loads, *part.stores])},
-        guards={f"at_{x}": n for x, n in part.guards.items()},
+        storage={f"at_{array}": array for array in dict.fromkeys([*part.loads, *part.stores])},
+        guards={f"at_{array}": node for array, node in part.guards.items()},
     )
     return [*before, made]
 

@@ -137,18 +137,18 @@ class _Rolling(Members):
         """Put each reduction into a part."""
         sums, at = in_order(self.one), 0
         while at < len(sums):
-            reduction, k = sums[at], self.members
+            reduction, members = sums[at], self.members
             value = reduction.args[0]
             if not self.of[value]:
                 self.once[self.stage[value]].sums[reduction] = value
                 at += 1
                 continue
-            values = [s.args[0] for s in sums[at : at + k]]
-            if [self.of[x] for x in values] == [frozenset([j]) for j in range(k)]:
+            values = [s.args[0] for s in sums[at : at + members]]
+            if [self.of[x] for x in values] == [frozenset([j]) for j in range(members)]:
                 for part in self._of_members(self.stage[value]):
                     for j in range(part.at_once):
                         part.sums[sums[at + j]] = self.same(tuple(values), j)
-                at += k
+                at += members
                 continue
             at += self._pairs(sums[at:])
 
