@@ -306,7 +306,7 @@ class Fused(Engine):
             if g is None and common is None:
                 continue
             array, shape = tensor.array, tensor.shape
-            typed = g.dtype if common is None else common
+            typed: Any = common or g.dtype  # type: ignore[union-attr]
             key = array.shape, shape, array.dtype, typed, tensor.kind, tensor.block is None
             if key not in seen:
                 dtype, grad = dtype_name(array), str(typed).rsplit(".", 1)[-1]

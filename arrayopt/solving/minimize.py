@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array
+from arrayopt.arrays import Array, library
 from arrayopt.functional import init, update
 from arrayopt.hyper import scalar, whole
 from arrayopt.optimizer import Optimizer
@@ -158,7 +158,8 @@ def minimize(
         look_at_gradient(problem, probe)
     engine = engine_for(rule, problem) if engine == "auto" else engine
     opt = Optimizer(problem.arrays, rule, engine=engine, comm=ranks.ranks)
-    run = partial(Run, problem, opt, probe, tol, max_steps, check_every)
+    spares = engine != "array_api" and library(problem.arrays[0]) in ("numpy", "torch")
+    run = partial(Run, problem, opt, probe, tol, max_steps, check_every, spares)
     if not progress:
         return run(callback).result()
     with bar(max_steps) as show:
