@@ -21,7 +21,7 @@ from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.fused import Fused
 from arrayopt.fusion.dims import TraceError
 from arrayopt.fusion.layout import flops, geometry
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.ranks.comm import Bytes, Comm, as_bytes
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
@@ -57,14 +57,15 @@ def cost_of(tensor: Tensor, bucket: Bucket, engine: Any) -> int:
         return int(np.prod(shape)) * sum(ends)
     if not isinstance(engine, Fused) and tensor.block is None:
         return 0
-    lean = isinstance(engine, Fused) and engine.lean
+    lean, dtype = isinstance(engine, Fused) and engine.lean, dtype_name(tensor.array)
+    costs = list[int]()
     try:
-        plan = plan_for(rule, len(shape), dtype_name(tensor.array), shape=shape, lean=lean)
+        for way in ways(rule):
+            plan = plan_for(rule, len(shape), dtype, shape=shape, lean=lean, **way)
+            costs.append(int(flops(plan, geometry([shape], plan.element)).sum()))
     except TraceError:
         return 0
-    if not plan.multiplies:
-        return 0
-    return int(flops(plan, geometry([shape], plan.element)).sum())
+    return max(costs)
 
 
 def homed(tensor: Tensor, parts: Shards, owner: int) -> Homed:

@@ -19,7 +19,7 @@ from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, boundaries, geometry
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.ranks.homes import cost_of, owners
@@ -124,10 +124,8 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
     found = _unit_starts(engine, (size(tensor.array),), "C")
     undivided: tuple[str, ...] = ()
     shape, dtype = tensor.array.shape, dtype_name(tensor.array)
-    for stats in (False, True):
-        plan = plan_for(
-            bucket.rule, tensor.array.ndim, dtype, shape=shape, stats=stats, lean=engine.lean
-        )
+    for way in ways(bucket.rule):
+        plan = plan_for(bucket.rule, tensor.array.ndim, dtype, shape=shape, lean=engine.lean, **way)
         if plan.multiplies:
             return ends_alone
         if plan.quantized:
@@ -135,7 +133,7 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         if plan.element != "C":
             starts = _unit_starts(engine, tuple(shape), plan.element)
             found = np.intersect1d(found, starts, assume_unique=True)
-        if not stats:
+        if not way["stats"]:
             undivided = tuple(slot for slot, axes in plan.slots.items() if axes != plan.element)
     return Boundaries(found if found.size > 1 else ends_alone.elements, undivided)
 
@@ -192,25 +190,24 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
         raise ValueError(
             f"{who} cannot have a rule with {what}; give the {each} as tensors of their own"
         )
+    chosen, why = select(engine, bucket)
+    cost = cost_of(tensor, bucket, chosen)
+    if cost:
+        return Needs(set(), {}, cost)
     if "int8" in str(bucket.rule.state_dtype):
         raise ValueError(
             f"{who} cannot have state_dtype='int8', because blocks belong to whole tensors; give"
             " 'bfloat16', or whole tensors and `comm`"
         )
-    chosen, why = select(engine, bucket)
-    cost = cost_of(tensor, bucket, chosen)
-    if cost:
-        return Needs(set(), {}, cost)
     if not isinstance(chosen, Fused) or not chosen.parts:
         raise ValueError(
             f"{who} only engines 'numba', 'cpp' and 'cupy' support; got {chosen.name!r} ({why})"
         )
     shape, dtype = tensor.shape, dtype_name(tensor.array)
     plans = []
-    for stats in (False, True):
-        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=chosen.lean)
-        plans.append(plan)
-    update, report = plans
+    for way in ways(bucket.rule):
+        plans.append(plan_for(bucket.rule, len(shape), dtype, shape=shape, lean=chosen.lean, **way))
+    update = plans[0]
     draws_by_element = any(plan.draws and plan.element == "C" for plan in plans)
     if draws_by_element and tensor.block.first(tuple(tensor.array.shape)) is None:
         raise ValueError(
@@ -222,7 +219,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     for slot, axes in update.slots.items():
         if axes != update.element:
             spans[slot] = tuple(i for i, letter in enumerate(letters) if letter in axes)
-    return Needs({update.element, report.element}, spans)
+    return Needs({plan.element for plan in plans}, spans)
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:

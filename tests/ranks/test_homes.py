@@ -62,7 +62,7 @@ def part_of(x, where):
     return x[tuple(slice(a, a + n) for a, n in zip(*where, strict=True))].copy()
 
 
-def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32):
+def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32, groups=BIASES):
     """What differs from one process after some steps, given in random ways, on each rank."""
     options = OPTIONS[label]
     absent = [name for name in SHAPES if np.random.default_rng(seed).random() < 0.2]
@@ -72,7 +72,7 @@ def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32):
     def arrays():
         return {name: library(x) for name, x in parameters(SHAPES, dtype).items()}
 
-    one = ao.Optimizer(arrays(), rule, groups=BIASES, engine=engine, **options)
+    one = ao.Optimizer(arrays(), rule, groups=groups, engine=engine, **options)
     for grads in steps:
         one.step({name: None if g is None else library(g) for name, g in grads.items()})
     expected = contents(one)
@@ -88,7 +88,7 @@ def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32):
             return found
 
         settings = ao.Ranks(comm, grads="mean", timeout=60)
-        opt = ao.Optimizer(parts(), rule, groups=BIASES, engine=engine, comm=settings, **options)
+        opt = ao.Optimizer(parts(), rule, groups=groups, engine=engine, comm=settings, **options)
         for k, grads in enumerate(steps):
             mine = {name: None if g is None else library(part_of(g, where[name])) for name, g in grads.items()}
             if (seed + k) % 2 and any(g is not None for g in mine.values()):
@@ -108,7 +108,7 @@ def run(engine, label, rule, ranks, seed, library=np.asarray, dtype=np.float32):
             found += [(name, "t")] * (about["t"] != expected[name, "t"])
             for slot, x in about["slots"].items():
                 found += [(name, slot)] * (np.asarray(x).tobytes() != expected[name, slot])
-        other = ao.Optimizer(parts(), rule, groups=BIASES, engine=engine, comm=settings, **options)
+        other = ao.Optimizer(parts(), rule, groups=groups, engine=engine, comm=settings, **options)
         other.load_state_dict(state)
         return found + [key for key in expected if other.state_dict()["step"] != expected["step"]]
 
@@ -149,6 +149,12 @@ def test_engines_that_cannot_share_a_tensor_update_whole_ones(engine):
 
 def test_sixteen_bits_with_masters():
     assert run("auto", "nothing", RULES["Muon"], 3, 5, dtype=ml_dtypes.bfloat16) == [[]] * 3
+
+
+def test_state_of_eight_bits():
+    assert (
+        run("auto", "nothing", ao.Muon(lr=0.05, state_dtype="int8"), 3, 6, groups={"bias": ao.SGD(lr=0.1)}) == [[]] * 3
+    )
 
 
 def test_tensors_of_pytorch():
