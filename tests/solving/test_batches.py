@@ -1,5 +1,7 @@
 """Random batches: each problem's result has the bits that it has alone, in every engine."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -72,7 +74,7 @@ def test_problems_go_as_they_go_alone(rule, engine, dtype):
         one, many = function(goal, 10.0 ** rng.uniform(-1, 1, count))
         found = ao.minimize(many, start, rule, stacked=True, **options)
         for j in range(count):
-            alone = ao.minimize(lambda tree, j=j: one(tree, j), {k: x[j] for k, x in start.items()}, rule, **options)
+            alone = ao.minimize(partial(one, j=j), {k: x[j] for k, x in start.items()}, rule, **options)
             for name in shapes:
                 np.testing.assert_array_equal(found.params[name][j], alone.params[name])
             for name in ("value", "grad_norm", "steps", "evaluations", "converged"):
@@ -103,6 +105,6 @@ def test_looking_seldom_and_sparing_change_no_bit(check_every):
     start = {"x": np.zeros((40, 3))}
     found = ao.minimize(many, start, stacked=True, check_every=check_every, engine="numpy")
     for j in range(0, 40, 3):
-        alone = ao.minimize(lambda tree, j=j: one(tree, j), {"x": np.zeros(3)}, engine="numpy")
+        alone = ao.minimize(partial(one, j=j), {"x": np.zeros(3)}, engine="numpy")
         np.testing.assert_array_equal(found.params["x"][j], alone.params["x"])
         assert found.evaluations[j] == alone.evaluations
