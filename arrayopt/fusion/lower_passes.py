@@ -7,6 +7,7 @@ from arrayopt.fusion.bulk import Buffer, Codes, Elements
 from arrayopt.fusion.index import ONE, ZERO, Index, column, least, name, number, product
 from arrayopt.fusion.layout import CHUNK
 from arrayopt.fusion.lower_products import lowered_product, shared
+from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
 from arrayopt.fusion.lowering import Lowering, position_of
 from arrayopt.fusion.passes import KINDS, Pass
 from arrayopt.fusion.program import (
@@ -23,13 +24,11 @@ from arrayopt.fusion.program import (
     View,
     Write,
 )
+from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
 __all__ = ["LoweringPasses"]
-
-STRETCH = 1024
-"""So many elements of slots of codes are widened at a time: they stay in the first cache."""
 
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
@@ -50,7 +49,9 @@ class LoweringPasses(Lowering):
         body: list[Statement] = [Let("size", column("IN_SIZE")), Let("TC", column("IN_TC"))]
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body += [Array(x, name("size")) for x in pass_.arrays]
+        rings = self._rings(pass_)
+        of_rings = set() if rings is None else {*rings.of.member_of}
+        body += [Array(x, name("size")) for x in pass_.arrays if x not in of_rings]
         for array in self._codes(pass_):
             body.append(Array(scale_of(array), (name("size") + (BLOCK - 1)) // BLOCK))
             body.append(Buffer(f"wide_{array}", CHUNK if matrices else STRETCH))
@@ -58,6 +59,8 @@ class LoweringPasses(Lowering):
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
         body += self.scalars(pass_.using("host"))
         body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
+        if rings is not None:
+            body += member_room(rings)
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for array in "RC":
@@ -72,6 +75,14 @@ class LoweringPasses(Lowering):
         inside = self._tile(index, pass_) if matrices else self._stretch(index, pass_)
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{index}", "units", tuple(body))
+
+    def _rings(self, pass_: Pass) -> Rolled | None:
+        """The pass in loops over members of rings, if it is such a one."""
+        if self.plan.element != "C" or self._codes(pass_):
+            return None
+        if pass_ not in self.rolled:
+            self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
+        return self.rolled[pass_]
 
     def _codes(self, pass_: Pass) -> list[str]:
         """The slots of a pass that are stored as codes."""
@@ -130,6 +141,10 @@ class LoweringPasses(Lowering):
         start, end_of_unit = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), start + name("TC")))
+        rings = self._rings(pass_)
+        if rings is not None:
+            yield from in_turns(index, pass_, rings, self.part)
+            return
         turns = pass_.in_turns(AT_ONCE)
         if not self._codes(pass_) and len(turns) == 1:
             yield self._elements(

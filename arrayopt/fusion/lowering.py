@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.index import ZERO, Index, column, name, number
 from arrayopt.fusion.layout import Layout
+from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.plan import Plan
 from arrayopt.fusion.program import Loop, Place, Read, Statement
+from arrayopt.fusion.rings import Rolled
 
 __all__ = ["INDEX", "Lowering", "loops_over", "position_of"]
 
@@ -46,6 +48,7 @@ class Lowering:
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
         self.seen: dict[Node, None] | None = None
+        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- places ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from arrayopt.arrays import Array, array_namespace, dtype_name, library
+from arrayopt.arrays import Array, array_namespace, detached, dtype_name, is_array, library
 from arrayopt.engines.bucket import Bucket
 from arrayopt.params.groups import labelled
 from arrayopt.params.headers import LocatedGrads
@@ -16,7 +16,7 @@ from arrayopt.step.accumulate import Adding
 from arrayopt.step.judging import Known
 from arrayopt.step.ready import Ready
 
-__all__ = ["Begun", "Coming", "check_values", "form_of", "said"]
+__all__ = ["Begun", "Coming", "checked_value", "form_of", "said"]
 
 
 class Coming(NamedTuple):
@@ -84,12 +84,21 @@ def form_of(
     """What steps have in common that one `Ready` can make; None where it makes just one."""
     if not isinstance(grads, LocatedGrads) or grads.dtype is None or grads.locations is None:
         return None
-    if not grads.locations.complete or verdict.skip is not False or verdict.left:
+    if not grads.locations.complete or verdict.skip is not False:
         return None
-    return coming.version, grads.dtype, verdict.factor is None, coming.valued
+    left = [(count, mask.tobytes()) for count, mask in (verdict.left or {}).items()]
+    return coming.version, grads.dtype, verdict.factor is None, coming.valued, left
 
 
-def check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
+def checked_value(value: Any, buckets: list[Bucket], ranks: int) -> Any:
+    """The value of a step, as rules get it: a number, or an array of one process."""
+    if getattr(value, "ndim", 0) == 1:
+        _check_values(value, buckets, ranks)
+        return detached(value)
+    return detached(value) if ranks == 1 and is_array(value) else float(value)
+
+
+def _check_values(values: Array, buckets: list[Bucket], ranks: int) -> None:
     """Raise TypeError where there cannot be a value for each layer."""
     who = "Optimizer.step: `value` must be a number, or one for each layer of stacked tensors"
     if ranks > 1:

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from arrayopt.arrays import Array, detached, is_array
+from arrayopt.arrays import Array
 from arrayopt.engines.base import Asked, Report
 from arrayopt.engines.bucket import Bucket
 from arrayopt.engines.buckets import Buckets, explain_buckets
@@ -16,7 +16,7 @@ from arrayopt.ranks.alone import Alone
 from arrayopt.state.run import Run
 from arrayopt.state.verdict import Verdict
 from arrayopt.step.accumulate import Accumulator
-from arrayopt.step.coming import Begun, Coming, check_values, form_of, said
+from arrayopt.step.coming import Begun, Coming, checked_value, form_of, said
 from arrayopt.step.commit import Commit
 from arrayopt.step.judging import Judging
 from arrayopt.step.norms import Measures, measures
@@ -96,11 +96,8 @@ class Step:
         """All that the host knows of the next step before its gradients."""
         self._run.begin("Optimizer.step")
         buckets, step = self._buckets.chosen(self._engine), self._run.steps
-        if value is not None and getattr(value, "ndim", 0) == 1:
-            check_values(value, buckets, self._team.size)
-            value = detached(value)
-        elif value is not None:
-            value = detached(value) if self._team.size == 1 and is_array(value) else float(value)
+        if value is not None:
+            value = checked_value(value, buckets, self._team.size)
         version, scaled = self._buckets.version, self.accumulator.scaled
         known = self.judging.known(buckets, version, loss_scale, limit, scaled=scaled)
         hypers = [bucket.numbers(step, value) for bucket in buckets]
@@ -131,7 +128,7 @@ class Step:
             return Begun(given, grads, grads, adding)
         rooms = team.rooms(self._parameters.all, grads)
         ready = self._foresee(coming, rooms, stats=stats)
-        final = adding is None and not judged and not team.sums
+        final = adding is None and not judged and not team.sums and not team.has_homes
         return Begun(given, grads, rooms, adding, ready if final else None)
 
     def _foresee(self, coming: Coming, rooms: list[Array | None], *, stats: bool) -> Ready:
@@ -189,6 +186,7 @@ class Step:
             grads = begun.rooms
             if team.size > 1 and not begun.reduced:
                 team.reduce(self._parameters.all, begun.grads, grads)
+            team.bring(self._parameters.all, begun.grads, grads)
             if adding is None or team.size > 1:
                 norms_of: Callable[[], Measures] = partial(measures, coming.buckets, grads)
             else:
