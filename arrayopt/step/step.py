@@ -285,8 +285,6 @@ class Step:
         begun = self.begin(self._coming, grads, stats=False)
         return partial(self.make, self._coming, begun, stats=False, record=record, counted=True)
 
-    # ---- around ----------------------------------------------------------------------------------
-
     def explain(self, *, clips: bool) -> str:
         """See `Optimizer.explain`."""
         lines, every = [], self.accumulator.every
