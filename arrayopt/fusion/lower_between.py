@@ -1,7 +1,9 @@
 """Lowering what lies between passes: results are combined, values computed, slots written."""
 
+from collections.abc import Sequence
+
 from arrayopt.fusion.graph import Node
-from arrayopt.fusion.index import ONE, ZERO, column, name, product
+from arrayopt.fusion.index import ONE, ZERO, column, name, number, product
 from arrayopt.fusion.lowering import Lowering, loops_over, position_of
 from arrayopt.fusion.passes import Between
 from arrayopt.fusion.passes import Loop as Small
@@ -20,6 +22,7 @@ from arrayopt.fusion.program import (
     When,
     Write,
 )
+from arrayopt.fusion.ring_members import LEAST
 
 __all__ = ["lowered_between"]
 
@@ -38,8 +41,8 @@ def lowered_between(lowering: Lowering, index: int, between: Between) -> Functio
     body += lowering.scalars(reads, wide=True)
     lowering.seen = {}
     rest: list[Statement] = []
-    for reduction in between.combine:
-        rest += _combine(lowering, reduction)
+    for run in _runs(lowering, between.combine):
+        rest += _combine_all(lowering, run) if len(run) >= LEAST else _combine(lowering, run[0])
     for loop in between.after:
         rest += _reduce(lowering, loop) if loop.reduces else _small(lowering, loop)
     for array, node in between.stores.items():
@@ -51,6 +54,40 @@ def lowered_between(lowering: Lowering, index: int, between: Between) -> Functio
         body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
     lowering.seen = None
     return Function(f"between_{index}", "", (*body, *rest))
+
+
+def _runs(lowering: Lowering, reductions: Sequence[Node]) -> list[list[Node]]:
+    """Reductions over tensors whose partial results and values lie side by side, as those of
+    the members of rings do; others, and few, alone.
+    """
+    runs = list[list[Node]]()
+    for reduction in sorted(reductions, key=lowering.partial.__getitem__):
+        last = runs[-1][-1] if runs else None
+        if (
+            last is not None
+            and last.op == reduction.op
+            and lowering.where.partials[last] == lowering.where.partials[reduction] == "tensor"
+            and lowering.partial[reduction] == lowering.partial[last] + 1
+            and lowering.where.tensor[reduction] == lowering.where.tensor[last] + 1
+        ):
+            runs[-1].append(reduction)
+        else:
+            runs.append([reduction])
+    found = list[list[Node]]()
+    for run in runs:
+        found += [run] if len(run) >= LEAST else [[reduction] for reduction in run]
+    return found
+
+
+def _combine_all(lowering: Lowering, run: Sequence[Node]) -> list[Statement]:
+    """Put reductions together whose partial results lie side by side."""
+    first, which = run[0], name("which")
+    base = column(f"PART{lowering.partial[first]}", which)
+    each = Take(first, "acc", Place("part", base + name("unit")))
+    taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
+    into = Place("values", number(lowering.where.tensor[first]) + which)
+    body: tuple[Statement, ...] = (Start("acc", first), taken, Write(into, "acc"))
+    return [Loop("which", ZERO, number(len(run)), body)]
 
 
 def _combine(lowering: Lowering, reduction: Node) -> list[Statement]:
