@@ -20,6 +20,7 @@ from arrayopt.arrays import (
 )
 from arrayopt.ranks.alone import Alone
 from arrayopt.ranks.comm import Comm, as_bytes
+from arrayopt.ranks.machine import shared_at
 from arrayopt.ranks.partition import fills
 from arrayopt.state.shares import Homed, Shards
 from arrayopt.state.tensors import Tensor
@@ -43,18 +44,21 @@ class Gathers:
     Attributes
     ----------
     buffers : list of Buffer
-        The memory of those that ranks share.
+        The memory of those that are sent.
+    shared : list of Buffer
+        The memory of those that all ranks have in common; see `arrayopt.ranks.shared`.
     """
 
     def __init__(self, comm: Comm, tensors: Sequence[Tensor]) -> None:
         self._comm, self._tensors = comm, list(tensors)
         self._version = tensors[0].run.arrays if tensors else 0
-        self.buffers = list[Buffer]()
+        self.buffers, self.shared = list[Buffer](), list[Buffer]()
         for tensor in tensors:
             share = tensor.share
             if share is not None and share.holders and tensor.block is None:
-                self.buffers.append(Buffer(tensor, on_device=comm.on_device))
-        self._settling = [buffer for buffer in self.buffers if buffer.settles]
+                where = self.buffers if shared_at(tensor.array) is None else self.shared
+                where.append(Buffer(tensor, on_device=comm.on_device))
+        self._settling = [buffer for buffer in self.buffers + self.shared if buffer.settles]
 
     def serves(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it was made for these tensors, and their arrays have not been replaced."""
@@ -89,6 +93,8 @@ class Gather(Gathers):
 
     def __call__(self) -> None:
         """Fetch the parameters."""
+        if self.shared:
+            self._comm.meet()()
         if any(self._counts):
             mine = self._small[self._comm.rank]
             sent = np.concatenate([*mine, np.zeros(0, np.uint8)])

@@ -66,6 +66,11 @@ class LaterGather(Gathers):
                 else:
                     bucket.large.append((rank, piece))
 
+        if self.shared:
+            places = [buffer.tensor.place for buffer in self.shared]
+            settling = [buffer for buffer in self.shared if buffer.settles]
+            self._buckets.insert(0, _Bucket(places, settling))
+
     def __call__(self) -> "Arrivals":
         """Start to fetch the parameters."""
         return Arrivals(self._comm, self._buckets)
@@ -76,7 +81,7 @@ class Arrivals:
 
     def __init__(self, comm: Comm, buckets: Sequence[_Bucket]) -> None:
         self._comm = comm
-        self._waiting: deque[tuple[_Bucket, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[_Bucket, Callable[[], object]]] = deque()
         self._places: set[int] = set()  # of tensors that have not arrived
         for bucket in buckets:
             self._places.update(bucket.places)
@@ -91,8 +96,10 @@ class Arrivals:
         while self._waiting and (place is None or place in self._places):
             self._land()
 
-    def _start(self, bucket: _Bucket) -> Callable[[], None]:
+    def _start(self, bucket: _Bucket) -> Callable[[], object]:
         """Start to fetch the tensors of a bucket; small pieces of a rank travel together."""
+        if not bucket.small and not bucket.large:  # all ranks have their memory
+            return self._comm.meet()
         packed = list[tuple[int, Bytes]]()
         for rank, pieces in bucket.small.items():
             if rank == self._comm.rank:
