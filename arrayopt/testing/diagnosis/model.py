@@ -186,7 +186,7 @@ class Model:
             values = {name: x[:, :, :1] for name, x in values.items()}
         with np.errstate(all="ignore"):
             values = self.hypothesis.twisted.alters(values, made)
-        return np.concatenate(self.simulation.run(values), axis=2)
+        return self.simulation.run(values)
 
     def errors(self, sets: Sets) -> Values:
         """See `Seen.errors`."""
