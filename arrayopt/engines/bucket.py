@@ -73,9 +73,9 @@ class Bucket:
     """The array of the numbers of updates on the device, shared by all tables of the bucket; see
     `Run.give_to`.
     """
-    totals: "set[tuple[Meets, ...]] | None" = None
-    """When the tensors meet for totals, for each way that the rule takes them; None where that is
-    not known yet.
+    totals: "dict[bool, set[tuple[Meets, ...]]]" = field(default_factory=dict)
+    """When the tensors meet for totals, for each way that the rule takes them; in steps with a
+    value, and without.
     """
     members: tuple[bytes, list[Any]] | None = None
     """What took part in the last step with totals; see `arrayopt.engines.meeting`."""

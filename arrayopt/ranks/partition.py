@@ -19,7 +19,7 @@ from arrayopt.engines.buckets import bucketed
 from arrayopt.engines.fused import Fused
 from arrayopt.engines.table import select
 from arrayopt.fusion.layout import CHUNK, boundaries, geometry
-from arrayopt.fusion.plans import plan_for
+from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
@@ -115,10 +115,8 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
     found = _unit_starts(engine, (size(tensor.array),), "C")
     undivided: tuple[str, ...] = ()
     shape, dtype = tensor.array.shape, dtype_name(tensor.array)
-    for stats in (False, True):
-        plan = plan_for(
-            bucket.rule, tensor.array.ndim, dtype, shape=shape, stats=stats, lean=engine.lean
-        )
+    for way in ways(bucket.rule):
+        plan = plan_for(bucket.rule, tensor.array.ndim, dtype, shape=shape, lean=engine.lean, **way)
         if plan.multiplies:
             return ends_alone
         if plan.quantized:
@@ -126,7 +124,7 @@ def _boundaries(tensor: Tensor, bucket: Bucket, engine: Any) -> Boundaries:
         if plan.element != "C":
             starts = _unit_starts(engine, tuple(shape), plan.element)
             found = np.intersect1d(found, starts, assume_unique=True)
-        if not stats:
+        if not way["stats"]:
             undivided = tuple(slot for slot, axes in plan.slots.items() if axes != plan.element)
     return Boundaries(found if found.size > 1 else ends_alone.elements, undivided)
 
@@ -198,11 +196,10 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
         )
     shape, dtype = tensor.shape, dtype_name(tensor.array)
     plans = []
-    for stats in (False, True):
-        plan = plan_for(bucket.rule, len(shape), dtype, shape=shape, stats=stats, lean=chosen.lean)
-        plans.append(plan)
-    update, report = plans
-    if update.multiplies or report.multiplies:
+    for way in ways(bucket.rule):
+        plans.append(plan_for(bucket.rule, len(shape), dtype, shape=shape, lean=chosen.lean, **way))
+    update = plans[0]
+    if any(plan.multiplies for plan in plans):
         raise ValueError(
             f"{who} {rule} does not support: it multiplies whole matrices; give these, and `comm`"
         )
@@ -217,7 +214,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     for slot, axes in update.slots.items():
         if axes != update.element:
             spans[slot] = tuple(i for i, letter in enumerate(letters) if letter in axes)
-    return Needs({update.element, report.element}, spans)
+    return Needs({plan.element for plan in plans}, spans)
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:

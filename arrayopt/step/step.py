@@ -94,7 +94,7 @@ class Step:
     @property
     def meets(self) -> bool:
         """Whether a rule asks for totals, for which all tensors meet."""
-        return any(map(totals_of, self.buckets))
+        return any(totals_of(x, valued=valued) for x in self.buckets for valued in (True, False))
 
     @property
     def is_arriving(self) -> bool:
