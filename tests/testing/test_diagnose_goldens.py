@@ -9,7 +9,7 @@ import pytest
 
 from arrayopt.rules.fields import hypers
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis.words import MADE_UP
+from arrayopt.testing.diagnosis.fit import MADE_UP
 from tests.support.golden_cases import ELSEWHERE, GOLDENS, LEFT_OUT
 from tests.support.slow import marked
 

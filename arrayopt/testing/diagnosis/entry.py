@@ -12,10 +12,10 @@ from arrayopt.foreign import unknown
 from arrayopt.hyper import is_number
 from arrayopt.libraries import to_numpy
 from arrayopt.params.grads import match_grads
-from arrayopt.testing.diagnosis.descent import LIMITS, LOWER
 from arrayopt.testing.diagnosis.diagnosis import Diagnosis, no_rule
-from arrayopt.testing.diagnosis.hypothesis import fields
-from arrayopt.testing.diagnosis.model import Seen
+from arrayopt.testing.diagnosis.fit import LOWER
+from arrayopt.testing.diagnosis.hypothesis import hyper_names
+from arrayopt.testing.diagnosis.model import LIMITS, Seen
 from arrayopt.testing.diagnosis.search import Watch
 from arrayopt.testing.diagnosis.strategy import examine
 from arrayopt.testing.diagnosis.subjects import Subject, as_subject
@@ -179,7 +179,7 @@ def check(path: Any, step: Any, params: Any = None, *, max_ulp: float | None = N
     seen, got = Seen(kept), Seen(made).got
     distances = seen.distance(got)
     limits = seen.by_dtype(CHECKED if max_ulp is None else dict.fromkeys(CHECKED, max_ulp))
-    where = seen.first_difference(distances, distances > limits, got, expected=False)
+    where = seen.first_difference(distances, distances > limits, (seen.got, got))
     if where is not None:
         limit = CHECKED[kept.dtypes[where.tensor]] if max_ulp is None else max_ulp
         raise AssertionError(f"{made.subject} does not do what {str(path)!r} has: {where}; at most {limit:g} pass")
@@ -191,9 +191,9 @@ def _known(known: Any) -> dict[str, float]:
         return {}
     if not isinstance(known, Mapping) or not all(isinstance(k, str) and is_number(x) for k, x in known.items()):
         raise TypeError(f"diagnose: `known` must be a dict of names and numbers; got {known!r}")
-    wrong = [name for name in known if name not in fields()]
+    wrong = [name for name in known if name not in hyper_names()]
     if wrong:
-        raise ValueError(unknown("diagnose: `known`", fields(), wrong[0], {}))
+        raise ValueError(unknown("diagnose: `known`", hyper_names(), wrong[0], {}))
     return {name: float(x) for name, x in known.items()}
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from arrayopt.rules.base import Rule
-from arrayopt.rules.words import trust_ratio
+from arrayopt.rules.words import bias_correction, on_scalar, trust_ratio
 
 __all__ = ["Change", "in_method"]
 
@@ -80,6 +80,26 @@ def _less(taken: Callable[[Any, Any, Any], Any]) -> Change:
     return in_method("update", update)
 
 
+def _uncorrected(which: int) -> Change:
+    """Rules whose first moment is not corrected, or whose second is not."""
+
+    def debiased(method: Any, m: Any, v: Any, h: Any) -> Any:
+        made = method(m, v, h)
+        return (m, made[1]) if which == 1 else (made[0], v)
+
+    def update(correct: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
+        if which == 1:
+            size, eps = bias_correction(h.beta1, h.t), h.eps
+        else:
+            root = on_scalar("sqrt", bias_correction(h.beta2, h.t))
+            size, eps = 1.0 / root, h.eps / root
+        return correct(xp, p, g, s, _with(h, lr=h.lr * size, eps=eps, weight_decay=h.weight_decay / size))
+
+    # a trust ratio does away with the size of the direction, but not where it is one
+    by_method, by_numbers = in_method("_debiased", debiased), in_method("update", update)
+    return lambda kind: (by_method if hasattr(kind, "_debiased") else by_numbers)(kind)
+
+
 def _begun(update: Any, xp: Any, p: Any, g: Any, s: Any, h: Any) -> Any:
     first = {"m": g, "v": g * g}
     slots = {name: xp.where(h.t == 1, first[name], x) if name in first else x for name, x in s.items()}
@@ -99,10 +119,12 @@ decoupled = _less(lambda p, new, h: h.lr * h.weight_decay * p)
 decay_after = _less(lambda p, new, h: h.lr * h.weight_decay * new)
 decay_without_lr = _less(lambda p, new, h: h.weight_decay * p)
 begun = in_method("update", _begun)
-begun_first = in_method(
+_first = in_method(
     "update", lambda update, xp, p, g, s, h: update(xp, p, g, {**s, "m": xp.where(h.t == 1, g, s["m"])}, h)
 )
-# Where there is a trust ratio, other numbers cannot say that a moment is not corrected: the ratio does away with the
-# size of the direction, but not where it is one.
-uncorrected_m = in_method("_debiased", lambda debiased, m, v, h: (m, debiased(m, v, h)[1]))
-uncorrected_v = in_method("_debiased", lambda debiased, m, v, h: (debiased(m, v, h)[0], v))
+uncorrected_m, uncorrected_v = _uncorrected(1), _uncorrected(2)
+
+
+def begun_first(kind: type[Rule]) -> type[Rule]:
+    """Rules whose first moment begins with the first gradient, and is not corrected."""
+    return _first(uncorrected_m(kind))

@@ -99,10 +99,10 @@ class _Block:
                 row[tuple(map(slice, shape))] = np.reshape(x, shape)
             return laid
 
-        rows = [[0.0 if g[n] is None else g[n] for n in names] for g in trajectory.grads]
-        gradients = [[np.broadcast_to(g, x.shape) for g, x in zip(row, starts, strict=True)] for row in rows]
+        none = {name: np.zeros(x.shape) for name, x in zip(names, starts, strict=True)}
+        rows = [{**none, **{name: x for name, x in row.items() if x is not None}} for row in trajectory.grads]
         self.p = np.stack([lay([row[name] for name in names]) for row in trajectory.params[:-1]])[None]
-        self._g = np.stack([*map(lay, gradients)])[None]
+        self._g = np.stack([lay([row[name] for name in names]) for row in rows])[None]
         self._took = trajectory.took[:, index].reshape(-1, len(index), *(1,) * len(made.element))
         filled = len({x.size for x in starts}) > 1
         self._mask: Any = lay([np.ones(x.shape) for x in starts]).astype(bool)[None, None] if filled else True
