@@ -204,11 +204,7 @@ def _whole(name: str, x: Any, least: int = 1) -> int:
 
 
 def run(
-    subject: Subject,
-    grads: Sequence[Any] | None,
-    steps: int,
-    who: str,
-    start: Mapping[str, Values] | None = None,
+    subject: Subject, grads: Sequence[Any] | None, steps: int, who: str, start: Mapping[str, Values] | None = None
 ) -> Trajectory:
     """Make steps, and keep what came of them; from `start`, if that is given.
 
@@ -218,34 +214,35 @@ def run(
         If gradients do not fit, or the subject returns something else than its parameters.
     """
     now = dict(subject.params)
-    shapes = {name: tuple(x.shape) for name, x in now.items()}
-    if start is not None:
-        _check_start(shapes, {name: tuple(x.shape) for name, x in start.items()}, who)
-        for name, x in now.items():
-            value = _like(x, start[name])
-            if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters
-                detached(x)[...] = value
-            else:
-                now[name] = value
-    dtypes = {name: dtype_name(x) for name, x in now.items()}
+    shapes, dtypes = {name: tuple(x.shape) for name, x in now.items()}, {k: dtype_name(x) for k, x in now.items()}
     for name, x in dtypes.items():
         if x in REAL:
             raise TypeError(f"{who}: parameters must be real; got {x} at {name!r}")
-    if grads is None:
-        grads = gradients(shapes, dtypes, steps)
-    params, given = [{name: to_numpy(x) for name, x in now.items()}], []
-    for s, tree in enumerate(grads):
+    if start is not None:
+        _check_start(shapes, {name: x.shape for name, x in start.items()}, who)
+        for name, x in now.items():
+            now[name] = _like(x, start[name])
+            if array_api_compat.is_torch_array(x):  # PyTorch's optimizers own their parameters
+                detached(x)[...] = now[name]
+                now[name] = x
+    params, given = [_kept(now)], []
+    for s, tree in enumerate(gradients(shapes, dtypes, steps) if grads is None else grads):
         made = _gradients(who, s, now, tree)
-        given.append({name: None if g is None else to_numpy(g) for name, g in made.items()})
+        given.append(_kept(made))
         try:
             now = dict(subject.step(now, made))
         except Exception as error:
             error.add_note(f"{who}: raised by {subject.name} in step {s}")
             raise
-        params.append({name: to_numpy(x) for name, x in now.items()})
+        params.append(_kept(now))
     if not given:
         raise ValueError(f"{who}: `grads` must hold the gradients of at least one step; got none")
     return Trajectory(dtypes, params, given, subject.name)
+
+
+def _kept(arrays: Mapping[str, Array | None]) -> dict[str, Any]:
+    """Arrays on the host."""
+    return {name: None if x is None else to_numpy(x) for name, x in arrays.items()}
 
 
 def _gradients(who: str, step: int, now: Mapping[str, Array], tree: Any) -> dict[str, Array | None]:

@@ -16,25 +16,12 @@ __all__ = ["changes", "lost", "made_up", "motion", "number", "numbers_in_words",
 # Switches that have better words than their names, and numbers that may be switched on.
 SWITCHES: Mapping[tuple[str, Any], str] = {
     ("bias_correction", False): "no bias correction",
-    ("bias_correction", True): "bias correction",
     ("adapt", False): "the trust ratio is left out",
     ("nesterov", True): "Nesterov's momentum",
-    ("nesterov", False): "plain momentum, not Nesterov's",
     ("amsgrad", True): "AMSGrad: the largest v so far",
     ("grad_averaging", False): "the gradient is not multiplied by 1-β1 in the first moment",
     ("grad_centralization", True): "gradients are centralized",
     ("decayed_norm", True): "the ratio is by the norm of the decayed gradient",
-    ("trust_clip", True): "the ratio is at most lr",
-    ("lr_in_momentum", True): "lr is inside the momentum",
-    ("weak_differences", True): "differences are multiplied by 1-β2",
-    ("eps_added", True): "eps is added to the norm",
-    ("factored", False): "second moments are not factored",
-    ("sequential", True): "the second part of the step sees the decay of the first",
-    ("scale_parameter", True): "lr is multiplied by the RMS of the parameter",
-    ("scale_parameter", False): "lr is not multiplied by the RMS of the parameter",
-    ("relative_step", False): "lr is given, and not relative to t",
-    ("relative_step", True): "lr is relative to t",
-    ("master_weights", False): "no master in float32",
 }
 NUMBERS: Mapping[str, str] = {
     "momentum": "momentum {}",
@@ -85,10 +72,10 @@ def _varying(name: str, axis: str, values: Any, names: list[str]) -> str:
     shown = [f"{x:.6g}" for x in values]
     if axis == "step":
         return f"{name} changes from step to step: {', '.join(shown)}"
-    said = []
-    for x in dict.fromkeys(shown):
-        own = [tensor for tensor, other in zip(names, shown, strict=True) if other == x]
-        said.append(f"{x} for {', '.join(own)}")
+    own: dict[str, list[str]] = {}
+    for tensor, x in zip(names, shown, strict=True):
+        own.setdefault(x, []).append(tensor)
+    said = [f"{x} for {', '.join(tensors)}" for x, tensors in own.items()]
     return f"{name} is not the same for all tensors: {'; '.join(said)}"
 
 
