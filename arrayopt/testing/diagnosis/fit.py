@@ -134,7 +134,7 @@ class _Moved:
 def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
     """The numbers under which a model comes nearest; the search begins at those that are `warm`, too.
 
-    A `quick` search makes a few steps from the nearest start alone.
+    A `quick` search takes the nearest start.
     """
     if not model.unknown:
         return model.at(model.fixed)[0]
@@ -151,7 +151,7 @@ def fit(model: Model, warm: Mapping[str, Any], *, quick: bool = False) -> Fit:
     costs = seen.costs(seen.errors(predicted))
     if quick:
         best = int(np.argmin(costs))
-        return refined(model.fit(sets, best, float(costs[best])), 5)
+        return model.fit(sets, best, float(costs[best]))
     found: Fit | None = None
     for best in _apart(costs, 2 if warm else 6):
         one = refined(model.fit(sets, best, float(costs[best])), 6)

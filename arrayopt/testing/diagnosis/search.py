@@ -10,14 +10,15 @@ import numpy as np
 
 from arrayopt.arrays import NARROW
 from arrayopt.fusion.trace import TraceError
-from arrayopt.testing.diagnosis.fit import LEAST, LINEAR, LOWER, fit, moved, snapped, tidy
+from arrayopt.testing.diagnosis.fit import LEAST, LINEAR, LOWER, fit, moved, refined, snapped, tidy
 from arrayopt.testing.diagnosis.hypothesis import Hypothesis, numbers, plain
 from arrayopt.testing.diagnosis.model import Fit, Model, Seen
 
 __all__ = ["Watch", "attempt", "search"]
 
 WIDTH = 4  # how many of the nearest go on with one change more
-WORKED = 5  # how many switches, and how many twists, of one of these are worked on, after a glance at all
+LOOKED = 15  # of how many switches, and of how many twists, of one of these numbers are fitted, after a glance at all
+WORKED = 5  # and how many of these are worked on
 GAIN = 0.7  # how much nearer one change more must come, or the search ends
 PROMISING = 0.05  # the cost below which numbers are brought to short decimals
 
@@ -58,9 +59,10 @@ def search(
 
     def take(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any], least: float = math.inf) -> None:
         """Look at all that are new, and work on those that come nearest: switches and twists may explain the same."""
-        fresh = sorted(glance(hypotheses, warm), key=promise)
+        fresh = glance(hypotheses, warm)
         for twisted in (False, True):
-            for h in [h for h in fresh if bool(h.twist) == twisted][:WORKED]:
+            some = [h for h in fresh if bool(h.twist) == twisted]
+            for h in nearest(some, WORKED, LOOKED if warm else len(some)):
                 work(h, warm, least)
 
     def work(h: Hypothesis, warm: Mapping[str, Any], least: float) -> None:
@@ -69,7 +71,7 @@ def search(
             tried[h] = attempt(h, seen, known, warm, least, tried[h].model)
 
     def glance(hypotheses: Iterable[Hypothesis], warm: Mapping[str, Any]) -> list[Hypothesis]:
-        """How near all that are new may come, after a few steps of least squares; these count as no match."""
+        """All that are new, each with the best numbers to begin with; these count as no match."""
         fresh = []
         for h in hypotheses:
             if h not in tried and not (tried and watch.over):
@@ -80,6 +82,13 @@ def search(
                     continue
                 fresh.append(h)
         return fresh
+
+    def nearest(some: Iterable[Hypothesis], count: int, looked: int) -> list[Hypothesis]:
+        """Which come nearest, after a few steps of least squares of those that may."""
+        chosen = sorted(some, key=promise)[:looked]
+        for h in chosen:
+            tried[h] = replace(refined(tried[h], 5), refused=True)
+        return sorted(chosen, key=promise)[:count]
 
     def promise(h: Hypothesis) -> tuple[bool, float]:
         """What is worked on before what; no rule has a learning rate or a decay below zero."""
@@ -102,11 +111,11 @@ def search(
     take(first, {} if near is None else near.values)
     before = math.inf
     for level in range(depth):
-        nearest = sorted(tried.values(), key=lambda x: (float(f"{x.cost:.3g}"), _simplicity(x, name)))
-        if watch.stopped or passed() or not nearest[0].cost < GAIN * before:
+        ordered = sorted(tried.values(), key=lambda x: (float(f"{x.cost:.3g}"), _simplicity(x, name)))
+        if watch.stopped or passed() or not ordered[0].cost < GAIN * before:
             break
-        before = nearest[0].cost if level else math.inf
-        able = [x for x in nearest if x.hypothesis.changes <= base + level]
+        before = ordered[0].cost if level else math.inf
+        able = [x for x in ordered if x.hypothesis.changes <= base + level]
         parents = _parents(able, name, WIDTH)
         for x in parents:
             if not passed():
@@ -115,7 +124,7 @@ def search(
             far: dict[Hypothesis, Fit] = {}
             for x in able:
                 far |= dict.fromkeys(glance([h for h in changes(x) if h.twist], x.values), x)
-            for h in sorted(far, key=promise)[: 2 * WORKED]:
+            for h in nearest(far, 2 * WORKED, 4 * LOOKED):
                 work(h, far[h].values, far[h].cost)
             for x in {far[h] for h in far if tried[h].passes}:  # a switch may explain the same
                 take(changes(x), x.values, x.cost)
