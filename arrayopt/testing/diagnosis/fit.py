@@ -13,19 +13,7 @@ from arrayopt.testing.diagnosis.hypothesis import USUAL
 from arrayopt.testing.diagnosis.model import Fit, Model, Sets
 from arrayopt.testing.diagnosis.trajectory import Values
 
-__all__ = [
-    "LEAST",
-    "LINEAR",
-    "LOWER",
-    "MADE_UP",
-    "fit",
-    "least_squares",
-    "moved",
-    "refined",
-    "simplified",
-    "snapped",
-    "tidy",
-]
+__all__ = ["LEAST", "LINEAR", "LOWER", "MADE_UP", "fit", "least_squares", "moved", "refined", "simplified", "snapped"]
 
 LINEAR = ("weight_decay", "momentum", "dampening", "weight_lr_power")  # moved themselves: they may be zero
 WHOLE = frozenset({"lookahead_steps"})  # whole numbers are tried and not fitted
@@ -295,8 +283,3 @@ def _short(name: str, x: Any, digits: int) -> Any:
     if 0.5 < x < 1:
         return float(f"{1.0 - float(f'{1.0 - x:.{digits}g}'):.12g}")
     return float(f"{x:.{digits}g}")
-
-
-def tidy(x: float) -> bool:
-    """Whether a number has few digits."""
-    return math.isclose(x, float(f"{x:.4g}"), rel_tol=1e-12)
