@@ -19,6 +19,7 @@ __all__ = ["Watch", "attempt", "search"]
 WIDTH = 4  # how many of the nearest go on with one change more
 LOOKED = 15  # of how many switches, and of how many twists, of one of these numbers are fitted, after a glance at all
 WORKED = 5  # and how many of these are worked on
+SCHEDULE = (("lr", "step"),)
 GAIN = 0.7  # how much nearer one change more must come, or the search ends
 PROMISING = 0.05  # the cost below which numbers are brought to short decimals
 
@@ -120,10 +121,11 @@ def search(
         for x in parents:
             if not passed():
                 take(changes(x), x.values, x.cost)
-        if not (level or passed()):  # a mistake may make a rule come less near than others
+        for schedule in (False, True) if not level else ():  # either may make a rule come less near than others
             far: dict[Hypothesis, Fit] = {}
-            for x in able:
-                far |= dict.fromkeys(glance([h for h in changes(x) if h.twist], x.values), x)
+            for x in able if not passed() else ():
+                wanted = [h for h in changes(x, varying=schedule) if (h.free == SCHEDULE if schedule else h.twist)]
+                far |= dict.fromkeys(glance(wanted, x.values), x)
             for h in nearest(far, 2 * WORKED, 4 * LOOKED):
                 work(h, far[h].values, far[h].cost)
             for x in {far[h] for h in far if tried[h].passes}:  # a switch may explain the same
