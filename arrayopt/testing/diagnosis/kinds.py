@@ -102,7 +102,8 @@ def _uncorrected(which: int) -> Change:
         else:
             root = on_scalar("sqrt", bias_correction(h.beta2, h.t))
             size, eps = 1.0 / root, h.eps / root
-        return correct(xp, p, g, s, _with(h, lr=h.lr * size, eps=eps, weight_decay=h.weight_decay / size))
+        decay = {"weight_decay": h.weight_decay / size} if hasattr(h, "weight_decay") else {}
+        return correct(xp, p, g, s, _with(h, lr=h.lr * size, eps=eps, **decay))
 
     # a trust ratio does away with the size of the direction, but not where it is one
     return lambda kind: (debiased if hasattr(kind, "_debiased") else update)(kind)
