@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from arrayopt.codecs import BLOCK
 from arrayopt.fusion.graph import Node
 from arrayopt.fusion.layout import BANDS, CHUNK, Layout
+from arrayopt.fusion.lower_rings import STRETCH, in_turns, member_room
 from arrayopt.fusion.passes import KINDS, Between, Pass
 from arrayopt.fusion.passes import Loop as Small
 from arrayopt.fusion.plan import Plan
@@ -37,6 +38,7 @@ from arrayopt.fusion.program import (
     number,
     product,
 )
+from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
 
@@ -47,9 +49,6 @@ INDEX = {"A": "a", "B": "b", "R": "r", "C": "c"}
 
 
 ZERO, ONE = number(0), number(1)
-
-STRETCH = 1024
-"""So many elements of slots of codes are widened at a time: they stay in the first cache."""
 
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
@@ -79,6 +78,7 @@ class Lowering:
         self.vector = {n: i for i, n in enumerate(where.vectors)}
         self.partial = {n: i for i, n in enumerate(where.partials)}
         self.seen: dict[Node, None] | None = None
+        self.rolled: dict[Pass, Rolled | None] = {}
 
     # ---- places ----------------------------------------------------------------------------------
 
@@ -116,7 +116,9 @@ class Lowering:
         body: list[Statement] = [Let("size", column("IN_SIZE")), Let("TC", column("IN_TC"))]
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in "ABRC"]
-        body += [Array(x, name("size")) for x in pass_.arrays]
+        rings = self._rings(pass_)
+        of_rings = set() if rings is None else {*rings.of.member_of}
+        body += [Array(x, name("size")) for x in pass_.arrays if x not in of_rings]
         for array in self._codes(pass_):
             body.append(Array(scale_of(array), (name("size") + (BLOCK - 1)) // BLOCK))
             body.append(Buffer(f"wide_{array}", CHUNK if matrices else STRETCH))
@@ -124,6 +126,8 @@ class Lowering:
         body += [Array(x, product(n.axes)) for x, n in inputs.items()]
         body += self.scalars(pass_.using("host"))
         body += [Read(n, self.place(n)) for n in pass_.using("tensor")]
+        if rings is not None:
+            body += member_room(rings)
         if matrices:
             body += [Let(x, column(f"IN_{x}")) for x in (*WINDOW, "TR", "G", "NR", "NC")]
             for array in "RC":
@@ -138,6 +142,14 @@ class Lowering:
         inside = self._tile(index, pass_) if matrices else self._stretch(index, pass_)
         body.append(Loop("unit", name("lo"), name("hi"), tuple(inside), turned))
         return Function(f"units_{index}", "units", tuple(body))
+
+    def _rings(self, pass_: Pass) -> Rolled | None:
+        """The pass in loops over members of rings, if it is such a one."""
+        if self.plan.element != "C" or self._codes(pass_):
+            return None
+        if pass_ not in self.rolled:
+            self.rolled[pass_] = rolled(pass_, [*self.plan.slots])
+        return self.rolled[pass_]
 
     def _codes(self, pass_: Pass) -> list[str]:
         """The slots of a pass that are stored as codes."""
@@ -196,6 +208,10 @@ class Lowering:
         start, end_of_unit = name("o"), name("e")
         yield Let("o", name("unit") * name("TC"))
         yield Let("e", least(name("size"), start + name("TC")))
+        rings = self._rings(pass_)
+        if rings is not None:
+            yield from in_turns(index, pass_, rings, self.part)
+            return
         turns = pass_.in_turns(AT_ONCE)
         if not self._codes(pass_) and len(turns) == 1:
             yield self._elements(

@@ -55,9 +55,8 @@ class Index:
     Attributes
     ----------
     op : str
-        ``number``, ``name``, ``column`` (of the tensor's row of the table), ``+``, ``-``, ``*``,
-        ``//``, ``%``,
-        ``min`` or ``max``.
+        ``number``, ``name``, ``column`` (of the tensor's row of the table: its name, and perhaps
+        how many columns after it), ``+``, ``-``, ``*``, ``//``, ``%``, ``min`` or ``max``.
     args : tuple
         The number or the name; else what it is computed from.
     """
@@ -98,9 +97,9 @@ def name(x: str) -> Index:
     return Index("name", (x,))
 
 
-def column(x: str) -> Index:
-    """What a column of the table holds for the tensor."""
-    return Index("column", (x,))
+def column(x: str, after: Index | None = None) -> Index:
+    """What a column of the table holds for the tensor; or one that is so many after it."""
+    return Index("column", (x,) if after is None else (x, after))
 
 
 def least(a: "Index | int", b: "Index | int") -> Index:
@@ -169,10 +168,13 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Call an array, at the address that the table has, ``at_`` and its name."""
+    """Call an array ``at_`` and its name, at the address that the table has: in the column of that
+    name, unless another is said.
+    """
 
     name: str
     size: Index
+    address: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +205,9 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A variable, or each number of a view, is what a reduction begins with."""
+    """A variable, or a place, is what a reduction begins with."""
 
-    name: str
+    name: str | Place
     reduction: Node
 
 
@@ -220,10 +222,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A reduction takes a value, or what lies in a place, into a variable."""
+    """A reduction takes a value, or what lies in a place, into a variable or another place."""
 
     reduction: Node
-    into: str
+    into: str | Place
     value: Place
 
 

@@ -54,7 +54,7 @@ ARGUMENTS = {
 def index(number: Index, within: int = 0) -> str:
     """The text of a number; in parentheses where what it is within binds as strongly, or more."""
     if number.op == "column":
-        return f"t[{number.args[0]}]"
+        return f"t[{' + '.join([number.args[0], *(index(x) for x in number.args[1:])])}]"
     if number.op in ("name", "number"):
         return str(number.args[0])
     if number.op in FUNCTIONS:
@@ -121,9 +121,10 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
             case Let(name, value):
                 text.put(depth, f"{'' if name in known else 'int64_t '}{name} = {index(value)};")
                 known.add(name)
-            case Array(name, _):
+            case Array(name, _, address):
                 kind = text.stored(name)
-                text.put(depth, f"{kind}* const at_{name} = ({kind}*)t[AT_{name}];")
+                where = f"t[AT_{name}]" if address is None else index(address)
+                text.put(depth, f"{kind}* const at_{name} = ({kind}*){where};")
             case View(name, room, first, _):
                 text.put(depth, f"auto* const {name} = {room} + {index(first)};")
             case Read(node, place, wide):
@@ -134,7 +135,9 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
                 kind = "auto" if node.dtype == "real" else text.kind(node)
                 text.put(depth, f"const {kind} {text.name(node)} = {text.expression(node)};")
                 known.add(text.name(node))
-            case Start(name, reduction):
+            case Start(Place() as place, reduction):
+                text.put(depth, f"{_place(place)} = {START[reduction.op]};")
+            case Start(str() as name, reduction):
                 text.put(
                     depth, f"{'' if name in known else 'double '}{name} = {START[reduction.op]};"
                 )
@@ -146,7 +149,8 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
                     f" {START[reduction.op]};",
                 )
             case Take(reduction, into, value):
-                text.put(depth, f"{text.take(reduction, into, _place(value))};")
+                kept = _place(into) if isinstance(into, Place) else into
+                text.put(depth, f"{text.take(reduction, kept, _place(value))};")
             case Write(place, value):
                 _write(text, depth, place, value)
             case Loop(name, first, end, inside, turned):

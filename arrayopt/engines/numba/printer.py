@@ -78,7 +78,7 @@ ARGUMENTS = {
 def index(number: Index, within: int = 0) -> str:
     """The text of a number; in parentheses where what it is within binds as strongly, or more."""
     if number.op == "column":
-        return f"table[row, {number.args[0]}]"
+        return f"table[row, {' + '.join([number.args[0], *(index(x) for x in number.args[1:])])}]"
     if number.op in ("name", "number"):
         return str(number.args[0])
     if number.op in ("min", "max"):
@@ -112,8 +112,8 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
         match statement:
             case Let(name, value):
                 text.put(depth, f"{name} = {index(value)}")
-            case Array(name, size):
-                text.array(depth, name, index(size))
+            case Array(name, size, address):
+                text.array(depth, name, index(size), None if address is None else index(address))
             case View(name, room, first, size):
                 text.put(depth, f"{name} = {room}[{index(first)} : {index(first + size)}]")
             case Read(node, place, wide):
@@ -121,11 +121,13 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
             case Compute(node):
                 text.put(depth, f"{text.name(node)} = {text.expression(node)}")
             case Start(name, reduction):
-                text.put(depth, f"{name} = {text.start(reduction)}")
-            case Fill(view, _, reduction):
-                text.put(depth, f"{view}[:] = W({text.start(reduction)})")
+                kept = _place(name) if isinstance(name, Place) else name
+                text.put(depth, f"{kept} = {text.start(reduction)}")
+            case Fill(view, size, reduction):
+                text.put(depth, f"{view}[: {index(size)}] = W({text.start(reduction)})")
             case Take(reduction, into, value):
-                text.put(depth, text.take(reduction, into, _place(value)))
+                kept = _place(into) if isinstance(into, Place) else into
+                text.put(depth, text.take(reduction, kept, _place(value)))
             case Write(place, value):
                 text.put(depth, f"{_place(place)} = {_value(text, value)}")
             case Loop(name, first, end, inside, turned):

@@ -312,12 +312,11 @@ class Text(Written):
         """A value as it is stored in a dtype."""
         return STORED[kind].numba_store.format(value)
 
-    def array(self, indent: int, name: str, size: str) -> None:
+    def array(self, indent: int, name: str, size: str, address: str | None = None) -> None:
         """Make a stored array from its address."""
         kind = STORED[self.storage[name]].numba or self.storage[name]
-        self.put(
-            indent, f"at_{name} = nb.carray(pointer(table[row, AT_{name}]), ({size},), np.{kind})"
-        )
+        where = f"table[row, AT_{name}]" if address is None else address
+        self.put(indent, f"at_{name} = nb.carray(pointer({where}), ({size},), np.{kind})")
 
     def at(self, node: Node, index: str) -> str:
         """Where a value over fewer axes lies; between passes, where loops begin at 0, as a view,
