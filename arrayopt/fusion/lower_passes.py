@@ -38,6 +38,7 @@ from arrayopt.fusion.program import (
     number,
     product,
 )
+from arrayopt.fusion.ring_members import LEAST
 from arrayopt.fusion.rings import Rolled, rolled
 from arrayopt.fusion.windows import WINDOW
 from arrayopt.state.quantized import scale_of
@@ -416,8 +417,8 @@ class Lowering:
         body += self.scalars(reads, wide=True)
         self.seen = {}
         rest: list[Statement] = []
-        for reduction in between.combine:
-            rest += self._combine(reduction)
+        for run in self._runs(between.combine):
+            rest += self._combine_all(run) if len(run) >= LEAST else self._combine(run[0])
         for loop in between.after:
             rest += self._reduce(loop) if loop.reduces else self._small(loop)
         for array, node in between.stores.items():
@@ -429,6 +430,38 @@ class Lowering:
             body.append(View(f"w{i}", "work", column(f"VEC{i}"), product(node.axes)))
         self.seen = None
         return Function(f"between_{index}", "", (*body, *rest))
+
+    def _runs(self, reductions: Sequence[Node]) -> list[list[Node]]:
+        """Reductions over tensors whose partial results and values lie side by side, as those of
+        the members of rings do; others, and few, alone.
+        """
+        runs = list[list[Node]]()
+        for reduction in sorted(reductions, key=self.partial.__getitem__):
+            last = runs[-1][-1] if runs else None
+            if (
+                last is not None
+                and last.op == reduction.op
+                and self.where.partials[last] == self.where.partials[reduction] == "tensor"
+                and self.partial[reduction] == self.partial[last] + 1
+                and self.where.tensor[reduction] == self.where.tensor[last] + 1
+            ):
+                runs[-1].append(reduction)
+            else:
+                runs.append([reduction])
+        found = list[list[Node]]()
+        for run in runs:
+            found += [run] if len(run) >= LEAST else [[reduction] for reduction in run]
+        return found
+
+    def _combine_all(self, run: Sequence[Node]) -> list[Statement]:
+        """Put reductions together whose partial results lie side by side."""
+        first, which = run[0], name("which")
+        base = column(f"PART{self.partial[first]}", which)
+        each = Take(first, "acc", Place("part", base + name("unit")))
+        taken = Loop("unit", ZERO, column("IN_UNITS"), (each,))
+        into = Place("values", number(self.where.tensor[first]) + which)
+        body: tuple[Statement, ...] = (Start("acc", first), taken, Write(into, "acc"))
+        return [Loop("which", ZERO, number(len(run)), body)]
 
     def _combine(self, reduction: Node) -> list[Statement]:
         """Put a reduction over elements together from its partial results, in their order."""
