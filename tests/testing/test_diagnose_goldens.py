@@ -48,6 +48,7 @@ NOT_NAMED = {
     "came_ms/compression_v120": "three vectors are told to be near CAME, not to follow it: the search ends beside it",
     "mx_lans/fused_default": "where the gradient is zero, the parameters become NaN",
     "mx_lans/fused_nowd": "where the gradient is zero, the parameters become NaN",
+    "mx_lans/step_default": "where the gradient is zero, the parameters become NaN",
     "mx_lans/step_nowd": "where the gradient is zero, the parameters become NaN",
     "ms_lamb_ascend/groups_mixed": "in one group the learning rate and the decay both change from step to step",
 }
