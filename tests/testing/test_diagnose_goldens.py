@@ -9,7 +9,7 @@ import pytest
 
 from arrayopt.rules.fields import hypers
 from arrayopt.testing import Trajectory, diagnose
-from arrayopt.testing.diagnosis.words import MADE_UP
+from arrayopt.testing.diagnosis.fit import MADE_UP
 from tests.support.golden_cases import ELSEWHERE, GOLDENS, LEFT_OUT
 from tests.support.slow import marked
 
@@ -47,6 +47,9 @@ NOT_NAMED = {
     "came_ms/relative_step": "its parameters never move",
     "came_ms/compression_v120": "three vectors are told to be near CAME, not to follow it: the search ends beside it",
     "mx_lans/fused_default": "where the gradient is zero, the parameters become NaN",
+    "mx_lans/fused_nowd": "where the gradient is zero, the parameters become NaN",
+    "mx_lans/step_default": "where the gradient is zero, the parameters become NaN",
+    "mx_lans/step_nowd": "where the gradient is zero, the parameters become NaN",
     "ms_lamb_ascend/groups_mixed": "in one group the learning rate and the decay both change from step to step",
 }
 
