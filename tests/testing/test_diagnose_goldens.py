@@ -40,7 +40,6 @@ NOT_NAMED = {
     "ms_adafactor/default": "m averages lr_t u; in small tensors that is not lr_t times the average",
     "optax_adafactor/default": "the decay is computed in float32, and the two largest axes are factored",
     "torch_adafactor/default_f64": "no eps is added to g²; this shows in the tensors that are tiny",
-    "optax_ademamix/warmup": "the warm-up of the slow average hardly shows in ten steps, beside eps inside the root",
     "optax_radam/default": "its rectification loses five digits where ρ is near its threshold",
     "optax_muon/triples": "three triples of coefficients that nobody has published as such",
     "timm_rmsproptf/decoupled": "four options at once: eps in the root, v begins at 1, centred, decoupled decay",
