@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from arrayopt.fusion.bulk import Buffer, Elements
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import Index, column, least, name, number
 from arrayopt.fusion.passes import Pass
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Elements,
     Fill,
-    Index,
     Let,
     Loop,
     Place,
@@ -18,10 +17,6 @@ from arrayopt.fusion.program import (
     Statement,
     Take,
     Write,
-    column,
-    least,
-    name,
-    number,
 )
 from arrayopt.fusion.rings import AT_ONCE, Part, Rolled
 

@@ -5,22 +5,18 @@ from collections.abc import Sequence
 from arrayopt.codecs import BLOCK as BLOCK_SIZE
 from arrayopt.codecs import STORED
 from arrayopt.engines.numba.text import REST, UNITS, Text
+from arrayopt.fusion.bulk import Buffer, Codes, Elements, Multiply, Spread
 from arrayopt.fusion.graph import Node
+from arrayopt.fusion.index import Index, number
 from arrayopt.fusion.program import (
     Array,
-    Buffer,
-    Codes,
     Compute,
-    Elements,
     Fill,
     Function,
-    Index,
     Let,
     Loop,
-    Multiply,
     Place,
     Read,
-    Spread,
     Start,
     Statement,
     Take,
@@ -28,7 +24,6 @@ from arrayopt.fusion.program import (
     When,
     Write,
     elements_of,
-    number,
 )
 
 __all__ = ["ARGUMENTS", "print_copies", "print_function"]
@@ -160,15 +155,15 @@ def _statements(text: Text, depth: int, body: Sequence[Statement]) -> None:
                 text.put(depth, f"{way}_{text.storage[array]}({stretch}, {planes}, {index(each)})")
 
 
-def _codes(text: Text, x: Codes) -> str:
+def _codes(text: Text, slot: Codes) -> str:
     """The call that reads codes, or stores them."""
-    block = x.first // BLOCK_SIZE
-    blocks = (x.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
-    codes = f"at_{x.array}[{index(x.first)} : {index(x.first + x.count)}]"
-    scales = f"at_{x.scale}[{index(block)} : {index(block + blocks)}]"
-    top = f"np.float32({STORED[text.storage[x.array]].top})"
-    way = "quantize" if x.store else "dequantize"
-    return f"{way}({codes}, {scales}, {x.buffer}[: {index(x.count)}], {top})"
+    block = slot.first // BLOCK_SIZE
+    blocks = (slot.count + (BLOCK_SIZE - 1)) // BLOCK_SIZE
+    stretch = f"at_{slot.array}[{index(slot.first)} : {index(slot.first + slot.count)}]"
+    scales = f"at_{slot.scale}[{index(block)} : {index(block + blocks)}]"
+    top = f"np.float32({STORED[text.storage[slot.array]].top})"
+    way = "quantize" if slot.store else "dequantize"
+    return f"{way}({stretch}, {scales}, {slot.buffer}[: {index(slot.count)}], {top})"
 
 
 def _place(place: Place) -> str:
