@@ -57,12 +57,6 @@ AT_MOST = {  # how often each may be there; numbers here may only fall
     "step": Plain(),
 }
 LINES = {"fusion": 6100, "engines": 12000, "ranks": 3700, "params": 2600, "step": 1700}  # of a room; they may only fall
-    "fusion": 6000,
-    "engines": 11850,
-    "ranks": 3550,
-    "params": 2600,
-    "step": 1650,
-}  # of a room, at most; numbers here may only fall
 FLOOR = {room: i for i, rooms in enumerate(UP) for room in rooms}
 
 
