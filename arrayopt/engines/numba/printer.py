@@ -166,7 +166,8 @@ def _codes(text: Text, x: Codes) -> str:
     scales = f"at_{x.scale}[{index(block)} : {index(block + blocks)}]"
     top = f"np.float32({STORED[text.storage[x.array]].top})"
     way = "quantize" if x.store else "dequantize"
-    return f"{way}({codes}, {scales}, {x.buffer}[: {index(x.count)}], {top})"
+    values = f"{x.buffer}[{index(x.at)} : {index(x.at + x.count)}]"
+    return f"{way}({codes}, {scales}, {values}, {top})"
 
 
 def _place(place: Place) -> str:
