@@ -23,7 +23,7 @@ from arrayopt.fusion.plans import plan_for, ways
 from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.state.run import Run
-from arrayopt.state.shares import Shards, Share
+from arrayopt.state.shares import Block, Shards, Share
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["check_parts", "divide", "fills", "shards"]
@@ -147,10 +147,13 @@ class Needs:
         The axes of an element, as the rule's plans see them.
     spans : dict of str to tuple of int
         The slots with fewer elements than the parameter, and the tensor's axes that each has.
+    codes : bool
+        Whether slots are stored in 8 bits, with scales for blocks of neighbours.
     """
 
     elements: set[str]
     spans: dict[str, tuple[int, ...]]
+    codes: bool = False
 
 
 def check_parts(groups: Sequence[Group], engine: str) -> dict[str, Needs]:
@@ -178,11 +181,6 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
         what, each = ("stacked=True", "layers") if bucket.rule.stacked else ("`blocks`", "blocks")
         raise ValueError(
             f"{who} cannot have a rule with {what}; give the {each} as tensors of their own"
-        )
-    if "int8" in str(bucket.rule.state_dtype):
-        raise ValueError(
-            f"{who} cannot have state_dtype='int8', because blocks belong to whole tensors; give"
-            " 'bfloat16', or whole tensors and `comm`"
         )
     chosen, why = select(engine, bucket)
     if not isinstance(chosen, Fused) or not chosen.parts:
@@ -214,7 +212,7 @@ def _needs(tensor: Tensor, bucket: Bucket, engine: str) -> Needs:
     for slot, axes in update.slots.items():
         if axes != update.element:
             spans[slot] = tuple(i for i, letter in enumerate(letters) if letter in axes)
-    return Needs({plan.element for plan in plans}, spans)
+    return Needs({plan.element for plan in plans}, spans, bool(update.quantized))
 
 
 def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Shards:
@@ -235,7 +233,8 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
     ------
     ValueError
         If the parts do not fill the tensor or overlap, if ranks have the same part with other
-        values, or if a part must consist of whole rows and columns and does not.
+        values, or if a part must consist of whole rows and columns, or of whole blocks of codes,
+        and does not.
     """
     blocks = tuple((tuple(offset), tuple(shape)) for offset, shape, _ in every)
     first: dict[Any, tuple[int, Any]] = {}
@@ -261,13 +260,46 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
             f"Optimizer: the parts of {tensor.name!r} must fill a tensor of shape {tensor.shape},"
             f" each place once; got {listed}"
         )
-    found = Shards(rank, tuple(ends), tuple(needs.spans), blocks, tuple(starts), needs.spans)
+    scales = _scales(tensor, blocks) if needs.codes else ((), ())
+    undivided = tuple(needs.spans)
+    found = Shards(rank, tuple(ends), undivided, blocks, tuple(starts), needs.spans, *scales)
     for element in needs.elements - {"C"} if found.kind == "cut" else ():
         try:
             windows(blocks, tensor.shape, element, geometry([tensor.shape], element)[0])
         except ValueError as error:
             raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
     return found
+
+
+Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+def _scales(tensor: Tensor, blocks: Blocks) -> tuple[Blocks, tuple[int, ...]]:
+    """The offsets and shapes of the ranks' parts of scales, and the shape that these are seen in.
+
+    Blocks of codes lie in rows if all rows are whole blocks, of the tensor and of each part; else
+    parts must be stretches of the tensor's elements.
+    """
+    shape = tensor.shape
+    last, total = shape[-1] if shape else 1, int(np.prod(shape))
+    if all(o[-1:] + n[-1:] and not (o[-1] % BLOCK or n[-1] % BLOCK) for o, n in blocks):
+        if last % BLOCK == 0:
+            in_rows = tuple(
+                ((*o[:-1], o[-1] // BLOCK), (*n[:-1], n[-1] // BLOCK)) for o, n in blocks
+            )
+            return in_rows, (*shape[:-1], last // BLOCK)
+    found = []
+    for offset, part in blocks:
+        first, count = Block(offset, shape).first(part), int(np.prod(part))
+        if first is None or first % BLOCK or (count % BLOCK and first + count < total):
+            raise ValueError(
+                f"Optimizer: {tensor.name!r} has state_dtype='int8', so its parts must begin and"
+                f" end at multiples of {BLOCK} elements of the whole tensor, or of its rows; got"
+                f" {part} from {offset} on, of {shape}; divide it otherwise, or give it a group"
+                " with another `state_dtype`"
+            )
+        found.append(((first // BLOCK,), (-(-count // BLOCK),)))
+    return tuple(found), (-(-total // BLOCK),)
 
 
 def fills(
