@@ -75,9 +75,34 @@ def test_parts_that_cut_blocks_are_refused(shape, cuts):
     def rank(comm):
         offset, own = cuts[comm.rank]
         part = ao.Part(np.ones(own, "float32"), offset, shape)
-        with pytest.raises(ValueError, match=r"'w' has state_dtype='int8', so its parts must begin and end at multiples"):
+        with pytest.raises(
+            ValueError, match=r"'w' has state_dtype='int8', so its parts must begin and end at multiples"
+        ):
             ao.Optimizer({"w": part}, ao.AdamW(state_dtype="int8"), comm=comm)
         groups = {"w": {"state_dtype": "bfloat16"}}
         ao.Optimizer({"w": part}, ao.AdamW(state_dtype="int8"), groups=groups, comm=comm)
 
     ao.ranks.run(2, rank)
+
+
+@pytest.mark.slow(reason="compiles kernels")
+@pytest.mark.parametrize("rule", [kept(), ao.CAME(lr=0.01, state_dtype="int8")])
+def test_on_cuda_parts_have_the_blocks_of_whole_tensors(cupy, rule):
+    one = ao.Optimizer(parameters(SHAPES), rule, engine="array_api")
+    for k in range(2):
+        one.step(gradients(k, SHAPES))
+
+    def rank(comm):
+        mine = {
+            name: ao.Part(cupy.asarray(taken(name, x, comm.rank)), CUTS[name][comm.rank][0], SHAPES[name])
+            for name, x in parameters(SHAPES).items()
+        }
+        opt = ao.Optimizer(mine, rule, comm=comm, engine="cupy")
+        for k in range(2):
+            opt.step({name: cupy.asarray(taken(name, g, comm.rank)) for name, g in gradients(k, SHAPES).items()})
+        return opt.state_dict()["tensors"]
+
+    for state in ao.ranks.run(2, rank):
+        for name in SHAPES:
+            there, here = state[name]["slots"]["m"].get(), one.state[name]["m"]
+            assert np.abs(there.astype(int) - here.astype(int)).max() <= (0 if rule == kept() else 1), name
