@@ -299,7 +299,7 @@ class Batch(ABC):
     def wide(self, row: int, name: str) -> Any:
         """What the codes of a slot stand for, as a NumPy array of the plan's dtype."""
         slots = self.tensors[row].slots
-        codes, scale = memory(slots[name]), memory(slots[scale_of(name)])
+        codes, scale = memory(slots[name]), to_host(slots[scale_of(name)])
         return dequantized(codes, scale, np.dtype(self.plan.storage[name]))
 
     def put_wide(self, row: int, name: str, value: Any) -> None:
@@ -313,7 +313,8 @@ class Batch(ABC):
         """Write a parameter or slot, or put another array in its place if it cannot be written."""
         tensor, old = self.tensors[row], self.stored(row, name)
         if array_api_compat.is_torch_array(old) and isinstance(value, np.ndarray):
-            memory(old)[...] = value
+            here = memory(old)  # of bfloat16, which NumPy's is not: integers
+            here[...] = value.view(here.dtype) if dtype_name(value) == "bfloat16" else value
         else:
             tensor.put(None if name == "p" else name, value)
 
