@@ -31,9 +31,7 @@ from arrayopt.state.quantized import scale_of
 __all__ = ["LoweringPasses"]
 
 PIECE = 256
-"""So many elements of slots of codes are widened at a time. With more, memory waits while this is
-done.
-"""
+"""So many elements of slots of codes are widened at a time; with more, memory waits meanwhile."""
 
 AT_ONCE = 16
 """So many sums over a tensor are made in one loop: with more, registers would be few."""
@@ -154,16 +152,11 @@ class LoweringPasses(Lowering):
             return
         turns = pass_.in_turns(AT_ONCE)
         if not self._codes(pass_) and len(turns) == 1:
-            yield self._elements(
-                index,
-                pass_,
-                {f"at_{x}": (f"at_{x}", start, end_of_unit) for x in pass_.arrays},
-                start,
-            )
+            slices = {f"at_{x}": (f"at_{x}", start, end_of_unit) for x in pass_.arrays}
+            yield self._elements(index, pass_, slices, start)
             for order, reduction in enumerate(pass_.sums):
-                yield Write(
-                    Place("part", self.part(reduction) + name("unit")), Place("got", number(order))
-                )
+                part = Place("part", self.part(reduction) + name("unit"))
+                yield Write(part, Place("got", number(order)))
             return
         first, end, turn = name("first"), name("end"), name("turn")
         inside: list[Statement] = [
@@ -172,10 +165,10 @@ class LoweringPasses(Lowering):
         ]
         if self._codes(pass_):
             inside += self._in_pieces(index, pass_, first, end)
-        for place, part in enumerate([] if self._codes(pass_) else turns):
-            slices = {f"at_{x}": (f"at_{x}", first, end) for x in part.arrays}
+        for place, turned in enumerate([] if self._codes(pass_) else turns):
+            slices = {f"at_{x}": (f"at_{x}", first, end) for x in turned.arrays}
             here = f"{index}_{place}" if place else index
-            inside += [self._elements(here, part, slices, first), *self._taken(part)]
+            inside += [self._elements(here, turned, slices, first), *self._taken(turned)]
         yield from (Start(f"t{s.id}", s) for s in pass_.sums)
         yield Loop("turn", ZERO, (end_of_unit - start + (STRETCH - 1)) // STRETCH, tuple(inside))
         for reduction in pass_.sums:
@@ -185,10 +178,8 @@ class LoweringPasses(Lowering):
         """A stretch with slots of codes: these are widened piece by piece, and stored together."""
         piece, here, there = name("piece"), name("here"), name("there")
         slices = {f"at_{x}": (f"at_{x}", here, there) for x in pass_.arrays}
-        inside: list[Statement] = [
-            Let("here", first + piece * PIECE),
-            Let("there", least(end, here + PIECE)),
-        ]
+        inside: list[Statement] = [Let("here", first + piece * PIECE)]
+        inside.append(Let("there", least(end, here + PIECE)))
         inside += self._wide(pass_, slices, here - first)
         inside += [self._elements(index, pass_, slices, here), *self._taken(pass_)]
         yield Loop("piece", ZERO, (end - first + (PIECE - 1)) // PIECE, tuple(inside))

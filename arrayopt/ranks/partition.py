@@ -24,7 +24,7 @@ from arrayopt.fusion.windows import axes_of, windows
 from arrayopt.params.groups import Group
 from arrayopt.ranks.homes import cost_of, owners
 from arrayopt.state.run import Run
-from arrayopt.state.shares import Block, Shards, Share
+from arrayopt.state.shares import Shards, Share, scales_of
 from arrayopt.state.tensors import Tensor
 
 __all__ = ["check_parts", "divide", "fills", "shards"]
@@ -266,7 +266,7 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
             f"Optimizer: the parts of {tensor.name!r} must fill a tensor of shape {tensor.shape},"
             f" each place once; got {listed}"
         )
-    scales = _scales(tensor, blocks) if needs.codes else ((), ())
+    scales = scales_of(tensor.name, tensor.shape, blocks) if needs.codes else ((), ())
     undivided = tuple(needs.spans)
     found = Shards(rank, tuple(ends), undivided, blocks, tuple(starts), needs.spans, *scales)
     for element in needs.elements - {"C"} if found.kind == "cut" else ():
@@ -275,38 +275,6 @@ def shards(tensor: Tensor, rank: int, every: Sequence[Any], needs: Needs) -> Sha
         except ValueError as error:
             raise ValueError(f"Optimizer: {tensor.name!r} {error}") from None
     return found
-
-
-Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-
-
-def _scales(tensor: Tensor, blocks: Blocks) -> tuple[Blocks, tuple[int, ...]]:
-    """The offsets and shapes of the ranks' parts of scales, and the shape that these are seen in.
-
-    Blocks of codes lie in rows if all rows are whole blocks, of the tensor and of each part; else
-    parts must be stretches of the tensor's elements.
-    """
-    shape = tensor.shape
-    last, total = shape[-1] if shape else 1, int(np.prod(shape))
-    in_rows = []
-    for offset, part in blocks:
-        if shape and not (last % BLOCK or offset[-1] % BLOCK or part[-1] % BLOCK):
-            start, size = (*offset[:-1], offset[-1] // BLOCK), (*part[:-1], part[-1] // BLOCK)
-            in_rows.append((start, size))
-    if len(in_rows) == len(blocks):
-        return tuple(in_rows), (*shape[:-1], last // BLOCK)
-    found = []
-    for offset, part in blocks:
-        first, count = Block(offset, shape).first(part), int(np.prod(part))
-        if first is None or first % BLOCK or (count % BLOCK and first + count < total):
-            raise ValueError(
-                f"Optimizer: {tensor.name!r} has state_dtype='int8', so its parts must begin and"
-                f" end at multiples of {BLOCK} elements of the whole tensor, or of its rows; got"
-                f" {part} from {offset} on, of {shape}; divide it otherwise, or give it a group"
-                " with another `state_dtype`"
-            )
-        found.append(((first // BLOCK,), (-(-count // BLOCK),)))
-    return tuple(found), (-(-total // BLOCK),)
 
 
 def fills(

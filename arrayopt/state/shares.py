@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from arrayopt.arrays import Array, array_namespace, size
 from arrayopt.codecs import BLOCK, SCALE
 
-__all__ = ["Block", "Homed", "Shards", "Share"]
+__all__ = ["Block", "Homed", "Shards", "Share", "scales_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +232,34 @@ class Homed(Shards):
         if self.blocks[self.owner] in found:
             found[self.blocks[self.owner]] = self.owner
         return tuple(sorted(found.values()))
+
+
+Blocks = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+def scales_of(name: str, shape: tuple[int, ...], blocks: Blocks) -> tuple[Blocks, tuple[int, ...]]:
+    """The offsets and shapes of the ranks' parts of scales, and the shape that these are seen in.
+
+    Blocks of codes lie in rows if all rows are whole blocks, of the tensor and of each part; else
+    parts must be stretches of the tensor's elements.
+    """
+    last, total = shape[-1] if shape else 1, math.prod(shape)
+    in_rows = []
+    for offset, part in blocks:
+        if shape and not (last % BLOCK or offset[-1] % BLOCK or part[-1] % BLOCK):
+            start, size = (*offset[:-1], offset[-1] // BLOCK), (*part[:-1], part[-1] // BLOCK)
+            in_rows.append((start, size))
+    if len(in_rows) == len(blocks):
+        return tuple(in_rows), (*shape[:-1], last // BLOCK)
+    found = []
+    for offset, part in blocks:
+        first, count = Block(offset, shape).first(part), math.prod(part)
+        if first is None or first % BLOCK or (count % BLOCK and first + count < total):
+            raise ValueError(
+                f"Optimizer: {name!r} has state_dtype='int8', so its parts must begin and"
+                f" end at multiples of {BLOCK} elements of the whole tensor, or of its rows; got"
+                f" {part} from {offset} on, of {shape}; divide it otherwise, or give it a group"
+                " with another `state_dtype`"
+            )
+        found.append(((first // BLOCK,), (-(-count // BLOCK),)))
+    return tuple(found), (-(-total // BLOCK),)

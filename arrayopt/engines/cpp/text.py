@@ -1,7 +1,6 @@
 """Printing a program as C++."""
 
 import math
-import re
 from collections.abc import Sequence
 
 from arrayopt.codecs import BLOCK, STORED
@@ -228,22 +227,24 @@ def _read(text: Text, depth: int, node: Node, place: Place, *, wide: bool) -> No
 def _elements(printer: Text, loop: Elements) -> None:
     """Print a loop over elements as a function."""
     totals = loop.totals
-    given = ["int64_t count"]
+    given = {"count": "int64_t count"}
     for name in loop.slices:
         kind = printer.stored(loop.storage[name]) if name in loop.storage else "W"
         constant = "" if name in loop.stores or name in loop.into.values() else "const "
-        given.append(f"{constant}{kind}* __restrict {name}")
+        given[name] = f"{constant}{kind}* __restrict {name}"
     for node in loop.scalars:
         kind = "W" if node.on_host else printer.kind(node)
-        given.append(f"const {kind} {_bare(printer, node)}")
-    given += ["int64_t start", "int64_t each"] if loop.position is not None else []
-    given += ["W* __restrict got"] if totals else []
+        given[_bare(printer, node)] = f"const {kind} {_bare(printer, node)}"
+    if loop.position is not None:
+        given |= {"start": "int64_t start", "each": "int64_t each"}
+    given |= {"got": "W* __restrict got"} if totals else {}
+    declared = ", ".join(given.values())
     summed = {s.args[0].id for s in totals if not isinstance(s.data, Spare)}
     spare = [s for s in totals if isinstance(s.data, Spare) and s.data.plain in summed]
     spare = [] if loop.stores or loop.into else spare
     function = f"{loop.function}_of" if spare else loop.function
     printer.put(0, "", *(["template <bool all>"] if spare else []))
-    printer.put(0, f"static __attribute__((noinline)) void {function}({', '.join(given)}) {{")
+    printer.put(0, f"static __attribute__((noinline)) void {function}({declared}) {{")
     printer.put(1, *(f"W s{s.id} = {printer.start(s)};" for s in totals))
     clauses = [f" reduction({REDUCTIONS[s.op].simd}:s{s.id})" for s in totals]
     printer.put(0, f"#pragma omp simd{''.join(clauses)}")
@@ -251,14 +252,8 @@ def _elements(printer: Text, loop: Elements) -> None:
     if loop.position is not None:
         printer.put(2, "const int64_t position = start + i * each;")
     for name, node in loop.loads.items():
-        here = f"{name}[i]"
-        text = (
-            f"widen({here})"
-            if name in loop.storage
-            else f"{here} != 0"
-            if node.dtype == "bool"
-            else here
-        )
+        text = f"{name}[i] != 0" if node.dtype == "bool" else f"{name}[i]"
+        text = f"widen({name}[i])" if name in loop.storage else text
         printer.put(2, f"const {printer.kind(node)} {printer.name(node)} = {text};")
     for node in loop.nodes:
         text = printer.expression(node)
@@ -280,10 +275,10 @@ def _elements(printer: Text, loop: Elements) -> None:
     printer.put(1, "}", *(f"got[{i}] = s{s.id};" for i, s in enumerate(totals)))
     printer.put(0, "}")
     if spare:
-        _without(printer, loop, spare, given)
+        _without(printer, loop, spare, declared, ", ".join(given))
 
 
-def _without(printer: Text, loop: Elements, spare: list[Node], given: list[str]) -> None:
+def _without(printer: Text, loop: Elements, spare: list[Node], declared: str, given: str) -> None:
     """Print the function that makes a loop without its spare sums first, and with them where it
     must.
     """
@@ -293,10 +288,9 @@ def _without(printer: Text, loop: Elements, spare: list[Node], given: list[str])
         i, low, high = at[s.data.plain], s.data.low, s.data.high
         enough[f"got[{i}] >= (W){low!r}"] = None
         enough |= {f"got[{i}] <= (W){high!r}": None} if math.isfinite(high) else {}
-    names = ", ".join(re.findall(r"(\w+)(?:,|$)", ",".join(given)))
-    printer.put(0, "", f"static void {loop.function}({', '.join(given)}) {{")
-    printer.put(1, f"{loop.function}_of<false>({names});")
-    printer.put(1, f"if (!({' && '.join(enough)})) {loop.function}_of<true>({names});")
+    printer.put(0, "", f"static void {loop.function}({declared}) {{")
+    printer.put(1, f"{loop.function}_of<false>({given});")
+    printer.put(1, f"if (!({' && '.join(enough)})) {loop.function}_of<true>({given});")
     printer.put(0, "}")
 
 
