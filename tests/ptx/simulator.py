@@ -77,7 +77,9 @@ def simulable(ptx, sleep):
     given = r"(shfl)\.sync\.(\w+)\.b32(\s+)(%r\d+)(?:\|%p\d+)?, (%r\d+), ([%\w]+), ([%\w]+), [^;]+;"
     ptx = re.sub(given, r"\1.\2.b32\3\4, \5, \6, \7;", ptx)
     ptx = re.sub(r"nanosleep\.u32[^;]*;", PAUSE if sleep else "", ptx)
-    ptx = re.sub(r"bar\.red\.or\.pred\s+(%p\d+), 0, (%p\d+);", lambda x: ANY.replace("MADE", x[1]).replace("GIVEN", x[2]), ptx)
+    ptx = re.sub(
+        r"bar\.red\.or\.pred\s+(%p\d+), 0, (%p\d+);", lambda x: ANY.replace("MADE", x[1]).replace("GIVEN", x[2]), ptx
+    )
     ptx = re.sub(r"^\.address_size 64$", r"\g<0>\n.shared .u32 gathered;", ptx, flags=re.M)
     ptx = re.sub(r"bar\.warp\.sync[^;]*;", "", ptx)  # a warp's threads go on together
     ptx = re.sub(r"^\.minnctapersm.*$", "", ptx, flags=re.M)
@@ -174,7 +176,15 @@ class Simulator:
         """Run a kernel; arguments are bytes."""
         buffers = [ctypes.create_string_buffer(x + b"\0" * 16, len(x) + 16) for x in packed]
         pointers = (ctypes.c_void_p * len(packed))(*map(ctypes.addressof, buffers))
-        given = (number, name.encode(), grid, block, len(packed), pointers, (ctypes.c_int * len(packed))(*map(len, packed)))
+        given = (
+            number,
+            name.encode(),
+            grid,
+            block,
+            len(packed),
+            pointers,
+            (ctypes.c_int * len(packed))(*map(len, packed)),
+        )
         with self._told():
             if not self.timing:
                 self.library.sim_run(*given)

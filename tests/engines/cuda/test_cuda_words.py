@@ -162,11 +162,16 @@ def test_scales_and_codes_of_8_bits(module):
 
 FOLDS = """
 extern "C" __global__ void folds(const float* x, float* to) {
-    float largest[1] = {x[threadIdx.x]}, least[1] = {-largest[0]}, sums[2] = {1.0f, largest[0]};
-    block_fold<Max>(largest);
-    block_fold<Min>(least);
-    block_fold<Sum>(sums);
-    if (threadIdx.x == 0) to[0] = largest[0], to[1] = least[0], to[2] = sums[0], to[3] = sums[1];
+    float largest[1], least[1];
+    start<Max>(largest), start<Min>(least);
+    largest[0] = Max::fold(0, largest[0], x[threadIdx.x]), least[0] = Min::fold(0, least[0], -x[threadIdx.x]);
+    block_fold<Max>(largest), block_fold<Min>(least);
+    if (threadIdx.x == 0) to[0] = largest[0], to[1] = least[0];
+    for (int i = 2; i < 4; ++i) {
+        float sum[1] = {i * x[threadIdx.x]};
+        block_fold<Sum>(sum);
+        if (threadIdx.x == 255) to[i] = sum[0];
+    }
 }
 """
 
@@ -178,4 +183,4 @@ def test_folds_of_a_block_one_after_the_other(seed):
     x, to = -1 - np.random.default_rng(0).permutation(256).astype("f4"), np.zeros(4, "f4")
     module = Module(code=text, names=["folds"], check=True)
     module.get_function("folds")((1,), (256,), [x, to], random=True, seed=seed)
-    assert to.tolist() == [-1, 1, 256, float(x.sum())]
+    assert to.tolist() == [-1, 1, 2 * x.sum(), 3 * x.sum()]
